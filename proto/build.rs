@@ -11,7 +11,6 @@ const CONTRACTS: &[(&str, &[&str])] = &[
     ("KUBELET", &["hawser/kubelet/v1/kubelet.proto"]),
     ("ADMIN", &["hawser/admin/v1/admin.proto"]),
     ("HANDOVER", &["hawser/handover/v1/handover.proto", "hawser/control/v1/control.proto"]),
-    ("LOCAL", &["hawser/local/v1/state.proto"]),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -23,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let descriptors = protox::compile(files.iter().map(Path::new), [Path::new("proto")])?;
         let grpc = tonic_prost_build::configure().generate_default_stubs(true);
         match *feature {
-            "HANDOVER" | "LOCAL" => prost_build::Config::new().compile_fds(descriptors)?,
+            "HANDOVER" => prost_build::Config::new().compile_fds(descriptors)?,
             // Printed as JSON too.
             "ADMIN" => grpc.message_attribute(".", "#[derive(serde::Serialize)]").compile_fds(descriptors)?,
             _ => grpc.compile_fds(descriptors)?,

@@ -47,18 +47,18 @@ pub mod handover {
     use crate::versions::Versions;
 
     /// What this build speaks.
-    pub const VERSIONS: Versions = Versions { oldest: 3, newest: 3 };
+    pub const VERSIONS: Versions = Versions { oldest: 3, newest: 4 };
+
+    /// The first version with a state table and a keeper.
+    pub const FIRST_WITH_STATE: u32 = 4;
+
+    /// The size of a state table. Memory is taken only for what is written.
+    pub const STATE_TABLE_BYTES: u64 = 1 << 32;
 
     /// The environment variable in which a launcher passes a daemon the nonce of its Hello.
     pub const NONCE_VARIABLE: &str = "HAWSER_NONCE";
 
     include!(concat!(env!("OUT_DIR"), "/hawser.handover.v1.rs"));
-}
-
-/// What a daemon of the local backend knows (package `hawser.local.v1`).
-#[cfg(feature = "local")]
-pub mod local {
-    include!(concat!(env!("OUT_DIR"), "/hawser.local.v1.rs"));
 }
 
 /// What the driver asks of a serving daemon (package `hawser.control.v1`).

@@ -8,14 +8,13 @@ use std::ffi::OsStr;
 use std::ops::Range;
 use std::sync::Arc;
 
-use linux::credentials::Caller;
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
 
 use crate::failure::Result;
 use crate::figures::{Counted, Figures, Limits, Shrinks};
 use crate::file::{Attributes, Handle, Known, Listed, Name, NodeId, Statistics};
 use crate::notifications::Kernel;
-use crate::request::{Changes, Data, Permissions, Position, Special, Xattr};
+use crate::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special, Xattr};
 
 /// Takes the answer to a request. If it is dropped instead, the application gets `EIO`.
 pub trait Reply<T>: FnOnce(Result<T>) + Send + 'static {}
@@ -72,7 +71,7 @@ pub trait Pausing: Send + Sync + 'static {
 /// default_permissions). A new file belongs to the caller.
 pub trait Backend: Pausing {
     /// Finds the file with this name.
-    fn lookup(&self, name: Name<'_>, reply: impl Reply<Known>);
+    fn lookup(&self, id: RequestId, name: Name<'_>, reply: impl Reply<Known>);
     /// The kernel has forgotten this many lookups. Must never wait.
     fn forget(&self, node: NodeId, lookups: u64);
 
@@ -80,37 +79,45 @@ pub trait Backend: Pausing {
     fn setattr(&self, node: NodeId, handle: Option<Handle>, changes: Changes, reply: impl Reply<Attributes>);
     /// `size` 0 asks for the length of the value.
     fn getxattr(&self, node: NodeId, name: &OsStr, size: usize, reply: impl Reply<Xattr>);
-    fn setxattr(&self, node: NodeId, name: &OsStr, value: &[u8], flags: XattrFlags, reply: impl Reply<()>);
+    fn setxattr(
+        &self,
+        id: RequestId,
+        node: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: XattrFlags,
+        reply: impl Reply<()>,
+    );
     /// The names, each followed by a zero byte. `size` 0 asks for their length.
     fn listxattr(&self, node: NodeId, size: usize, reply: impl Reply<Xattr>);
-    fn removexattr(&self, node: NodeId, name: &OsStr, reply: impl Reply<()>);
+    fn removexattr(&self, id: RequestId, node: NodeId, name: &OsStr, reply: impl Reply<()>);
 
     fn readlink(&self, node: NodeId, reply: impl DataReply);
     fn mknod(
         &self,
+        by: Requester,
         name: Name<'_>,
         special: Special,
         permissions: Permissions,
-        caller: Caller,
         reply: impl Reply<Known>,
     );
-    fn mkdir(&self, name: Name<'_>, permissions: Permissions, caller: Caller, reply: impl Reply<Known>);
-    fn symlink(&self, name: Name<'_>, target: &OsStr, caller: Caller, reply: impl Reply<Known>);
-    fn link(&self, node: NodeId, name: Name<'_>, reply: impl Reply<Known>);
-    fn unlink(&self, name: Name<'_>, caller: Caller, reply: impl Reply<()>);
-    fn rmdir(&self, name: Name<'_>, caller: Caller, reply: impl Reply<()>);
-    fn rename(&self, from: Name<'_>, to: Name<'_>, flags: RenameFlags, caller: Caller, reply: impl Reply<()>);
+    fn mkdir(&self, by: Requester, name: Name<'_>, permissions: Permissions, reply: impl Reply<Known>);
+    fn symlink(&self, by: Requester, name: Name<'_>, target: &OsStr, reply: impl Reply<Known>);
+    fn link(&self, id: RequestId, node: NodeId, name: Name<'_>, reply: impl Reply<Known>);
+    fn unlink(&self, by: Requester, name: Name<'_>, reply: impl Reply<()>);
+    fn rmdir(&self, by: Requester, name: Name<'_>, reply: impl Reply<()>);
+    fn rename(&self, by: Requester, from: Name<'_>, to: Name<'_>, flags: RenameFlags, reply: impl Reply<()>);
 
     /// Creates a file and opens it.
     fn create(
         &self,
+        by: Requester,
         name: Name<'_>,
         permissions: Permissions,
         flags: OFlags,
-        caller: Caller,
         reply: impl Reply<(Known, Handle)>,
     );
-    fn open(&self, node: NodeId, flags: OFlags, reply: impl Reply<Handle>);
+    fn open(&self, id: RequestId, node: NodeId, flags: OFlags, reply: impl Reply<Handle>);
     /// Fewer bytes than `size` mean the end of the file.
     fn read(&self, handle: Handle, offset: u64, size: u32, reply: impl DataReply);
     /// Answers the number of bytes written.
@@ -125,7 +132,7 @@ pub trait Backend: Pausing {
     /// The handle is no longer used. Must never wait.
     fn release(&self, handle: Handle, reply: impl Reply<()>);
 
-    fn opendir(&self, node: NodeId, reply: impl Reply<Handle>);
+    fn opendir(&self, id: RequestId, node: NodeId, reply: impl Reply<Handle>);
     /// The entries from `offset` on: 0, or an entry's [`Listed::next`].
     fn readdir(&self, handle: Handle, offset: u64, listing: impl Listing);
     fn readdirplus(&self, node: NodeId, handle: Handle, offset: u64, listing: impl KnownListing);

@@ -39,6 +39,10 @@ impl Descriptors {
         Ok(Self(found))
     }
 
+    pub(crate) fn has(&self, role: Role) -> bool {
+        self.0.iter().any(|(found, _)| *found == role)
+    }
+
     /// Removes the descriptor with that role, if `check` accepts it.
     pub fn take(
         &mut self,
@@ -65,17 +69,32 @@ pub(crate) fn check_fuse_device(fd: &OwnedFd) -> Result<(), String> {
     Ok(())
 }
 
+/// For [`Descriptors::take`]: a connected unix socket of packets.
+pub(crate) fn check_packet_socket(fd: &OwnedFd) -> Result<(), String> {
+    check_socket(fd, SocketType::SEQPACKET)?;
+    match sockopt::socket_acceptconn(fd) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err("a socket that listens".to_owned()),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
 /// For [`Descriptors::take`]: a listening unix socket of this type.
 pub(crate) fn check_listener(fd: &OwnedFd, wanted: SocketType) -> Result<(), String> {
+    check_socket(fd, wanted)?;
+    match sockopt::socket_acceptconn(fd) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("a socket that does not listen".to_owned()),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+fn check_socket(fd: &OwnedFd, wanted: SocketType) -> Result<(), String> {
     let refused = |e: Errno| format!("not a socket: {e}");
     let (domain, kind) =
         (sockopt::socket_domain(fd).map_err(refused)?, sockopt::socket_type(fd).map_err(refused)?);
     if domain != AddressFamily::UNIX || kind != wanted {
         return Err(format!("not a unix socket of {wanted:?} but {domain:?}, {kind:?}"));
     }
-    match sockopt::socket_acceptconn(fd) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err("a socket that does not listen".to_owned()),
-        Err(e) => Err(e.to_string()),
-    }
+    Ok(())
 }

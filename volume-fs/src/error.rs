@@ -49,6 +49,18 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("keeper")]
+    Keeper {
+        #[source]
+        source: keeper::Error,
+    },
+    #[error("state table: {reason}")]
+    StateTable { reason: String },
+    #[error(
+        "state table: the earlier daemon wrote version {found}, this one reads version {own}: stage the \
+         volume anew, or use a daemon of the earlier release"
+    )]
+    StateVersion { found: u64, own: u64 },
     #[error("answer FUSE_INIT")]
     Handshake {
         #[source]

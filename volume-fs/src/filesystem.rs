@@ -23,7 +23,7 @@ use self::answers::{Entries, KnownEntries};
 use self::convert::{handle, name, node, timespec};
 use crate::backend::Backend;
 use crate::metrics::{Call, Metrics, Operation};
-use crate::request::{Changes, Data, Permissions, Position, Special};
+use crate::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special};
 
 /// The kernel's default maximum (fs.fuse.max_pages_limit = 256 pages).
 pub(crate) const MAX_WRITE_BYTES: u32 = 1024 * 1024;
@@ -42,6 +42,9 @@ const WELCOME: InitFlags = InitFlags::FUSE_PARALLEL_DIROPS
     .union(InitFlags::FUSE_READDIRPLUS_AUTO)
     .union(InitFlags::FUSE_ASYNC_DIO)
     .union(InitFlags::FUSE_CACHE_SYMLINKS);
+
+/// FUSE_UNIQUE_RESEND (linux/fuse.h): set in `unique` of requests after FUSE_NOTIFY_RESEND.
+const RESENT: u64 = 1 << 63;
 
 #[derive(Debug)]
 pub(crate) struct Adapter<B> {
@@ -73,9 +76,9 @@ impl<B: Backend> Filesystem for Adapter<B> {
         Ok(())
     }
 
-    fn lookup(&self, _request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEntry) {
         let call = self.call(Operation::Lookup);
-        self.backend.lookup(name(parent, child), answers::entry(call, reply));
+        self.backend.lookup(id(request), name(parent, child), answers::entry(call, reply));
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
@@ -138,7 +141,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         };
         let permissions = Permissions { mode, umask };
         let answer = answers::entry(call, reply);
-        self.backend.mknod(name(parent, child), special, permissions, caller(request), answer);
+        self.backend.mknod(requester(request), name(parent, child), special, permissions, answer);
     }
 
     fn mkdir(
@@ -153,17 +156,17 @@ impl<B: Backend> Filesystem for Adapter<B> {
         let call = self.call(Operation::Mkdir);
         let permissions = Permissions { mode, umask };
         let answer = answers::entry(call, reply);
-        self.backend.mkdir(name(parent, child), permissions, caller(request), answer);
+        self.backend.mkdir(requester(request), name(parent, child), permissions, answer);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEmpty) {
         let call = self.call(Operation::Unlink);
-        self.backend.unlink(name(parent, child), caller(request), answers::empty(call, reply));
+        self.backend.unlink(requester(request), name(parent, child), answers::empty(call, reply));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEmpty) {
         let call = self.call(Operation::Rmdir);
-        self.backend.rmdir(name(parent, child), caller(request), answers::empty(call, reply));
+        self.backend.rmdir(requester(request), name(parent, child), answers::empty(call, reply));
     }
 
     fn symlink(
@@ -176,7 +179,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
     ) {
         let call = self.call(Operation::Symlink);
         let answer = answers::entry(call, reply);
-        self.backend.symlink(name(parent, link_name), target.as_os_str(), caller(request), answer);
+        self.backend.symlink(requester(request), name(parent, link_name), target.as_os_str(), answer);
     }
 
     fn rename(
@@ -192,17 +195,17 @@ impl<B: Backend> Filesystem for Adapter<B> {
         let call = self.call(Operation::Rename);
         let (from, to) = (name(parent, child), name(newparent, newname));
         let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
-        self.backend.rename(from, to, flags, caller(request), answers::empty(call, reply));
+        self.backend.rename(requester(request), from, to, flags, answers::empty(call, reply));
     }
 
-    fn link(&self, _request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+    fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let call = self.call(Operation::Link);
-        self.backend.link(node(ino), name(newparent, newname), answers::entry(call, reply));
+        self.backend.link(id(request), node(ino), name(newparent, newname), answers::entry(call, reply));
     }
 
-    fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let call = self.call(Operation::Open);
-        self.backend.open(node(ino), open_flags(flags.0), answers::opened(call, reply));
+        self.backend.open(id(request), node(ino), open_flags(flags.0), answers::opened(call, reply));
     }
 
     fn read(
@@ -270,9 +273,9 @@ impl<B: Backend> Filesystem for Adapter<B> {
         self.backend.fsync(handle(fh), datasync, answers::empty(call, reply));
     }
 
-    fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let call = self.call(Operation::Opendir);
-        self.backend.opendir(node(ino), answers::opened(call, reply));
+        self.backend.opendir(id(request), node(ino), answers::opened(call, reply));
     }
 
     fn readdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
@@ -316,7 +319,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
 
     fn setxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -326,7 +329,8 @@ impl<B: Backend> Filesystem for Adapter<B> {
     ) {
         let call = self.call(Operation::Setxattr);
         let flags = XattrFlags::from_bits_retain(flags.cast_unsigned());
-        self.backend.setxattr(node(ino), name, value, flags, answers::empty(call, reply));
+        let answer = answers::empty(call, reply);
+        self.backend.setxattr(id(request), node(ino), name, value, flags, answer);
     }
 
     fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -339,9 +343,9 @@ impl<B: Backend> Filesystem for Adapter<B> {
         self.backend.listxattr(node(ino), buffer_size(size), answers::xattr(call, reply));
     }
 
-    fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let call = self.call(Operation::Removexattr);
-        self.backend.removexattr(node(ino), name, answers::empty(call, reply));
+        self.backend.removexattr(id(request), node(ino), name, answers::empty(call, reply));
     }
 
     /// FUSE_POSIX_ACL makes the kernel check permissions itself, so it never sends this request. If
@@ -363,7 +367,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         let call = self.call(Operation::Create);
         let permissions = Permissions { mode, umask };
         let answer = answers::created(call, reply);
-        self.backend.create(name(parent, child), permissions, open_flags(flags), caller(request), answer);
+        self.backend.create(requester(request), name(parent, child), permissions, open_flags(flags), answer);
     }
 
     fn fallocate(
@@ -423,8 +427,13 @@ impl<B: Backend> Filesystem for Adapter<B> {
     }
 }
 
-fn caller(request: &Request) -> Caller {
-    Caller { uid: request.uid(), gid: request.gid() }
+fn id(request: &Request) -> RequestId {
+    let unique = request.unique().0;
+    RequestId { number: unique & !RESENT, resent: unique & RESENT != 0 }
+}
+
+fn requester(request: &Request) -> Requester {
+    Requester { id: id(request), caller: Caller { uid: request.uid(), gid: request.gid() } }
 }
 
 fn open_flags(flags: i32) -> OFlags {

@@ -20,7 +20,7 @@ use rustix::net::SocketType;
 
 use crate::config;
 use crate::control::Listeners;
-use crate::descriptors::{self, Descriptors, Wrong, check_fuse_device, check_listener};
+use crate::descriptors::{self, Descriptors, Wrong, check_fuse_device, check_listener, check_packet_socket};
 use crate::error::{Error, Result};
 use crate::figures::Limits;
 use crate::service::Service;
@@ -59,6 +59,16 @@ pub(crate) struct Assignment<A> {
     pub(crate) known_inode_limit: usize,
     pub(crate) listeners: Listeners,
     pub(crate) for_backend: A,
+    pub(crate) succession: Option<Succession>,
+}
+
+/// What the driver gives a daemon so that it can leave its connection to another one.
+#[derive(Debug)]
+pub(crate) struct Succession {
+    pub(crate) state_table: OwnedFd,
+    pub(crate) keeper: OwnedFd,
+    /// An earlier daemon had the connection.
+    pub(crate) continues: bool,
 }
 
 impl Dialled {
@@ -126,8 +136,8 @@ impl Dialled {
 
 impl Assigned {
     /// Reports that the volume is served. Closes the connection.
-    pub(crate) fn ready(self, max_write_bytes: u32) -> Result<()> {
-        self.answer(answer::Result::Ready(Ready { max_write_bytes }))
+    pub(crate) fn ready(self, ready: Ready) -> Result<()> {
+        self.answer(answer::Result::Ready(ready))
             .map_err(|source| Error::Kernel { step: "hand-over answer", source })
     }
 
@@ -161,6 +171,17 @@ impl<A> Assignment<A> {
                 return Err(("threads", format!("{} is more than {limit}", wire.threads)));
             }
         };
+        let succession = match descriptors.has(Role::StateTable) {
+            true => Some(Succession {
+                state_table: descriptors.take(Role::StateTable, |_| Ok(()))?,
+                keeper: descriptors.take(Role::Keeper, check_packet_socket)?,
+                continues: wire.continues,
+            }),
+            false if wire.continues => {
+                return Err(("continues", "no descriptor has ROLE_STATE_TABLE".to_owned()));
+            }
+            false => None,
+        };
         let mut listener = |role, kind| descriptors.take(role, |fd| check_listener(fd, kind));
         let listeners = Listeners {
             control: listener(Role::ControlListener, SocketType::SEQPACKET)?,
@@ -178,6 +199,7 @@ impl<A> Assignment<A> {
             },
             listeners,
             for_backend,
+            succession,
         })
     }
 }

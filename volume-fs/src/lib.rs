@@ -17,6 +17,7 @@
 pub mod backend;
 pub mod config;
 mod confine;
+mod connection;
 mod control;
 pub mod descriptors;
 mod error;
@@ -31,6 +32,7 @@ pub mod notifications;
 pub mod request;
 pub mod seccomp;
 pub mod service;
+pub mod state;
 
 /// Entry points of the fuzz targets in `fuzz/`.
 #[cfg(any(test, fuzzing))]
@@ -39,12 +41,14 @@ pub mod fuzzing {
     pub use crate::handover::fuzzing::hello_reply;
 }
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
-use fuser::{Session, SessionACL};
+use fuser::Session;
+use keeper::daemon::Removed;
 use linux::credentials::CapabilitySet;
 use nix::sys::signal::{SigSet, Signal};
+use proto::handover::Ready;
 
 pub use crate::error::{Error, Result};
 
@@ -56,7 +60,8 @@ use crate::filesystem::Adapter;
 use crate::handover::{Assignment, Dialled};
 use crate::metrics::Metrics;
 use crate::notifications::{Kernel, MountPoints};
-use crate::service::{Service, Terms};
+use crate::service::{Service, Succession, Terms};
+use crate::state::StateTable;
 
 /// Runs the command line. `Ok` once the volume is unmounted.
 pub fn run<S: Service>(service: S, arguments: Arguments) -> Result<()> {
@@ -84,6 +89,7 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     let (assignment, driver) = driver.receive_assignment(nonce, &service)?;
     let name = assignment.volume_name.clone();
     let terms = Terms {
+        succession: None,
         read_only: assignment.read_only,
         limits: assignment.limits,
         known_inode_limit: assignment.known_inode_limit,
@@ -92,14 +98,14 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
         descriptor_limit,
     };
     let threads = terms.event_loops;
-    let (session, backend) = match start(service, assignment, terms) {
+    let Started { session, backend, can_be_continued } = match start(service, assignment, terms) {
         Ok(started) => started,
         Err(error) => {
             driver.failed(&error);
             return Err(error);
         }
     };
-    driver.ready(filesystem::MAX_WRITE_BYTES)?;
+    driver.ready(Ready { max_write_bytes: filesystem::MAX_WRITE_BYTES, can_be_continued })?;
     tracing::info!(volume = name, threads, "serving");
 
     let ended = session.run().map_err(|source| Error::Session { source });
@@ -118,17 +124,36 @@ fn keep_small() -> Result<()> {
         .map_err(|source| Error::Kernel { step: "memory", source })
 }
 
-type Started<B> = (Session<Adapter<B>>, Arc<B>);
+/// Most that a request waits for the keeper, which waits for nothing itself.
+const KEEPER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Opens the volume, and reads and answers FUSE_INIT. Afterwards the process can only serve.
+/// A volume that can be served.
+struct Started<B: Backend> {
+    session: Session<Adapter<B>>,
+    backend: Arc<B>,
+    can_be_continued: bool,
+}
+
+/// Opens the volume, and reads and answers FUSE_INIT, unless an earlier daemon has done so.
+/// Afterwards the process can only serve.
 fn start<S: Service>(
     service: S,
     assignment: Assignment<S::Assigned>,
     terms: Terms,
 ) -> Result<Started<S::Backend>> {
     let threads = terms.event_loops;
-    let Assignment { fuse_device, listeners, for_backend, .. } = assignment;
-    let backend = service.open(for_backend, terms)?;
+    let Assignment { fuse_device, listeners, for_backend, succession, .. } = assignment;
+    let continues = succession.as_ref().is_some_and(|succession| succession.continues);
+    let (table, succession) = match succession {
+        Some(handover::Succession { state_table, keeper, continues }) => {
+            let table = StateTable::open(state_table)?;
+            let state = table.region();
+            let removed = Removed::new(keeper, KEEPER_TIMEOUT).map_err(|source| Error::Keeper { source })?;
+            (Some(table), Some(Succession { state, removed, continues }))
+        }
+        None => (None, None),
+    };
+    let backend = service.open(for_backend, Terms { succession, ..terms })?;
     let metrics = Arc::new(Metrics::default());
     let mount_points = Arc::new(MountPoints::default());
     let notified = fuse_device.try_clone().map_err(|source| Error::Kernel {
@@ -141,23 +166,17 @@ fn start<S: Service>(
         step: "control socket",
         source: linux::Error::new("eventfd", "", errno),
     })?;
-    let session = open_session(Adapter::new(Arc::clone(&backend), metrics), fuse_device, threads)?;
+    let adapter = Adapter::new(Arc::clone(&backend), metrics);
+    let opened = connection::open(adapter, &fuse_device, threads, table.as_ref(), continues)?;
     lock_in(S::CAPABILITIES, S::SYSTEM_CALLS)?;
     control.start().map_err(|source| Error::Thread { name: "control", source })?;
     Arc::clone(&backend).start(kernel)?;
-    Ok((session, backend))
-}
-
-fn open_session<B: Backend>(
-    filesystem: Adapter<B>,
-    fuse_device: OwnedFd,
-    threads: usize,
-) -> Result<Session<Adapter<B>>> {
-    let mut config = fuser::Config::default();
-    config.acl = SessionACL::All;
-    config.n_threads = Some(threads);
-    Session::from_fd(filesystem, fuse_device, SessionACL::All, config)
-        .map_err(|source| Error::Handshake { source })
+    if continues {
+        // Before the event loops begin to read, so that these requests come first.
+        connection::resend(&fuse_device)?;
+    }
+    let can_be_continued = opened.has_resend && table.is_some();
+    Ok(Started { session: opened.session, backend, can_be_continued })
 }
 
 /// Once FUSE_INIT is answered, the volume has users: only its unmount ends the process (or SIGKILL

@@ -10,8 +10,12 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
+/// FUSE_NOTIFY_INVAL_INODE.
+const INVAL_INODE: i32 = 2;
 /// FUSE_NOTIFY_INVAL_ENTRY.
 const INVAL_ENTRY: i32 = 3;
+/// FUSE_NOTIFY_RESEND, Linux 6.9.
+const RESEND: i32 = 7;
 /// FUSE_NOTIFY_PRUNE, Linux 6.18 (7.45). Older kernels answer EINVAL.
 const PRUNE: i32 = 9;
 
@@ -104,6 +108,16 @@ impl Kernel {
         self.send(&invalidate_message(directory, name))
     }
 
+    /// Whether the kernel knows this inode. If so, it drops the inode's cached attributes, and never
+    /// its pages (FUSE_NOTIFY_INVAL_INODE).
+    pub fn knows(&self, id: u64) -> Result<bool, Errno> {
+        match self.send(&invalidate_attributes_message(id)) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
     fn send(&self, message: &[u8]) -> Result<(), Errno> {
         loop {
             match rustix::io::write(&self.device, message) {
@@ -122,6 +136,20 @@ fn prune_message(ids: &[u64]) -> Vec<u8> {
     body.extend([0; 12]);
     ids.iter().for_each(|id| body.extend(id.to_ne_bytes()));
     with_header(PRUNE, &body)
+}
+
+/// A header alone.
+pub(crate) fn resend_message() -> Vec<u8> {
+    with_header(RESEND, &[])
+}
+
+/// struct fuse_notify_inval_inode_out { u64 ino; i64 off; i64 len; }; below zero, `off` names no page.
+fn invalidate_attributes_message(id: u64) -> Vec<u8> {
+    let mut body = Vec::with_capacity(24);
+    body.extend(id.to_ne_bytes());
+    body.extend((-1_i64).to_ne_bytes());
+    body.extend(0_i64.to_ne_bytes());
+    with_header(INVAL_INODE, &body)
 }
 
 /// struct fuse_notify_inval_entry_out { u64 parent; u32 namelen; u32 flags; }, then the name and a zero.

@@ -1,9 +1,27 @@
 //! The parameters of requests, in addition to the files that they name. Flags have the kernel's
 //! values, in rustix's types.
 
+use linux::credentials::Caller;
 use rustix::fs::Timestamps;
 
 use crate::file::Handle;
+
+/// Identifies a request on its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestId {
+    /// Above zero, and never used for another request of the connection.
+    pub number: u64,
+    /// The kernel has sent it before, to a daemon that has ended without an answer. That one may
+    /// have begun or even finished it.
+    pub resent: bool,
+}
+
+/// Whose request it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Requester {
+    pub id: RequestId,
+    pub caller: Caller,
+}
 
 /// The requested permissions of a new file; the umask is not applied (FUSE_DONT_MASK).
 #[derive(Debug, Clone, Copy)]

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use keeper::daemon::Removed;
 use libc::c_long;
 use linux::credentials::CapabilitySet;
 use linux::fs_at::DescriptorDir;
@@ -12,6 +13,7 @@ use crate::Result;
 use crate::backend::Backend;
 use crate::descriptors::{Descriptors, Wrong};
 use crate::figures::Limits;
+use crate::state::Region;
 
 /// One kind of daemon.
 pub trait Service: Sized {
@@ -61,4 +63,17 @@ pub struct Terms {
     pub descriptors: DescriptorDir,
     /// RLIMIT_NOFILE.
     pub descriptor_limit: u64,
+    /// `None`: no other daemon will continue this one's connection.
+    pub succession: Option<Succession>,
+}
+
+/// How a daemon continues the connection of an earlier one, and leaves it to a later one.
+#[derive(Debug)]
+pub struct Succession {
+    /// The backend writes down here what a successor needs.
+    pub state: Region,
+    /// Holds the files that cannot be opened by name any more.
+    pub removed: Removed,
+    /// The state is an earlier daemon's.
+    pub continues: bool,
 }

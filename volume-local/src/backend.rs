@@ -9,7 +9,6 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use linux::credentials::Caller;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
 use volume_fs::backend::{Backend, CannotPause, DataReply, KnownListing, Listing, Pausing, Reply};
@@ -18,15 +17,16 @@ use volume_fs::figures::{Counted, Figures, Limits, Shrinks};
 use volume_fs::file::{Attributes, Handle, Known, Name, NodeId, Statistics};
 use volume_fs::gate::{Gate, Shut};
 use volume_fs::notifications::Kernel;
-use volume_fs::request::{Changes, Data, Permissions, Position, Special, Xattr};
+use volume_fs::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special, Xattr};
 use volume_fs::service::Terms;
 
 use crate::capacity::{CountedByDaemon, Policy};
 use crate::errno::Result;
 use crate::nodes::NodeLimits;
 use crate::pruner;
+use crate::sweeper;
 use crate::usage_file::BootId;
-use crate::volume::Volume;
+use crate::volume::{Running, Volume};
 
 /// The driver's assignment, checked.
 #[derive(Debug)]
@@ -43,6 +43,8 @@ pub struct Local {
     volume: Arc<Volume>,
     gate: Arc<Gate>,
     capacity: Arc<dyn Policy>,
+    /// An earlier daemon had the connection.
+    continues: bool,
 }
 
 impl Local {
@@ -54,15 +56,26 @@ impl Local {
             known: terms.known_inode_limit,
             event_loops: terms.event_loops,
         };
-        let Terms { descriptors, read_only, .. } = terms;
-        let volume = Volume::open(assigned.directory, read_only, descriptors, limits, capacity.quota())?;
-        Ok(Self { volume: Arc::new(volume), gate, capacity: Arc::new(capacity) })
+        let Terms { descriptors, read_only, succession, .. } = terms;
+        let continues = succession.as_ref().is_some_and(|succession| succession.continues);
+        let quota = capacity.quota();
+        let volume = Volume::open(assigned.directory, read_only, descriptors, limits, quota, succession)?;
+        Ok(Self { volume: Arc::new(volume), gate, capacity: Arc::new(capacity), continues })
     }
 
-    /// The state that a successor of this daemon needs. It is consistent only while the volume is
-    /// paused and nothing is opened or looked up.
-    pub fn state(&self) -> proto::local::State {
-        self.volume.state()
+    /// Makes a change that is not the same if it is made twice.
+    fn change_once(&self, id: RequestId, change: impl FnOnce(&Volume, &mut Running) + Send + 'static) {
+        let mut running = self.volume.begin(id);
+        self.change(move |volume| change(volume, &mut running));
+    }
+
+    /// `kind`: REMOVEDIR for a directory.
+    fn remove(&self, by: Requester, name: Name<'_>, kind: AtFlags, reply: impl Reply<()>) {
+        let (directory, name) = owned(name);
+        self.change_once(by.id, move |volume, running| {
+            let name = Name { directory, name: &name };
+            reply(answer(volume.remove(running, name, kind, by.caller.uid)));
+        });
     }
 
     /// Makes a change, now or when the gate opens.
@@ -101,8 +114,9 @@ impl Pausing for Local {
 }
 
 impl Backend for Local {
-    fn lookup(&self, name: Name<'_>, reply: impl Reply<Known>) {
-        reply(answer(self.volume.look_up(name)));
+    fn lookup(&self, id: RequestId, name: Name<'_>, reply: impl Reply<Known>) {
+        let mut running = self.volume.begin(id);
+        reply(answer(self.volume.look_up(&mut running, name)));
     }
 
     fn forget(&self, node: NodeId, lookups: u64) {
@@ -121,18 +135,28 @@ impl Backend for Local {
         reply(answer(self.volume.xattr(node, name, size)));
     }
 
-    fn setxattr(&self, node: NodeId, name: &OsStr, value: &[u8], flags: XattrFlags, reply: impl Reply<()>) {
+    fn setxattr(
+        &self,
+        id: RequestId,
+        node: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: XattrFlags,
+        reply: impl Reply<()>,
+    ) {
         let (name, value) = (name.to_owned(), value.to_vec());
-        self.change(move |volume| reply(answer(volume.set_xattr(node, &name, &value, flags))));
+        self.change_once(id, move |volume, running| {
+            reply(answer(volume.set_xattr(running, node, &name, &value, flags)));
+        });
     }
 
     fn listxattr(&self, node: NodeId, size: usize, reply: impl Reply<Xattr>) {
         reply(answer(self.volume.xattr_names(node, size)));
     }
 
-    fn removexattr(&self, node: NodeId, name: &OsStr, reply: impl Reply<()>) {
+    fn removexattr(&self, id: RequestId, node: NodeId, name: &OsStr, reply: impl Reply<()>) {
         let name = name.to_owned();
-        self.change(move |volume| reply(answer(volume.remove_xattr(node, &name))));
+        self.change_once(id, move |volume, running| reply(answer(volume.remove_xattr(running, node, &name))));
     }
 
     fn readlink(&self, node: NodeId, reply: impl DataReply) {
@@ -141,87 +165,77 @@ impl Backend for Local {
 
     fn mknod(
         &self,
+        by: Requester,
         name: Name<'_>,
         special: Special,
         permissions: Permissions,
-        caller: Caller,
         reply: impl Reply<Known>,
     ) {
         let (directory, name) = owned(name);
-        self.change(move |volume| {
+        self.change_once(by.id, move |volume, running| {
             let name = Name { directory, name: &name };
-            reply(answer(volume.make_special(name, special, permissions, caller)));
+            reply(answer(volume.make_special(running, name, special, permissions, by.caller)));
         });
     }
 
-    fn mkdir(&self, name: Name<'_>, permissions: Permissions, caller: Caller, reply: impl Reply<Known>) {
+    fn mkdir(&self, by: Requester, name: Name<'_>, permissions: Permissions, reply: impl Reply<Known>) {
         let (directory, name) = owned(name);
-        self.change(move |volume| {
-            reply(answer(volume.make_directory(Name { directory, name: &name }, permissions, caller)));
+        self.change_once(by.id, move |volume, running| {
+            let name = Name { directory, name: &name };
+            reply(answer(volume.make_directory(running, name, permissions, by.caller)));
         });
     }
 
-    fn symlink(&self, name: Name<'_>, target: &OsStr, caller: Caller, reply: impl Reply<Known>) {
+    fn symlink(&self, by: Requester, name: Name<'_>, target: &OsStr, reply: impl Reply<Known>) {
         let ((directory, name), target) = (owned(name), target.to_owned());
-        self.change(move |volume| {
-            reply(answer(volume.make_symlink(Name { directory, name: &name }, &target, caller)));
-        });
-    }
-
-    fn link(&self, node: NodeId, name: Name<'_>, reply: impl Reply<Known>) {
-        let (directory, name) = owned(name);
-        self.change(move |volume| reply(answer(volume.link(node, Name { directory, name: &name }))));
-    }
-
-    fn unlink(&self, name: Name<'_>, caller: Caller, reply: impl Reply<()>) {
-        let (directory, name) = owned(name);
-        self.change(move |volume| {
+        self.change_once(by.id, move |volume, running| {
             let name = Name { directory, name: &name };
-            reply(answer(volume.remove(name, AtFlags::empty(), caller.uid)));
+            reply(answer(volume.make_symlink(running, name, &target, by.caller)));
         });
     }
 
-    fn rmdir(&self, name: Name<'_>, caller: Caller, reply: impl Reply<()>) {
+    fn link(&self, id: RequestId, node: NodeId, name: Name<'_>, reply: impl Reply<Known>) {
         let (directory, name) = owned(name);
-        self.change(move |volume| {
-            let name = Name { directory, name: &name };
-            reply(answer(volume.remove(name, AtFlags::REMOVEDIR, caller.uid)));
+        self.change_once(id, move |volume, running| {
+            reply(answer(volume.link(running, node, Name { directory, name: &name })));
         });
     }
 
-    fn rename(
-        &self,
-        from: Name<'_>,
-        to: Name<'_>,
-        flags: RenameFlags,
-        caller: Caller,
-        reply: impl Reply<()>,
-    ) {
+    fn unlink(&self, by: Requester, name: Name<'_>, reply: impl Reply<()>) {
+        self.remove(by, name, AtFlags::empty(), reply);
+    }
+
+    fn rmdir(&self, by: Requester, name: Name<'_>, reply: impl Reply<()>) {
+        self.remove(by, name, AtFlags::REMOVEDIR, reply);
+    }
+
+    fn rename(&self, by: Requester, from: Name<'_>, to: Name<'_>, flags: RenameFlags, reply: impl Reply<()>) {
         let ((from_directory, from), (to_directory, to)) = (owned(from), owned(to));
-        self.change(move |volume| {
+        self.change_once(by.id, move |volume, running| {
             let from = Name { directory: from_directory, name: &from };
             let to = Name { directory: to_directory, name: &to };
-            reply(answer(volume.rename(from, to, flags, caller.uid)));
+            reply(answer(volume.rename(running, from, to, flags, by.caller.uid)));
         });
     }
 
     fn create(
         &self,
+        by: Requester,
         name: Name<'_>,
         permissions: Permissions,
         flags: OFlags,
-        caller: Caller,
         reply: impl Reply<(Known, Handle)>,
     ) {
         let (directory, name) = owned(name);
-        self.change(move |volume| {
+        self.change_once(by.id, move |volume, running| {
             let name = Name { directory, name: &name };
-            reply(answer(volume.create(name, permissions, flags, caller)));
+            reply(answer(volume.create(running, name, permissions, flags, by.caller)));
         });
     }
 
-    fn open(&self, node: NodeId, flags: OFlags, reply: impl Reply<Handle>) {
-        reply(answer(self.volume.open_file(node, flags)));
+    fn open(&self, id: RequestId, node: NodeId, flags: OFlags, reply: impl Reply<Handle>) {
+        let running = self.volume.begin(id);
+        reply(answer(self.volume.open_file(&running, node, flags)));
     }
 
     fn read(&self, handle: Handle, offset: u64, size: u32, reply: impl DataReply) {
@@ -267,8 +281,9 @@ impl Backend for Local {
         reply(Ok(()));
     }
 
-    fn opendir(&self, node: NodeId, reply: impl Reply<Handle>) {
-        reply(answer(self.volume.open_directory(node)));
+    fn opendir(&self, id: RequestId, node: NodeId, reply: impl Reply<Handle>) {
+        let running = self.volume.begin(id);
+        reply(answer(self.volume.open_directory(&running, node)));
     }
 
     fn readdir(&self, handle: Handle, offset: u64, mut listing: impl Listing) {
@@ -295,6 +310,11 @@ impl Backend for Local {
     }
 
     fn start(self: Arc<Self>, kernel: Kernel) -> volume_fs::Result<()> {
+        let kernel = Arc::new(kernel);
+        if self.continues {
+            sweeper::start(Arc::clone(&self.volume), Arc::clone(&kernel))
+                .map_err(|source| volume_fs::Error::Thread { name: "sweeper", source })?;
+        }
         pruner::start(Arc::clone(&self.volume), kernel)
             .map_err(|source| volume_fs::Error::Thread { name: "pruner", source })?;
         if !self.capacity.must_prepare() {

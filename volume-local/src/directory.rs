@@ -14,6 +14,7 @@ use rustix::fs::{FileType, RawDir, SeekFrom};
 use volume_fs::backend::Taken;
 
 use crate::errno::Result;
+use crate::handles::OfNode;
 
 const READ_AHEAD_BYTES: usize = 32 * 1024;
 
@@ -87,6 +88,17 @@ impl Directory {
             }
         }
         Ok(entries)
+    }
+}
+
+impl OfNode for Directory {
+    fn node(&self) -> u64 {
+        self.id
+    }
+
+    /// Every directory is opened in the same way.
+    fn flags(&self) -> u32 {
+        0
     }
 }
 

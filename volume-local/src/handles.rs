@@ -1,26 +1,79 @@
 //! Open files and directories, by the handle numbers that the kernel uses.
+//!
+//! A handle of an earlier daemon is opened again at its first use.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::io::Errno;
 use volume_fs::file::Handle;
 
 use crate::errno::Result;
+use crate::state_table::{HandleRecord, Opened, RecordId, StateTable};
+
+/// An open file or directory.
+pub(crate) trait OfNode {
+    fn node(&self) -> u64;
+    /// open(2) flags of the backing file.
+    fn flags(&self) -> u32;
+}
 
 /// Numbers are never reused, so a late request cannot reach another file.
 #[derive(Debug)]
 pub(crate) struct Handles<T> {
     most: usize,
+    kind: Opened,
+    /// Of the next handle, if there is no state table.
     next: AtomicU64,
-    open: RwLock<HashMap<u64, Arc<T>>>,
+    table: Option<Arc<StateTable>>,
+    open: RwLock<Open<T>>,
 }
 
-impl<T> Handles<T> {
+#[derive(Debug)]
+struct Open<T> {
+    all: HashMap<u64, Entry<T>>,
+    /// How many handles each node has.
+    of_node: HashMap<u64, u32>,
+    /// Handles of an earlier daemon, by the request that opened each.
+    by_request: HashMap<u64, u64>,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    record: Option<RecordId>,
+    item: Item<T>,
+}
+
+#[derive(Debug)]
+enum Item<T> {
+    Open(Arc<T>),
+    /// Opened by an earlier daemon, and not used since.
+    Earlier(HandleRecord),
+}
+
+impl<T: OfNode> Handles<T> {
     /// `most`: the limit of open handles.
-    pub(crate) fn new(most: usize) -> Self {
-        Self { most, next: AtomicU64::new(1), open: RwLock::new(HashMap::new()) }
+    pub(crate) fn new(most: usize, kind: Opened, table: Option<Arc<StateTable>>) -> Self {
+        let (all, of_node, by_request) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let open = RwLock::new(Open { all, of_node, by_request });
+        Self { most, kind, next: AtomicU64::new(1), table, open }
+    }
+
+    /// Takes over the handles of an earlier daemon.
+    pub(crate) fn restore(&self, handles: impl IntoIterator<Item = (RecordId, HandleRecord)>) {
+        let mut open = self.write();
+        for (record, handle) in handles {
+            *open.of_node.entry(handle.node).or_default() += 1;
+            open.by_request.insert(handle.request, handle.handle);
+            open.all.insert(handle.handle, Entry { record: Some(record), item: Item::Earlier(handle) });
+        }
+    }
+
+    /// The handle that an earlier daemon has opened for this request. Asked at most once.
+    pub(crate) fn opened_by(&self, request: u64) -> Option<Handle> {
+        let known = !self.read().by_request.is_empty();
+        if known { self.write().by_request.remove(&request).map(Handle) } else { None }
     }
 
     /// Called before an open. Concurrent calls may all succeed: an event loop opens one file at a
@@ -29,35 +82,94 @@ impl<T> Handles<T> {
         if self.count() < self.most { Ok(()) } else { Err(Errno::MFILE) }
     }
 
-    pub(crate) fn insert(&self, item: T) -> Handle {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.open.write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(item));
+    /// `request`: the number of the request that opened it.
+    pub(crate) fn insert(&self, item: T, request: u64) -> Handle {
+        let (node, flags) = (item.node(), item.flags());
+        let (number, record) = match &self.table {
+            Some(table) => {
+                let handle = table.next_handle(self.kind);
+                let record = HandleRecord { kind: self.kind, handle, node, flags, request };
+                (handle, table.put_handle(&record))
+            }
+            None => (self.next.fetch_add(1, Ordering::Relaxed), None),
+        };
+        let mut open = self.write();
+        *open.of_node.entry(node).or_default() += 1;
+        open.all.insert(number, Entry { record, item: Item::Open(Arc::new(item)) });
         Handle(number)
     }
 
-    pub(crate) fn get(&self, handle: Handle) -> Result<Arc<T>> {
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-        open.get(&handle.0).cloned().ok_or(Errno::BADF)
+    /// The open file; `open` opens one of an earlier daemon.
+    pub(crate) fn get(
+        &self,
+        handle: Handle,
+        open: impl FnOnce(&HandleRecord) -> Result<T>,
+    ) -> Result<Arc<T>> {
+        let earlier = match &self.read().all.get(&handle.0).ok_or(Errno::BADF)?.item {
+            Item::Open(item) => return Ok(Arc::clone(item)),
+            Item::Earlier(record) => *record,
+        };
+        let opened = Arc::new(open(&earlier)?);
+        let mut all = self.write();
+        let entry = all.all.get_mut(&handle.0).ok_or(Errno::BADF)?;
+        // Another request may have opened it meanwhile.
+        if let Item::Earlier(_) = entry.item {
+            entry.item = Item::Open(opened);
+        }
+        match &entry.item {
+            Item::Open(item) => Ok(Arc::clone(item)),
+            Item::Earlier(_) => Err(Errno::BADF),
+        }
     }
 
-    /// All open handles, with their numbers.
-    pub(crate) fn all(&self) -> Vec<(u64, Arc<T>)> {
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-        open.iter().map(|(number, item)| (*number, Arc::clone(item))).collect()
+    /// Whether the node has an open handle.
+    pub(crate) fn has(&self, node: u64) -> bool {
+        self.read().of_node.contains_key(&node)
     }
 
-    /// This number and higher ones are unused.
-    pub(crate) fn next(&self) -> u64 {
-        self.next.load(Ordering::Relaxed)
+    /// The nodes with an open handle.
+    pub(crate) fn nodes(&self) -> Vec<u64> {
+        self.read().of_node.keys().copied().collect()
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.open.read().unwrap_or_else(PoisonError::into_inner).len()
+        self.read().all.len()
     }
 
-    /// Removes and returns the handle; it closes when the last request that uses it ends.
+    /// Removes the handle; it closes when the last request that uses it ends. Returns its file,
+    /// unless it was opened by an earlier daemon and not used since.
     pub(crate) fn remove(&self, handle: Handle) -> Option<Arc<T>> {
-        self.open.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0)
+        let mut open = self.write();
+        let Entry { record, item } = open.all.remove(&handle.0)?;
+        let node = match &item {
+            Item::Open(item) => item.node(),
+            Item::Earlier(record) => {
+                open.by_request.remove(&record.request);
+                record.node
+            }
+        };
+        if let Some(count) = open.of_node.get_mut(&node) {
+            *count -= 1;
+            if *count == 0 {
+                open.of_node.remove(&node);
+            }
+        }
+        drop(open);
+        if let (Some(table), Some(record)) = (&self.table, record) {
+            table.remove(record);
+        }
+        match item {
+            Item::Open(item) => Some(item),
+            Item::Earlier(_) => None,
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Open<T>> {
+        self.open.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Open<T>> {
+        self.open.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -65,15 +177,39 @@ impl<T> Handles<T> {
 mod tests {
     use super::*;
 
+    #[derive(Debug, PartialEq, Eq)]
+    struct File(u64);
+
+    impl OfNode for File {
+        fn node(&self) -> u64 {
+            self.0
+        }
+
+        fn flags(&self) -> u32 {
+            0
+        }
+    }
+
+    fn unopened(_: &HandleRecord) -> Result<File> {
+        Err(Errno::IO)
+    }
+
     #[test]
     fn a_released_handle_is_bad_and_its_number_is_not_used_again() {
-        let handles = Handles::new(2);
-        let first = handles.insert("a");
-        assert_eq!(handles.remove(first).as_deref(), Some(&"a"));
-        assert_eq!(handles.get(first), Err(Errno::BADF));
-        assert_ne!(handles.insert("b"), first);
-        assert_eq!(handles.admit(), Ok(()));
-        handles.insert("c");
+        let handles = Handles::new(2, Opened::File, None);
+        let first = handles.insert(File(7), 1);
+        assert!(handles.has(7));
+        assert_eq!(handles.remove(first).as_deref(), Some(&File(7)));
+        assert!(!handles.has(7));
+        assert_eq!(handles.get(first, unopened), Err(Errno::BADF));
+        assert_ne!(handles.insert(File(8), 2), first);
+    }
+
+    #[test]
+    fn as_many_as_the_limit_are_open() {
+        let handles = Handles::new(1, Opened::File, None);
+        handles.admit().unwrap();
+        handles.insert(File(7), 1);
         assert_eq!(handles.admit(), Err(Errno::MFILE));
     }
 }

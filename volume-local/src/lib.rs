@@ -5,8 +5,12 @@
 //! every change passes the gate, which is shut for a count and for a snapshot. `volume` is the file
 //! system. `nodes` finds the file of a node id, and `pruner` makes the kernel forget inodes.
 //! `directory` and `handles` hold open files. `capacity` is the policy that enforces the volume's
-//! limits: today the daemon's own `quota`, which `count` fills and `usage_file` stores. `volume/state.rs` writes the nodes, handles and charges for a
-//! successor.
+//! limits: today the daemon's own `quota`, which `count` fills and `usage_file` stores.
+//!
+//! If this process is killed, another daemon continues its connection. `state_table` is shared memory
+//! in which nodes, handles and requests in progress are written down as they change; the keeper holds
+//! descriptors of files without a name. `volume/recovery.rs` restores all of it, and `sweeper`
+//! corrects the counts of lookups.
 //!
 //! Invariant: no path of the host is ever used. Every name is one component below a descriptor
 //! inside the volume, and no symbolic link is followed.
@@ -19,9 +23,12 @@ mod directory;
 mod errno;
 mod handles;
 mod nodes;
+mod place;
 mod pruner;
 mod quota;
 pub mod service;
+mod state_table;
+mod sweeper;
 mod usage_file;
 mod volume;
 mod xattrs;

@@ -12,9 +12,14 @@
 //! it as directory. It leaves the table and the quota's records in one step, so a request that
 //! finds it in neither may create both anew.
 //!
+//! The table writes every change into the state table, if there is one: a successor restores the
+//! nodes from it ([`Nodes::restore`]). For a removed file that is open, or that is a directory, the
+//! keeper holds a descriptor (`kept`).
+//!
 //! Lock order: the table, then the quota's.
 
 mod bound;
+mod restored;
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString};
@@ -22,14 +27,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use keeper::daemon::Removed;
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use self::bound::Nameless;
 pub(crate) use self::bound::{Admission, Pressure};
+use self::restored::Count;
 use crate::attributes::{Origin, ROOT};
 use crate::errno::Result;
+use crate::place::Place;
 use crate::quota::Quota;
+use crate::state_table::{NodeView, RecordId, StateTable};
 
 /// Descriptors cost kernel memory too: each holds an inode and its dentry.
 const MOST_DESCRIPTORS: usize = 4096;
@@ -42,19 +51,6 @@ const ATTEMPTS: usize = 3;
 
 /// Directories with the same remainder share their [`NamesAsOf`].
 const NAME_COUNTERS: usize = 64;
-
-/// The directory and name at which a file was last seen.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) directory: u64,
-    pub(crate) name: CString,
-}
-
-impl Place {
-    fn state(&self) -> proto::local::Place {
-        proto::local::Place { directory: self.directory, name: self.name.as_bytes().to_owned() }
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct Nodes {
@@ -75,6 +71,10 @@ pub(crate) struct Nodes {
     relief: Condvar,
     asked_to_forget: AtomicU64,
     refused: AtomicU64,
+    /// Holds descriptors of removed files for a successor.
+    keeper: Option<Arc<Removed>>,
+    /// Wakes the sweeper.
+    doubted: Condvar,
 }
 
 /// The limits of nodes.
@@ -104,6 +104,7 @@ pub(crate) struct NamesAsOf(u64);
 
 #[derive(Debug, Default)]
 struct Table {
+    state: Option<Arc<StateTable>>,
     nodes: HashMap<u64, Node>,
     /// Candidates for closing, by second chance: a node used since its last turn goes to the end.
     /// May name nodes that are gone or closed.
@@ -127,6 +128,8 @@ struct Table {
     /// A lookup was refused, and the limit is still exceeded.
     refusing: bool,
     nameless: Nameless,
+    /// Nodes whose count an earlier daemon may have left too high, for the sweeper.
+    doubtful: Vec<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -140,6 +143,11 @@ struct Node {
     touched: u32,
     used: bool,
     in_clock: bool,
+    /// In the state table; `None` without one.
+    record: Option<RecordId>,
+    /// The keeper holds a descriptor.
+    kept: bool,
+    count: Count,
 }
 
 /// Nodes that left the table. Their descriptors are closed outside the lock, since that takes time.
@@ -147,6 +155,8 @@ struct Node {
 struct Left {
     descriptors: Vec<Arc<OwnedFd>>,
     forgotten: Vec<u64>,
+    /// Nodes whose descriptors the keeper need not hold any more.
+    unkept: Vec<u64>,
 }
 
 /// The nodes and names on a path, the deepest first.
@@ -160,10 +170,12 @@ impl Nodes {
         origin: Origin,
         limits: NodeLimits,
         quota: Option<Arc<Quota>>,
+        succession: Option<(Arc<StateTable>, Arc<Removed>)>,
     ) -> Self {
+        let (state, keeper) = succession.unzip();
         let part = |most: u64| usize::try_from(most).unwrap_or(usize::MAX);
         let root = Node { lookups: 1, fd: Some(root), ..Node::default() };
-        let table = Table { nodes: HashMap::from([(ROOT, root)]), round: 1, ..Table::default() };
+        let table = Table { state, nodes: HashMap::from([(ROOT, root)]), round: 1, ..Table::default() };
         Self {
             origin,
             limit: part(limits.descriptors / 4).min(MOST_DESCRIPTORS),
@@ -177,6 +189,8 @@ impl Nodes {
             relief: Condvar::new(),
             asked_to_forget: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            keeper,
+            doubted: Condvar::new(),
         }
     }
 
@@ -241,6 +255,7 @@ impl Nodes {
         let node = table.nodes.entry(id).or_default();
         node.lookups += 1;
         (node.used, node.touched) = (true, round);
+        node.count.another_lookup();
         // A lookup that overlaps the removal of the last name must not give the node a place again:
         // it could not be opened there.
         let nameless = node.place.is_none()
@@ -250,6 +265,7 @@ impl Nodes {
             self.came(&mut table);
         }
         let mut left = if id == ROOT || nameless { Left::default() } else { table.put(id, place) };
+        table.write_lookups(id);
         if let Some(fd) = fd {
             left.extend(table.keep_open(id, Arc::new(fd), self.limit));
         }
@@ -327,6 +343,13 @@ impl Nodes {
         let mut table = self.table();
         let Some(node) = table.nodes.get_mut(&id) else { return };
         node.lookups = node.lookups.saturating_sub(count);
+        let is_doubtful = node.lookups > 0 && node.count != Count::Exact;
+        table.write_lookups(id);
+        if is_doubtful {
+            // The kernel has sent its whole count: what is left may be an earlier daemon's mistake.
+            table.doubtful.push(id);
+            self.doubted.notify_one();
+        }
         let left = table.drop_unused(id);
         self.went(&mut table);
         self.release(table, left);
@@ -338,14 +361,15 @@ impl Nodes {
         let mut table = self.table();
         self.names_lost(place.directory).fetch_add(1, Ordering::Release);
         let Some(node) = table.nodes.get(&id) else { return };
+        let loses_place = !names_left || node.place.as_ref() == Some(place);
         let mut left = Left::default();
-        if !names_left || node.place.as_ref() == Some(place) {
+        if !names_left {
+            table.nameless.add(id, uid);
+        }
+        if loses_place {
             // In this order: a node without a place is not closed again.
             left.extend(table.take_place(id));
             left.extend(table.keep_open(id, held, self.limit));
-        }
-        if !names_left {
-            table.nameless.add(id, uid);
         }
         self.release(table, left);
     }
@@ -357,19 +381,6 @@ impl Nodes {
         let known_by_it = table.nodes.get(&id).is_some_and(|node| node.place.as_ref() == Some(from));
         let left = if known_by_it { table.put(id, to) } else { Left::default() };
         self.release(table, left);
-    }
-
-    /// The nodes that the kernel knows, except the root.
-    pub(crate) fn state(&self) -> Vec<proto::local::Node> {
-        let table = self.table();
-        let known = table.nodes.iter().filter(|(id, node)| **id != ROOT && node.lookups > 0);
-        let node = |(id, node): (&u64, &Node)| proto::local::Node {
-            id: *id,
-            lookups: node.lookups,
-            place: node.place.as_ref().map(Place::state),
-            removed_by: table.nameless.owner(*id),
-        };
-        known.map(node).collect()
     }
 
     /// Opens the file that should be node `id`, and keeps its descriptor.
@@ -393,6 +404,9 @@ impl Nodes {
         }
         drop(table);
         drop(left.descriptors);
+        for id in left.unkept {
+            self.let_keeper_drop(id);
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -410,6 +424,7 @@ impl Left {
     fn extend(&mut self, more: Self) {
         self.descriptors.extend(more.descriptors);
         self.forgotten.extend(more.forgotten);
+        self.unkept.extend(more.unkept);
     }
 }
 
@@ -447,18 +462,28 @@ impl Table {
         } else {
             return Left::default();
         }
-        let left = self.take_place(id);
+        let mut left = self.detach(id);
         if let Some(node) = self.nodes.get_mut(&id) {
             node.place = Some(place);
             if node.fd.is_some() && !node.in_clock {
                 node.in_clock = true;
                 self.clock.push_back(id);
             }
+            if std::mem::take(&mut node.kept) {
+                left.unkept.push(id);
+            }
         }
+        self.write(id);
         left
     }
 
     fn take_place(&mut self, id: u64) -> Left {
+        let left = self.detach(id);
+        self.write(id);
+        left
+    }
+
+    fn detach(&mut self, id: u64) -> Left {
         let Some(place) = self.nodes.get_mut(&id).and_then(|node| node.place.take()) else {
             return Left::default();
         };
@@ -480,6 +505,12 @@ impl Table {
             let Some(node) = self.nodes.remove(&id) else { break };
             self.dropped += 1;
             left.forgotten.push(id);
+            if let (Some(state), Some(record)) = (&self.state, node.record) {
+                state.remove(record);
+            }
+            if node.kept {
+                left.unkept.push(id);
+            }
             if let Some(fd) = node.fd {
                 self.open -= 1;
                 left.descriptors.push(fd);
@@ -499,6 +530,28 @@ impl Table {
             self.nodes.shrink_to(self.nodes.len() * 2);
         }
         left
+    }
+
+    /// Writes the node into the state table.
+    fn write(&mut self, id: u64) {
+        let Some(state) = &self.state else { return };
+        if id == ROOT {
+            return;
+        }
+        let removed_by = self.nameless.owner(id);
+        if let Some(node) = self.nodes.get_mut(&id) {
+            let view = NodeView { id, lookups: node.lookups, place: node.place.as_ref(), removed_by };
+            node.record = state.put_node(node.record, &view);
+        }
+    }
+
+    fn write_lookups(&mut self, id: u64) {
+        let Some(state) = &self.state else { return };
+        match self.nodes.get(&id) {
+            Some(Node { record: Some(record), lookups, .. }) => state.set_lookups(*record, *lookups),
+            Some(_) => self.write(id),
+            None => {}
+        }
     }
 
     fn keep_open(&mut self, id: u64, fd: Arc<OwnedFd>, limit: usize) -> Left {
@@ -579,7 +632,7 @@ mod tests {
             let origin = Origin::of_root(&stat(&root).unwrap());
             let quota = Arc::new(Quota::new(volume_fs::figures::Limits::default(), None, 4));
             let limits = NodeLimits { descriptors: limit, known, event_loops: 4 };
-            Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limits, Some(quota)), root }
+            Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limits, Some(quota), None), root }
         }
 
         fn look_up(&self, directory: u64, path: &str) -> u64 {

@@ -12,7 +12,8 @@ use rustix::io::Errno;
 
 use volume_fs::notifications::{Kernel, MOST_PRUNED};
 
-use crate::nodes::{Place, Pressure};
+use crate::nodes::Pressure;
+use crate::place::Place;
 use crate::volume::Volume;
 
 const STACK_BYTES: usize = 128 << 10;
@@ -36,12 +37,12 @@ const BETWEEN_LISTS: Duration = Duration::from_secs(2);
 
 struct Pruner {
     volume: Arc<Volume>,
-    kernel: Kernel,
+    kernel: Arc<Kernel>,
     can_prune: bool,
 }
 
 /// Runs on a separate thread until the process ends.
-pub(crate) fn start(volume: Arc<Volume>, kernel: Kernel) -> std::io::Result<()> {
+pub(crate) fn start(volume: Arc<Volume>, kernel: Arc<Kernel>) -> std::io::Result<()> {
     let mut pruner = Pruner { volume, kernel, can_prune: true };
     let thread = std::thread::Builder::new().name("pruner".to_owned()).stack_size(STACK_BYTES);
     thread
@@ -59,7 +60,7 @@ impl Pruner {
         let mut barren = 0;
         loop {
             match self.volume.nodes().wait_for_pressure() {
-                Pressure::MuchFreed => linux::memory::give_back(),
+                Pressure::MuchFreed => self.volume.give_back(),
                 Pressure::TooManyNodes => {
                     let (begun, dropped) = (Instant::now(), self.volume.nodes().dropped());
                     self.round()?;

@@ -138,9 +138,9 @@ impl Quota {
             let charge = Charge { charged, removed: false };
             self.shard(id).insert(id, charge);
         }
-        let counted = found.counted;
-        self.used_bytes.store(counted.bytes, Ordering::Release);
-        self.used_inodes.store(counted.inodes, Ordering::Release);
+        // Removed files of an earlier daemon are charged already.
+        change(&self.used_bytes, found.counted.bytes, 0);
+        change(&self.used_inodes, found.counted.inodes, 0);
         self.counting.store(false, Ordering::Release);
     }
 
@@ -313,6 +313,13 @@ impl Quota {
         removals.last = Some(Instant::now());
     }
 
+    /// Charges a removed file that the kernel knows since an earlier daemon.
+    pub(crate) fn add_removed(&self, id: u64, takes: Charged) {
+        change(&self.used_bytes, takes.bytes, 0);
+        change(&self.used_inodes, 1, 0);
+        self.removed(id, takes);
+    }
+
     /// A file was closed: if it has no name left, it may be gone.
     pub(crate) fn closed(&self, id: u64) {
         if self.shard(id).get(&id).is_some_and(|charge| charge.removed) {
@@ -370,22 +377,6 @@ impl Quota {
             }
         }
         Use { counted, unsettled }
-    }
-
-    pub(crate) fn state(&self) -> proto::local::Charges {
-        let UsageNow { used, counting, .. } = self.usage();
-        let mut of_nodes = Vec::new();
-        for shard in &self.charges {
-            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            of_nodes.extend(shard.iter().map(|(node, charge)| proto::local::Charge {
-                node: *node,
-                bytes: charge.charged.bytes,
-                lasting: charge.charged.lasting,
-                attribute_blocks: charge.charged.attribute_blocks.map(u32::from),
-                removed: charge.removed,
-            }));
-        }
-        proto::local::Charges { used_bytes: used.bytes, used_inodes: used.inodes, counting, of_nodes }
     }
 
     fn shard(&self, id: u64) -> MutexGuard<'_, HashMap<u64, Charge>> {

@@ -1,7 +1,7 @@
 //! The file system over the volume's directory: the effect of each request on the backing files. It
 //! does not know FUSE. The modules `names`, `data`, `attributes` and `listing` handle names,
 //! content, attributes and directories. `charges` counts the space that they take, if the daemon
-//! counts it. `state` writes what a successor needs.
+//! counts it. `running` and `recovery` continue what an earlier daemon has begun.
 //!
 //! The kernel checks permissions before it sends a request (FUSE_POSIX_ACL implies
 //! default_permissions). So this module accesses every file with CAP_DAC_OVERRIDE, and acts as the
@@ -12,7 +12,8 @@ mod charges;
 mod data;
 mod listing;
 mod names;
-mod state;
+mod recovery;
+mod running;
 
 use std::collections::HashSet;
 use std::ffi::{CString, OsStr, OsString};
@@ -24,16 +25,21 @@ use linux::credentials::{self, CapabilitySet};
 use linux::fs_at::{self, DescriptorDir};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
-use volume_fs::file::Known;
+use volume_fs::file::{Handle, Known};
+use volume_fs::service::Succession;
 
 use crate::attributes::Origin;
 use crate::count;
 use crate::directory::Directory;
 use crate::errno::{self, Result};
-use crate::handles::Handles;
-use crate::nodes::{NodeLimits, Nodes, Place, stat};
+use crate::handles::{Handles, OfNode};
+use crate::nodes::{NodeLimits, Nodes, stat};
+use crate::place::Place;
 use crate::quota::{Quota, Use};
+use crate::state_table::{Opened, StateTable};
 use crate::xattrs::AttributeBlocks;
+
+pub(crate) use self::running::Running;
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
@@ -55,6 +61,8 @@ pub(crate) struct Volume {
     /// On Btrfs, whose block counts omit names: each further name of a file counts as an inode.
     names_take_inodes: bool,
     read_only: bool,
+    /// What a successor needs; `None` if none can follow.
+    table: Option<Arc<StateTable>>,
 }
 
 #[derive(Debug)]
@@ -65,6 +73,16 @@ struct OpenFile {
     fd: OwnedFd,
 }
 
+impl OfNode for OpenFile {
+    fn node(&self) -> u64 {
+        self.id
+    }
+
+    fn flags(&self) -> u32 {
+        self.flags.bits()
+    }
+}
+
 impl Volume {
     /// `directory`: O_PATH descriptor of a detached mount's root.
     pub(crate) fn open(
@@ -73,9 +91,22 @@ impl Volume {
         descriptors: DescriptorDir,
         limits: NodeLimits,
         quota: Option<Arc<Quota>>,
+        succession: Option<Succession>,
     ) -> volume_fs::Result<Self> {
         let root = Arc::new(directory);
-        if !read_only {
+        let continues = succession.as_ref().is_some_and(|succession| succession.continues);
+        let (table, keeper, recovered) = match succession {
+            Some(Succession { state, removed, continues: true }) => {
+                let (table, recovered) = StateTable::recover(state)
+                    .map_err(|damaged| volume_fs::Error::StateTable { reason: damaged.to_string() })?;
+                (Some(Arc::new(table)), Some(Arc::new(removed)), Some(recovered))
+            }
+            Some(Succession { state, removed, .. }) => {
+                (Some(Arc::new(StateTable::new(state))), Some(Arc::new(removed)), None)
+            }
+            None => (None, None, None),
+        };
+        if !read_only && !continues {
             copy_single_blocks(&descriptors, &root);
         }
         let seen = stat(&root).map_err(|e| volume_fs::Error::Kernel {
@@ -88,15 +119,15 @@ impl Volume {
             source: linux::Error::new("statfs", "the volume's directory", e),
         })?;
         let attribute_blocks = AttributeBlocks::of_file_system(&root);
-        let nodes = Nodes::new(Arc::clone(&root), origin, limits, quota.clone());
+        let shared = table.clone().zip(keeper.clone());
+        let nodes = Nodes::new(Arc::clone(&root), origin, limits, quota.clone(), shared);
         let limit = usize::try_from(limits.descriptors).unwrap_or(usize::MAX);
         let kept_free = (limit / 4).min(MOST_KEPT_FREE);
-        Ok(Self {
+        let most_files = limit.saturating_sub(nodes.most_descriptors() + nodes.most_nameless() + kept_free);
+        let volume = Self {
             origin,
-            files: Handles::new(
-                limit.saturating_sub(nodes.most_descriptors() + nodes.most_nameless() + kept_free),
-            ),
-            directories: Handles::new(kept_free / 2),
+            files: Handles::new(most_files, Opened::File, table.clone()),
+            directories: Handles::new(kept_free / 2, Opened::Directory, table.clone()),
             nodes,
             root,
             descriptors,
@@ -104,7 +135,12 @@ impl Volume {
             quota,
             names_take_inodes,
             read_only,
-        })
+            table,
+        };
+        if let (Some(recovered), Some(keeper)) = (recovered, keeper) {
+            volume.recover(recovered, &keeper)?;
+        }
+        Ok(volume)
     }
 
     /// Counts the whole tree, which must not change meanwhile.
@@ -123,7 +159,33 @@ impl Volume {
 
     /// The nodes with an open file.
     pub(crate) fn open_nodes(&self) -> HashSet<u64> {
-        self.files.all().iter().map(|(_handle, file)| file.id).collect()
+        self.files.nodes().into_iter().collect()
+    }
+
+    /// Returns memory after many nodes were dropped.
+    pub(crate) fn give_back(&self) {
+        linux::memory::give_back();
+        if let Some(table) = &self.table {
+            table.give_back();
+        }
+    }
+
+    /// An open file. One that an earlier daemon has opened is opened again at its first use.
+    fn file(&self, handle: Handle) -> Result<Arc<OpenFile>> {
+        self.files.get(handle, |earlier| {
+            let flags = OFlags::from_bits_retain(earlier.flags);
+            let fd = self.reopen(&*self.nodes.descriptor(earlier.node)?, flags)?;
+            Ok(OpenFile { id: earlier.node, flags, fd })
+        })
+    }
+
+    /// An open directory, as [`Self::file`].
+    fn directory(&self, handle: Handle) -> Result<Arc<Directory>> {
+        self.directories.get(handle, |earlier| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+            let fd = self.reopen(&*self.nodes.descriptor(earlier.node)?, flags)?;
+            Ok(Directory::new(earlier.node, fd))
+        })
     }
 
     /// Whether there is a file at `place` that is not a directory.

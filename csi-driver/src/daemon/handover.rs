@@ -12,7 +12,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use prost::Message;
 use proto::handover::{
-    Answer, Assignment, Hello, HelloReply, Role, UnknownVersion, VERSIONS, answer, hello_reply,
+    Answer, Assignment, FIRST_WITH_STATE, Hello, HelloReply, Ready, Role, UnknownVersion, VERSIONS, answer,
+    hello_reply,
 };
 use proto::versions::Versions;
 
@@ -50,6 +51,8 @@ pub(crate) struct Served {
     /// Becomes readable when the daemon ends.
     pub pidfd: OwnedFd,
     pub max_write_bytes: u32,
+    /// Another daemon can continue its connection.
+    pub can_be_continued: bool,
 }
 
 /// The time for the daemon to dial in.
@@ -81,7 +84,7 @@ pub(crate) fn hand_over(
         let socket = listener.accept().step("hand over")?;
         let peer = socket.peer().step("hand over")?;
         match greet(&socket, peer, offer, limits::HELLO.min(deadline.left().max(SHORTEST))) {
-            Ok(Greeting::Daemon) => return serve(&socket, peer, offer),
+            Ok(Greeting::Daemon { version }) => return serve(&socket, peer, offer, version),
             Ok(Greeting::OtherVersion(daemon)) => return Err(refuse_version(&socket, offer, daemon)),
             Err(reason) => {
                 turned_away += 1;
@@ -126,8 +129,8 @@ fn wait_for_dial(
 }
 
 enum Greeting {
-    /// A daemon that may have the volume.
-    Daemon,
+    /// A daemon that may have the volume, and the newest version that it and the driver speak.
+    Daemon { version: u32 },
     /// The daemon speaks these versions, and none of the driver's.
     OtherVersion(Versions),
 }
@@ -154,7 +157,7 @@ fn greet(
     }
     let daemon = Versions::said(hello.oldest_version, hello.newest_version);
     Ok(match VERSIONS.common(daemon) {
-        Some(_) => Greeting::Daemon,
+        Some(version) => Greeting::Daemon { version },
         None => Greeting::OtherVersion(daemon),
     })
 }
@@ -169,7 +172,7 @@ fn refuse_version(socket: &PacketSocket, offer: &Offer<'_>, daemon: Versions) ->
     Error::DaemonVersion { volume_id: offer.volume_id.clone(), daemon, driver: VERSIONS }
 }
 
-fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Result<Served> {
+fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>, version: u32) -> Result<Served> {
     let refused =
         |reason: &str| Error::HandOver { volume_id: offer.volume_id.clone(), reason: reason.to_owned() };
     let ended = || Error::DaemonEnded {
@@ -181,8 +184,14 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
     let pidfd = linux::peer_process::peer_pidfd(socket).step("watch daemon")?.ok_or_else(ended)?;
     let daemon = ProcessId::of(peer.pid).step("watch daemon")?.ok_or_else(ended)?;
     socket.set_timeout(limits::ANSWER).step("hand over")?;
+    if offer.assignment.continues && version < FIRST_WITH_STATE {
+        return Err(refused("a daemon of an earlier version cannot continue a connection"));
+    }
+    let is_known =
+        |role: Role| version >= FIRST_WITH_STATE || !matches!(role, Role::StateTable | Role::Keeper);
+    let known = offer.descriptors.iter().filter(|(role, _)| is_known(*role));
     let (roles, descriptors): (Vec<i32>, Vec<_>) =
-        offer.descriptors.iter().map(|(role, descriptor)| (i32::from(*role), *descriptor)).unzip();
+        known.map(|(role, descriptor)| (i32::from(*role), *descriptor)).unzip();
     let assignment = Assignment { descriptors: roles, ..offer.assignment.clone() };
     let reply = HelloReply { kind: Some(hello_reply::Kind::Assignment(assignment)) };
     match socket.send(&reply.encode_to_vec(), &descriptors) {
@@ -201,7 +210,8 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>) -> Res
     };
     match Answer::decode(&*packet).map_err(|e| refused(&format!("no Answer: {e}")))?.result {
         Some(answer::Result::Ready(ready)) => {
-            Ok(Served { daemon, pidfd, max_write_bytes: ready.max_write_bytes })
+            let Ready { max_write_bytes, can_be_continued } = ready;
+            Ok(Served { daemon, pidfd, max_write_bytes, can_be_continued })
         }
         Some(answer::Result::Failed(failed)) => {
             let reason = abridged(&failed.reason);
@@ -281,7 +291,7 @@ mod tests {
     }
 
     fn ready() -> Option<answer::Result> {
-        Some(answer::Result::Ready(proto::handover::Ready { max_write_bytes: 4096 }))
+        Some(answer::Result::Ready(proto::handover::Ready { max_write_bytes: 4096, can_be_continued: false }))
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use linux::credentials::Caller;
 use prost::Message;
 use proto::control::{Reply as Packet, reply};
 use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
@@ -22,7 +21,7 @@ use crate::file::{Attributes, Handle, Known, Name, NodeId, Statistics};
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::notifications::{Kernel, MountPoints};
-use crate::request::{Changes, Data, Permissions, Position, Special, Xattr};
+use crate::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special, Xattr};
 
 const LONGEST_REPLY_BYTES: usize = 4096;
 
@@ -181,24 +180,24 @@ impl Backend for Limited {
         Ok(())
     }
 
-    fn lookup(&self, _: Name<'_>, _: impl Reply<Known>) {}
+    fn lookup(&self, _: RequestId, _: Name<'_>, _: impl Reply<Known>) {}
     fn forget(&self, _: NodeId, _: u64) {}
     fn getattr(&self, _: NodeId, _: Option<Handle>, _: impl Reply<Attributes>) {}
     fn setattr(&self, _: NodeId, _: Option<Handle>, _: Changes, _: impl Reply<Attributes>) {}
     fn getxattr(&self, _: NodeId, _: &OsStr, _: usize, _: impl Reply<Xattr>) {}
-    fn setxattr(&self, _: NodeId, _: &OsStr, _: &[u8], _: XattrFlags, _: impl Reply<()>) {}
+    fn setxattr(&self, _: RequestId, _: NodeId, _: &OsStr, _: &[u8], _: XattrFlags, _: impl Reply<()>) {}
     fn listxattr(&self, _: NodeId, _: usize, _: impl Reply<Xattr>) {}
-    fn removexattr(&self, _: NodeId, _: &OsStr, _: impl Reply<()>) {}
+    fn removexattr(&self, _: RequestId, _: NodeId, _: &OsStr, _: impl Reply<()>) {}
     fn readlink(&self, _: NodeId, _: impl DataReply) {}
-    fn mknod(&self, _: Name<'_>, _: Special, _: Permissions, _: Caller, _: impl Reply<Known>) {}
-    fn mkdir(&self, _: Name<'_>, _: Permissions, _: Caller, _: impl Reply<Known>) {}
-    fn symlink(&self, _: Name<'_>, _: &OsStr, _: Caller, _: impl Reply<Known>) {}
-    fn link(&self, _: NodeId, _: Name<'_>, _: impl Reply<Known>) {}
-    fn unlink(&self, _: Name<'_>, _: Caller, _: impl Reply<()>) {}
-    fn rmdir(&self, _: Name<'_>, _: Caller, _: impl Reply<()>) {}
-    fn rename(&self, _: Name<'_>, _: Name<'_>, _: RenameFlags, _: Caller, _: impl Reply<()>) {}
-    fn create(&self, _: Name<'_>, _: Permissions, _: OFlags, _: Caller, _: impl Reply<(Known, Handle)>) {}
-    fn open(&self, _: NodeId, _: OFlags, _: impl Reply<Handle>) {}
+    fn mknod(&self, _: Requester, _: Name<'_>, _: Special, _: Permissions, _: impl Reply<Known>) {}
+    fn mkdir(&self, _: Requester, _: Name<'_>, _: Permissions, _: impl Reply<Known>) {}
+    fn symlink(&self, _: Requester, _: Name<'_>, _: &OsStr, _: impl Reply<Known>) {}
+    fn link(&self, _: RequestId, _: NodeId, _: Name<'_>, _: impl Reply<Known>) {}
+    fn unlink(&self, _: Requester, _: Name<'_>, _: impl Reply<()>) {}
+    fn rmdir(&self, _: Requester, _: Name<'_>, _: impl Reply<()>) {}
+    fn rename(&self, _: Requester, _: Name<'_>, _: Name<'_>, _: RenameFlags, _: impl Reply<()>) {}
+    fn create(&self, _: Requester, _: Name<'_>, _: Permissions, _: OFlags, _: impl Reply<(Known, Handle)>) {}
+    fn open(&self, _: RequestId, _: NodeId, _: OFlags, _: impl Reply<Handle>) {}
     fn read(&self, _: Handle, _: u64, _: u32, _: impl DataReply) {}
     fn write(&self, _: Handle, _: Data<'_>, _: impl Reply<usize>) {}
     fn copy_file_range(&self, _: Position, _: Position, _: u64, _: impl Reply<usize>) {}
@@ -207,7 +206,7 @@ impl Backend for Limited {
     fn flush(&self, _: Handle, _: impl Reply<()>) {}
     fn fsync(&self, _: Handle, _: bool, _: impl Reply<()>) {}
     fn release(&self, _: Handle, _: impl Reply<()>) {}
-    fn opendir(&self, _: NodeId, _: impl Reply<Handle>) {}
+    fn opendir(&self, _: RequestId, _: NodeId, _: impl Reply<Handle>) {}
     fn readdir(&self, _: Handle, _: u64, _: impl Listing) {}
     fn readdirplus(&self, _: NodeId, _: Handle, _: u64, _: impl KnownListing) {}
     fn fsyncdir(&self, _: Handle, _: bool, _: impl Reply<()>) {}

@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use volume_fs::figures::KnownNow;
 
-use super::{Nodes, Place, Table};
+use super::{Nodes, Table};
 use crate::attributes::ROOT;
 use crate::errno::Result;
+use crate::place::Place;
 
 /// A lookup without space waits this long for the kernel to forget inodes: if the driver must list
 /// mount points first, a round takes some seconds, and two may be needed.

@@ -11,10 +11,12 @@ use volume_fs::figures::UsageNow;
 use volume_fs::file::{Attributes, Handle, NodeId, Statistics};
 use volume_fs::request::{Changes, Xattr};
 
-use super::{OpenFile, Volume, c_string, clearing_setid, mode_bits};
+use super::{OpenFile, Running, Volume, c_string, clearing_setid, mode_bits};
 use crate::errno::Result;
 use crate::nodes::stat;
+use crate::place::Place;
 use crate::quota::{self, BLOCK_BYTES};
+use crate::state_table::requests::Effect;
 use crate::xattrs;
 
 /// Extended attributes of one file, names and values together: the space that ext4 has besides the
@@ -24,7 +26,7 @@ const MOST_XATTR_BYTES: usize = 4096;
 impl Volume {
     pub(crate) fn attributes(&self, NodeId(id): NodeId, handle: Option<Handle>) -> Result<Attributes> {
         // An open file has a descriptor: none must be reopened.
-        if let Some(file) = handle.and_then(|handle| self.files.get(handle).ok()) {
+        if let Some(file) = handle.and_then(|handle| self.file(handle).ok()) {
             return self.origin.attributes(&stat(&file.fd)?);
         }
         self.origin.attributes(&stat(self.nodes.descriptor(id)?)?)
@@ -63,7 +65,7 @@ impl Volume {
     /// Always clears suid and sgid: the request has a flag that lets the caller keep them, but
     /// fuser 0.18 does not pass it on. POSIX allows both.
     fn truncate(&self, id: u64, node: &OwnedFd, handle: Option<Handle>, size: u64) -> Result<()> {
-        let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
+        let file = match handle.and_then(|handle| self.file(handle).ok()) {
             Some(open) => open,
             None => {
                 let flags = OFlags::WRONLY;
@@ -104,17 +106,21 @@ impl Volume {
 
     pub(crate) fn set_xattr(
         &self,
+        running: &mut Running,
         NodeId(id): NodeId,
         name: &OsStr,
         value: &[u8],
         flags: XattrFlags,
     ) -> Result<()> {
         self.writable()?;
+        if running.is_done() {
+            return Ok(());
+        }
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
         let others = xattrs::total(&self.descriptors, fd.as_fd(), Some(&name))?;
-        let replaced = match self.descriptors.xattr_size(fd.as_fd(), &name) {
-            Ok(length) => others.with(&name, length),
-            Err(Errno::NODATA | Errno::OPNOTSUPP) => others,
+        let (had, replaced) = match self.descriptors.xattr_size(fd.as_fd(), &name) {
+            Ok(length) => (true, others.with(&name, length)),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => (false, others),
             Err(errno) => return Err(errno),
         };
         let wanted = others.with(&name, value.len());
@@ -123,6 +129,11 @@ impl Volume {
         }
         let growth = quota::attribute_bytes(self.attribute_blocks.growth(replaced, wanted));
         let reserved = self.make_room_for_attributes(id, &fd, growth)?;
+        // Repeating it makes a difference only with these flags.
+        if !flags.is_empty() {
+            let at = Place { directory: id, name: name.clone() };
+            running.note(|| Ok::<_, Errno>(Effect::Attribute { at, had, sets: true }))?;
+        }
         let set = self.descriptors.set_xattr(fd.as_fd(), &name, value, flags);
         self.settle_attributes(id, &fd, reserved);
         set
@@ -150,10 +161,18 @@ impl Volume {
         }
     }
 
-    pub(crate) fn remove_xattr(&self, NodeId(id): NodeId, name: &OsStr) -> Result<()> {
+    pub(crate) fn remove_xattr(&self, running: &mut Running, NodeId(id): NodeId, name: &OsStr) -> Result<()> {
         self.writable()?;
+        if running.is_done() {
+            return Ok(());
+        }
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
         let unchanged = self.make_room_for_attributes(id, &fd, 0)?;
+        running.note(|| {
+            let had = self.descriptors.xattr_size(fd.as_fd(), &name).is_ok();
+            let at = Place { directory: id, name: name.clone() };
+            Ok::<_, Errno>(Effect::Attribute { at, had, sets: false })
+        })?;
         let removed = self.descriptors.remove_xattr(fd.as_fd(), &name);
         self.settle_attributes(id, &fd, unchanged);
         removed

@@ -233,24 +233,29 @@ mod tests {
     use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
     use volume_fs::figures::{Counted, Limits};
     use volume_fs::file::{Handle, Name, NodeId};
-    use volume_fs::request::{Data, Permissions};
+    use volume_fs::request::{Data, Permissions, RequestId};
 
     use super::*;
     use crate::nodes::NodeLimits;
     use crate::quota::Use;
+    use crate::volume::Running;
 
     const CALLER: Caller = Caller { uid: 0, gid: 0 };
 
     fn volume(directory: &Path, quota: Option<Arc<Quota>>) -> Volume {
         let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
-        Volume::open(root, false, DescriptorDir::open().unwrap(), limits, quota).unwrap()
+        Volume::open(root, false, DescriptorDir::open().unwrap(), limits, quota, None).unwrap()
+    }
+
+    fn begin(volume: &Volume) -> Running {
+        volume.begin(RequestId { number: 1, resent: false })
     }
 
     fn create(volume: &Volume, name: &str) -> Result<(NodeId, Handle)> {
         let name = Name { directory: NodeId::ROOT, name: OsStr::new(name) };
         let permissions = Permissions { mode: 0o644, umask: 0 };
-        let (known, handle) = volume.create(name, permissions, OFlags::RDWR, CALLER)?;
+        let (known, handle) = volume.create(&mut begin(volume), name, permissions, OFlags::RDWR, CALLER)?;
         Ok((known.attributes.id, handle))
     }
 
@@ -268,15 +273,14 @@ mod tests {
         let free = volume(dir.path(), None);
         let (id, handle) = create(&free, "second").unwrap();
         assert_eq!(free.write(handle, data), Ok(4 * 4096));
-        free.set_xattr(id, OsStr::new("user.a"), &[1; 2048], XattrFlags::empty()).unwrap();
+        free.set_xattr(&mut begin(&free), id, OsStr::new("user.a"), &[1; 2048], XattrFlags::empty()).unwrap();
         let (old, new) = (OsStr::new("second"), OsStr::new("third"));
         let name = |name| Name { directory: NodeId::ROOT, name };
-        free.link(id, name(new)).unwrap();
-        free.remove(name(old), AtFlags::empty(), 0).unwrap();
-        free.remove(name(new), AtFlags::empty(), 0).unwrap();
+        free.link(&mut begin(&free), id, name(new)).unwrap();
+        free.remove(&mut begin(&free), name(old), AtFlags::empty(), 0).unwrap();
+        free.remove(&mut begin(&free), name(new), AtFlags::empty(), 0).unwrap();
         free.release_file(handle);
         free.forget(id, 2);
-        assert_eq!(free.state().charges, None);
         assert!(!dir.path().join("third").exists());
     }
 }

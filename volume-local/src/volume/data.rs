@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use volume_fs::file::{Handle, NodeId};
 use volume_fs::request::{Data, Position};
 
-use super::{OpenFile, Volume, clearing_setid, synchronise};
+use super::{OpenFile, Running, Volume, clearing_setid, synchronise};
 use crate::errno::{self, Result};
 use crate::nodes::stat;
 use crate::quota;
@@ -20,7 +20,7 @@ pub(super) const PASSED_ON: OFlags =
     OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::NOATIME);
 
 impl Volume {
-    pub(crate) fn open_file(&self, NodeId(id): NodeId, flags: OFlags) -> Result<Handle> {
+    pub(crate) fn open_file(&self, running: &Running, NodeId(id): NodeId, flags: OFlags) -> Result<Handle> {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
             self.writable()?;
         }
@@ -28,7 +28,9 @@ impl Volume {
         let node = self.nodes.descriptor(id)?;
         let flags = flags & PASSED_ON;
         let fd = self.reopen(&node, flags)?;
-        Ok(self.files.insert(OpenFile { id, flags, fd }))
+        let handle = self.files.insert(OpenFile { id, flags, fd }, running.number());
+        self.keep_if_removed(id, &node);
+        Ok(handle)
     }
 
     pub(crate) fn release_file(&self, handle: Handle) {
@@ -38,7 +40,7 @@ impl Volume {
     }
 
     pub(crate) fn read(&self, handle: Handle, offset: u64, size: u32) -> Result<Vec<u8>> {
-        let file = self.files.get(handle)?;
+        let file = self.file(handle)?;
         let size = usize::try_from(size).map_err(|_| Errno::INVAL)?;
         let mut data = Vec::with_capacity(size);
         // A short answer means the end of the file to FUSE.
@@ -58,7 +60,7 @@ impl Volume {
     /// The number of bytes of `data` that were written: as many as fit.
     pub(crate) fn write(&self, handle: Handle, data: Data<'_>) -> Result<usize> {
         let Data { offset, bytes: data, clears_setid } = data;
-        let file = self.files.get(handle)?;
+        let file = self.file(handle)?;
         let (fitting, reserved) = self.make_room(&file, offset, data.len() as u64)?;
         let data = &data[..data.len().min(usize::try_from(fitting).unwrap_or(usize::MAX))];
         let write = || write_all(&file.fd, offset, data);
@@ -70,20 +72,20 @@ impl Volume {
 
     /// The errors that close(2) of the backing file would report.
     pub(crate) fn flush(&self, handle: Handle) -> Result<()> {
-        let file = self.files.get(handle)?;
+        let file = self.file(handle)?;
         let duplicate = self.nodes.with_descriptors(|| rustix::io::fcntl_dupfd_cloexec(&file.fd, 0))?;
         nix::unistd::close(duplicate).map_err(errno::from_nix)
     }
 
     pub(crate) fn synchronise(&self, handle: Handle, data_only: bool) -> Result<()> {
-        let file = self.files.get(handle)?;
+        let file = self.file(handle)?;
         synchronise(file.fd.as_fd(), data_only)?;
         self.settle(file.id, &file.fd, None);
         Ok(())
     }
 
     pub(crate) fn allocate(&self, handle: Handle, range: Range<u64>, mode: FallocateFlags) -> Result<()> {
-        let file = self.files.get(handle)?;
+        let file = self.file(handle)?;
         let allocate = || rustix::fs::fallocate(&file.fd, mode, range.start, range.end - range.start);
         if mode.contains(FallocateFlags::PUNCH_HOLE) {
             return self.settling(file.id, &file.fd, allocate);
@@ -101,11 +103,11 @@ impl Volume {
     }
 
     pub(crate) fn seek(&self, handle: Handle, position: SeekFrom) -> Result<u64> {
-        rustix::fs::seek(&self.files.get(handle)?.fd, position)
+        rustix::fs::seek(&self.file(handle)?.fd, position)
     }
 
     pub(crate) fn copy_range(&self, from: Position, to: Position, length: u64) -> Result<usize> {
-        let (source, target) = (self.files.get(from.handle)?, self.files.get(to.handle)?);
+        let (source, target) = (self.file(from.handle)?, self.file(to.handle)?);
         let (mut from_offset, mut to_offset) = (from.offset, to.offset);
         let length = length.min(stat(&source.fd)?.stx_size.saturating_sub(from.offset));
         let (fitting, reserved) = self.make_room(&target, to.offset, length)?;

@@ -8,18 +8,21 @@ use rustix::fs::{AtFlags, OFlags};
 use volume_fs::backend::Taken;
 use volume_fs::file::{Attributes, FileKind, Handle, Known, Listed, NodeId};
 
-use super::{Volume, WANTED, synchronise};
+use super::{Running, Volume, WANTED, synchronise};
 use crate::attributes::file_kind;
 use crate::directory::{Directory, Entry};
 use crate::errno::Result;
-use crate::nodes::{Place, stat};
+use crate::nodes::stat;
+use crate::place::Place;
 
 impl Volume {
-    pub(crate) fn open_directory(&self, NodeId(id): NodeId) -> Result<Handle> {
+    pub(crate) fn open_directory(&self, running: &Running, NodeId(id): NodeId) -> Result<Handle> {
         self.directories.admit()?;
         let node = self.nodes.descriptor(id)?;
         let fd = self.reopen(&node, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        Ok(self.directories.insert(Directory::new(id, fd)))
+        let handle = self.directories.insert(Directory::new(id, fd), running.number());
+        self.keep_if_removed(id, &node);
+        Ok(handle)
     }
 
     pub(crate) fn release_directory(&self, handle: Handle) {
@@ -27,7 +30,7 @@ impl Volume {
     }
 
     pub(crate) fn synchronise_directory(&self, handle: Handle, data_only: bool) -> Result<()> {
-        synchronise(self.directories.get(handle)?.as_fd(), data_only)
+        synchronise(self.directory(handle)?.as_fd(), data_only)
     }
 
     /// Names and types from the cookie `offset` on.
@@ -37,7 +40,7 @@ impl Volume {
         offset: u64,
         mut take: impl FnMut(Listed<'_>) -> Taken,
     ) -> Result<()> {
-        self.directories.get(handle)?.read(offset, |entry| take(self.listed(entry)))
+        self.directory(handle)?.read(offset, |entry| take(self.listed(entry)))
     }
 
     /// [`Self::list`] with attributes; each accepted entry counts as a lookup, except `.` and `..`.
@@ -48,7 +51,7 @@ impl Volume {
         offset: u64,
         mut take: impl FnMut(Listed<'_>, &Known) -> Taken,
     ) -> Result<()> {
-        let directory = self.directories.get(handle)?;
+        let directory = self.directory(handle)?;
         let own = self.origin.attributes(&stat(&*directory)?)?;
         let (mut taken_before, mut refused) = (false, None);
         directory.read(offset, |entry| {

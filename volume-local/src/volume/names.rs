@@ -5,27 +5,29 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use linux::credentials::{self, Caller, CapabilitySet};
-use rustix::fs::{AtFlags, FileType as BackingType, Mode, OFlags, RenameFlags, Statx};
+use rustix::fs::{AtFlags, FileType as BackingType, Mode, OFlags, RenameFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 use volume_fs::file::{Handle, Known, Name, NodeId};
 use volume_fs::request::{Permissions, Special};
 
 use super::charges::{Loss, keep};
 use super::data::PASSED_ON;
-use super::{OpenFile, Volume, WANTED, component, mode_bits};
+use super::{OpenFile, Running, Volume, WANTED, component, mode_bits};
 use crate::errno::{self, Result};
-use crate::nodes::{Admission, Place, Removal, stat};
+use crate::nodes::{Admission, Removal, stat};
+use crate::place::Place;
+use crate::state_table::requests::Effect;
 
 /// Capabilities kept while acting as a caller: the kernel has checked the directory's mode with all
 /// of the caller's groups, and has cleared a setgid bit that the new mode may not have.
 const KEPT_AS_CALLER: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FSETID);
 
 impl Volume {
-    pub(crate) fn look_up(&self, name: Name<'_>) -> Result<Known> {
-        self.find(place(name)?, Admission::IfRoom).map(|(known, _seen)| known)
+    pub(crate) fn look_up(&self, running: &mut Running, name: Name<'_>) -> Result<Known> {
+        self.find(running, place(name)?, Admission::IfRoom).map(|(known, _seen)| known)
     }
 
-    fn find(&self, place: Place, admission: Admission) -> Result<(Known, Statx)> {
+    fn find(&self, running: &mut Running, place: Place, admission: Admission) -> Result<(Known, Statx)> {
         let parent = self.nodes.descriptor(place.directory)?;
         loop {
             let names = self.nodes.names_now(place.directory);
@@ -35,6 +37,7 @@ impl Volume {
             let NodeId(id) = known.attributes.id;
             // It must be looked up again only after a rename or a removal.
             if self.nodes.remember_if_still_there(id, &place, fd, names, admission)?.is_none() {
+                running.counted(id);
                 return Ok((known, seen));
             }
         }
@@ -47,11 +50,12 @@ impl Volume {
 
     pub(crate) fn make_directory(
         &self,
+        running: &mut Running,
         name: Name<'_>,
         permissions: Permissions,
         caller: Caller,
     ) -> Result<Known> {
-        self.create_name(name, |parent, name| {
+        self.create_name(running, name, |parent, name| {
             let mode = self.granted(parent, permissions)?;
             as_caller(caller, || rustix::fs::mkdirat(parent, name, mode))
         })
@@ -59,6 +63,7 @@ impl Volume {
 
     pub(crate) fn make_special(
         &self,
+        running: &mut Running,
         name: Name<'_>,
         special: Special,
         permissions: Permissions,
@@ -69,20 +74,27 @@ impl Volume {
             Special::Fifo => BackingType::Fifo,
             Special::Socket => BackingType::Socket,
         };
-        self.create_name(name, |parent, name| {
+        self.create_name(running, name, |parent, name| {
             let mode = self.granted(parent, permissions)?;
             as_caller(caller, || rustix::fs::mknodat(parent, name, kind, mode, 0))
         })
     }
 
-    pub(crate) fn make_symlink(&self, name: Name<'_>, target: &OsStr, caller: Caller) -> Result<Known> {
-        self.create_name(name, |parent, name| {
+    pub(crate) fn make_symlink(
+        &self,
+        running: &mut Running,
+        name: Name<'_>,
+        target: &OsStr,
+        caller: Caller,
+    ) -> Result<Known> {
+        self.create_name(running, name, |parent, name| {
             as_caller(caller, || rustix::fs::symlinkat(target, parent, name))
         })
     }
 
     pub(crate) fn create(
         &self,
+        running: &mut Running,
         name: Name<'_>,
         permissions: Permissions,
         flags: OFlags,
@@ -96,10 +108,16 @@ impl Volume {
         // permission check.
         let passed_on = flags & PASSED_ON;
         let open = passed_on | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        if running.is_done() {
+            let (known, _seen) = self.find(running, place, Admission::Admitted)?;
+            let handle = self.open_file(running, known.attributes.id, passed_on)?;
+            return Ok((known, handle));
+        }
         let mode = self.granted(&parent, permissions)?;
         self.files.admit()?;
         self.nodes.admit(directory)?;
         let inode = self.admit_file()?;
+        running.note(|| self.about_to_make(&parent, &place))?;
         let created = self.settling(directory, &parent, || {
             self.nodes.with_descriptors(|| {
                 as_caller(caller, || rustix::fs::openat(&parent, &place.name, open, mode))
@@ -116,27 +134,49 @@ impl Volume {
         let NodeId(id) = known.attributes.id;
         self.charge_new(id, &seen);
         self.nodes.remember(id, place, None);
-        Ok((known, self.files.insert(OpenFile { id, flags: passed_on, fd: file })))
+        running.counted(id);
+        Ok((known, self.files.insert(OpenFile { id, flags: passed_on, fd: file }, running.number())))
     }
 
-    pub(crate) fn link(&self, NodeId(id): NodeId, name: Name<'_>) -> Result<Known> {
+    pub(crate) fn link(&self, running: &mut Running, NodeId(id): NodeId, name: Name<'_>) -> Result<Known> {
         self.writable()?;
-        let Place { directory, name: new_name } = place(name)?;
+        let place = place(name)?;
+        if running.is_done() {
+            return self.look_up(running, name);
+        }
+        let directory = place.directory;
         let (file, parent) = (self.nodes.descriptor(id)?, self.nodes.descriptor(directory)?);
         let inode = self.admit_link()?;
-        self.settling(directory, &parent, || self.descriptors.link(file.as_fd(), parent.as_fd(), &new_name))?;
+        running.note(|| self.about_to_make(&parent, &place))?;
+        let link = || self.descriptors.link(file.as_fd(), parent.as_fd(), &place.name);
+        self.settling(directory, &parent, link)?;
         keep(inode);
-        self.look_up(name)
+        self.look_up(running, name)
     }
 
     /// `kind`: REMOVEDIR for a directory.
-    pub(crate) fn remove(&self, name: Name<'_>, kind: AtFlags, uid: u32) -> Result<()> {
+    pub(crate) fn remove(
+        &self,
+        running: &mut Running,
+        name: Name<'_>,
+        kind: AtFlags,
+        uid: u32,
+    ) -> Result<()> {
         self.writable()?;
+        if running.is_done() {
+            return Ok(());
+        }
         let place = place(name)?;
         let directory = place.directory;
         let parent = self.nodes.descriptor(directory)?;
         let found = self.found_at(&parent, &place)?;
         self.admit_loss(found.as_ref(), uid)?;
+        running.note(|| {
+            let removed_by = found.as_ref().filter(|found| found.has_one_name()).map(|_| uid);
+            let found = found.as_ref().map(|found| found.id);
+            Ok::<_, Errno>(Effect::Remove { at: place.clone(), found, removed_by })
+        })?;
+        self.keep_before_loss(found.as_ref(), &place);
         self.settling(directory, &parent, || rustix::fs::unlinkat(&parent, &place.name, kind))?;
         if let Some(found) = found {
             self.lost(found, uid, &place);
@@ -144,8 +184,18 @@ impl Volume {
         Ok(())
     }
 
-    pub(crate) fn rename(&self, from: Name<'_>, to: Name<'_>, flags: RenameFlags, uid: u32) -> Result<()> {
+    pub(crate) fn rename(
+        &self,
+        running: &mut Running,
+        from: Name<'_>,
+        to: Name<'_>,
+        flags: RenameFlags,
+        uid: u32,
+    ) -> Result<()> {
         self.writable()?;
+        if running.is_done() {
+            return Ok(());
+        }
         // A whiteout is a device node.
         if flags.contains(RenameFlags::WHITEOUT) {
             return Err(Errno::INVAL);
@@ -161,6 +211,17 @@ impl Volume {
         } else if !flags.contains(RenameFlags::EXCHANGE) {
             self.admit_loss(in_the_way.as_ref(), uid)?;
         }
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        running.note(|| {
+            let id = |found: &Option<Found>| found.as_ref().map(|found| found.id);
+            let removed_by = in_the_way.as_ref().filter(|found| found.has_one_name()).map(|_| uid);
+            let (moving, in_the_way) = (id(&moving), id(&in_the_way));
+            let (from, to) = (from.clone(), to.clone());
+            Ok::<_, Errno>(Effect::Rename { from, moving, to, in_the_way, exchange, removed_by })
+        })?;
+        if !exchange {
+            self.keep_before_loss(in_the_way.as_ref(), &to);
+        }
         self.settling(from_directory, &from_parent, || {
             self.settling(to_directory, &to_parent, || {
                 rustix::fs::renameat_with(&from_parent, &from.name, &to_parent, &to.name, flags)
@@ -172,7 +233,7 @@ impl Volume {
             return Ok(());
         }
         match in_the_way {
-            Some(other) if flags.contains(RenameFlags::EXCHANGE) => {
+            Some(other) if exchange => {
                 self.nodes.moved(other.id, &to, from.clone());
             }
             Some(replaced) => self.lost(replaced, uid, &to),
@@ -191,18 +252,23 @@ impl Volume {
 
     fn create_name(
         &self,
+        running: &mut Running,
         name: Name<'_>,
         create: impl Fn(&OwnedFd, &CString) -> Result<()>,
     ) -> Result<Known> {
         self.writable()?;
         let place = place(name)?;
         let directory = place.directory;
+        if running.is_done() {
+            return self.find(running, place, Admission::Admitted).map(|(known, _seen)| known);
+        }
         let parent = self.nodes.descriptor(directory)?;
         self.nodes.admit(directory)?;
         let inode = self.admit_file()?;
+        running.note(|| self.about_to_make(&parent, &place))?;
         self.settling(directory, &parent, || create(&parent, &place.name))?;
         keep(inode);
-        let (known, seen) = self.find(place, Admission::Admitted)?;
+        let (known, seen) = self.find(running, place, Admission::Admitted)?;
         self.charge_new(known.attributes.id.0, &seen);
         Ok(known)
     }
@@ -244,14 +310,47 @@ impl Volume {
         }
     }
 
+    /// The note of a request that gives a file this name.
+    fn about_to_make(&self, parent: &OwnedFd, place: &Place) -> Result<Effect> {
+        let found = self.node_at(parent, place)?;
+        Ok(Effect::Make { at: place.clone(), found })
+    }
+
+    /// The node id of the file with this name.
+    pub(super) fn node_at(&self, parent: &OwnedFd, place: &Place) -> Result<Option<u64>> {
+        let wanted = StatxFlags::INO;
+        match rustix::fs::statx(parent, &place.name, AtFlags::SYMLINK_NOFOLLOW, wanted) {
+            Ok(seen) => self.origin.node_id(&seen).map(Some),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Called before a file loses the name by which a successor would find it: if it may still be
+    /// used, the keeper gets a descriptor.
+    fn keep_before_loss(&self, found: Option<&Found>, place: &Place) {
+        let Some(found @ Found { id, held: Some(held), .. }) = found else { return };
+        let may_be_used = found.is_directory() || !found.has_one_name() || self.is_open(*id);
+        if may_be_used && self.nodes.is_at(*id, place) {
+            self.nodes.let_keeper_hold(*id, held);
+        }
+    }
+
+    fn is_open(&self, id: u64) -> bool {
+        self.files.has(id) || self.directories.has(id)
+    }
+
+    /// Called after an open: the file may have lost its name meanwhile.
+    pub(super) fn keep_if_removed(&self, id: u64, node: &OwnedFd) {
+        if self.nodes.lacks_keeper(id) {
+            self.nodes.let_keeper_hold(id, node);
+        }
+    }
+
     /// Called before a file loses a name. If it is the last one and the kernel knows the file, its
     /// descriptor is kept until the kernel forgets it. `EMFILE` if `uid` has too many of these.
     fn admit_loss(&self, found: Option<&Found>, uid: u32) -> Result<()> {
-        let is_last = |found: &Found| {
-            let kind = BackingType::from_raw_mode(found.seen.stx_mode.into());
-            found.held.is_some() && (kind == BackingType::Directory || found.seen.stx_nlink <= 1)
-        };
-        if !found.is_some_and(is_last) {
+        if !found.is_some_and(|found| found.held.is_some() && found.has_one_name()) {
             return Ok(());
         }
         match self.retrying(|| self.nodes.admit_nameless(uid)) {
@@ -263,8 +362,8 @@ impl Volume {
     /// The file at `place` was removed by `uid`. The kernel serializes requests that remove names
     /// of one file.
     fn lost(&self, found: Found, uid: u32, place: &Place) {
+        let is_directory = found.is_directory();
         let Found { id, seen, held } = found;
-        let is_directory = BackingType::from_raw_mode(seen.stx_mode.into()) == BackingType::Directory;
         let links = match &held {
             Some(held) => stat(held).map_or(0, |now| now.stx_nlink),
             None => seen.stx_nlink.saturating_sub(1),
@@ -272,7 +371,11 @@ impl Volume {
         let names_left = !is_directory && links > 0;
         self.discharge(id, &seen, Loss { names_left, is_known: held.is_some() });
         if let Some(held) = held {
-            self.nodes.removed(id, place, Removal { uid, held, names_left });
+            self.nodes.removed(id, place, Removal { uid, held: Arc::clone(&held), names_left });
+            // It was opened after it was looked at.
+            if self.is_open(id) {
+                self.keep_if_removed(id, &held);
+            }
         }
     }
 }
@@ -288,6 +391,17 @@ struct Found {
     seen: Statx,
     /// Set if the kernel knows it.
     held: Option<Arc<OwnedFd>>,
+}
+
+impl Found {
+    fn is_directory(&self) -> bool {
+        BackingType::from_raw_mode(self.seen.stx_mode.into()) == BackingType::Directory
+    }
+
+    /// Whether the file is gone when it loses a name.
+    fn has_one_name(&self) -> bool {
+        self.is_directory() || self.seen.stx_nlink <= 1
+    }
 }
 
 /// Creates as `caller`.

@@ -20,6 +20,7 @@ const SETUP: Setup = Setup {
     confine: false,
     descriptors: 0,
     known_inodes: 0,
+    successors: 0,
 };
 
 /// One of several users of the same few names.

@@ -3,6 +3,7 @@
 //! Invariant: nothing hangs. A watchdog aborts the FUSE connection when a test
 //! takes too long, so that every blocked file operation comes back.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -10,15 +11,21 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use keeper::wire::VERSION;
+use keeper::wire::daemon::{DaemonPacket, DaemonRequest, Kind, MOST_NODES};
 use linux::fd_passing::{PacketListener, PacketSocket};
 use linux::mount::{self, FuseMountOptions, FuseName, MountFlags, UnmountMode};
 use nix::mount::MsFlags;
 use prost::Message;
 use proto::control::{GetUsage, Reply, Request, Usage, reply, request};
-use proto::handover::{Answer, Assignment, Hello, HelloReply, Local, Role, answer, assignment, hello_reply};
+use proto::handover::{
+    Answer, Assignment, Hello, HelloReply, Local, Ready, Role, STATE_TABLE_BYTES, answer, assignment,
+    hello_reply,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tempfile::TempDir;
@@ -48,6 +55,26 @@ pub(crate) struct Setup {
     pub(crate) descriptors: u32,
     /// 0: the daemon's default.
     pub(crate) known_inodes: u32,
+    /// How many daemons can follow the first one. They are started with it, since a process that has
+    /// a file of the volume open cannot start one: the new process closes its copy, and the FLUSH
+    /// waits for a daemon.
+    pub(crate) successors: usize,
+}
+
+/// A daemon that has not dialled, or waits for its volume.
+#[derive(Debug)]
+struct Started {
+    daemon: Child,
+    listener: PacketListener,
+}
+
+/// What outlives a daemon, if another one is to follow it.
+#[derive(Debug)]
+struct Kept {
+    device: OwnedFd,
+    tree: OwnedFd,
+    state: OwnedFd,
+    keeper: Keeper,
 }
 
 /// A scratch directory, seen in a mount namespace of this thread alone.
@@ -119,6 +146,10 @@ impl Stage {
     }
 
     pub(crate) fn daemon(&self, setup: Setup) -> Command {
+        self.daemon_at(&self.socket, setup)
+    }
+
+    fn daemon_at(&self, socket: &Path, setup: Setup) -> Command {
         let binary = env!("CARGO_BIN_EXE_hawser-volume");
         let mut command = match setup.descriptors {
             0 => Command::new(binary),
@@ -128,7 +159,7 @@ impl Stage {
                 shell
             }
         };
-        command.args(["serve", "--log-level", "warn", "--socket"]).arg(&self.socket);
+        command.args(["serve", "--log-level", "warn", "--socket"]).arg(socket);
         if setup.confine {
             command.arg("--confine");
         }
@@ -160,6 +191,11 @@ impl Stage {
 
     /// What the daemon gets, in the order of [`ROLES`].
     pub(crate) fn descriptors(&self) -> [OwnedFd; 5] {
+        let [control, metrics, usage] = self.sockets_and_usage();
+        [self.mount_fuse(), self.tree(), control, metrics, usage]
+    }
+
+    fn sockets_and_usage(&self) -> [OwnedFd; 3] {
         for socket in [&self.control, &self.metrics] {
             drop(std::fs::remove_file(socket));
         }
@@ -167,7 +203,7 @@ impl Stage {
         let metrics = UnixListener::bind(&self.metrics).unwrap();
         let usage = File::options().read(true).write(true).create(true).truncate(false).open(&self.usage);
         let control = control.as_fd().try_clone_to_owned().unwrap();
-        [self.mount_fuse(), self.tree(), control, metrics.into(), usage.unwrap().into()]
+        [control, metrics.into(), usage.unwrap().into()]
     }
 
     fn connection(&self) -> u32 {
@@ -201,6 +237,8 @@ pub(crate) struct Volume {
     daemon: Option<Child>,
     connection: u32,
     watchdog: Option<Watchdog>,
+    kept: Option<Kept>,
+    successors: VecDeque<Started>,
     stage: Stage,
 }
 
@@ -221,6 +259,8 @@ impl Volume {
             daemon: None,
             connection: 0,
             watchdog: None,
+            kept: None,
+            successors: VecDeque::new(),
             stage,
         };
         volume.serve(setup);
@@ -235,33 +275,82 @@ impl Volume {
         self.serve(setup);
     }
 
+    fn start(&self, setup: Setup, number: usize) -> Started {
+        let socket = self.stage.socket.with_extension(number.to_string());
+        drop(std::fs::remove_file(&socket));
+        let listener = PacketListener::bind(&socket).unwrap();
+        Started { daemon: self.stage.daemon_at(&socket, setup).spawn().unwrap(), listener }
+    }
+
     fn serve(&mut self, setup: Setup) {
-        drop(std::fs::remove_file(&self.stage.socket));
-        let listener = self.stage.listen();
-        let daemon = self.stage.daemon(setup).spawn().unwrap();
+        self.successors = (0..=setup.successors).map(|number| self.start(setup, number)).collect();
         let descriptors = self.stage.descriptors();
+        self.kept = (setup.successors > 0).then(|| Kept {
+            device: descriptors[0].try_clone().unwrap(),
+            tree: descriptors[1].try_clone().unwrap(),
+            state: linux::shared_memory::create("state", STATE_TABLE_BYTES).unwrap(),
+            keeper: Keeper::default(),
+        });
         self.connection = self.stage.connection();
         self.watchdog = Some(Watchdog::start(self.stage.fusectl.clone(), self.connection));
+        let ready = self.hand_over(setup, &descriptors, false).unwrap_or_else(|reason| panic!("{reason}"));
+        self.max_write_bytes = ready.max_write_bytes;
+        assert_eq!(ready.can_be_continued, setup.successors > 0, "this kernel can send requests again");
+    }
+
+    /// Another daemon continues the connection of one that was killed.
+    pub(crate) fn take_over(&mut self, setup: Setup) {
+        self.try_to_take_over(setup).unwrap_or_else(|reason| panic!("{reason}"));
+    }
+
+    pub(crate) fn try_to_take_over(&mut self, setup: Setup) -> Result<(), String> {
+        let kept = self.kept.as_ref().expect("the volume was served with `successors`");
+        let [control, metrics, usage] = self.stage.sockets_and_usage();
+        let (device, tree) = (kept.device.try_clone().unwrap(), kept.tree.try_clone().unwrap());
+        self.hand_over(setup, &[device, tree, control, metrics, usage], true).map(drop)
+    }
+
+    fn hand_over(
+        &mut self,
+        setup: Setup,
+        descriptors: &[OwnedFd; 5],
+        continues: bool,
+    ) -> Result<Ready, String> {
+        let Started { mut daemon, listener } = self.successors.pop_front().expect("`successors` are enough");
         let socket = accept(&listener);
-        let said = Hello { newest_version: 3, nonce: NONCE.to_owned(), oldest_version: 3 };
+        let said = Hello { newest_version: 4, nonce: NONCE.to_owned(), oldest_version: 3 };
         assert_eq!(hello(&socket), said);
-        let assignment = Assignment {
+        let mut assignment = Assignment {
             volume_name: "test".to_owned(),
             capacity_bytes: setup.capacity_bytes,
             read_only: setup.read_only,
             threads: 0,
             inode_limit: setup.inode_limit,
             known_inode_limit: setup.known_inodes,
+            continues,
             ..local_assignment()
         };
-        send_assignment(&socket, assignment, &descriptors.each_ref().map(AsFd::as_fd));
-        drop(descriptors);
-        self.max_write_bytes = match answer(&socket) {
-            answer::Result::Ready(ready) => ready.max_write_bytes,
-            answer::Result::Failed(failed) => panic!("{}", failed.reason),
-        };
-        assert!(socket.receive().unwrap().is_none(), "the daemon closes the connection after its answer");
-        self.daemon = Some(daemon);
+        let mut given: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let for_keeper = self.kept.as_ref().map(|kept| kept.keeper.socket());
+        if let (Some(kept), Some(keeper)) = (&self.kept, &for_keeper) {
+            assignment.descriptors.extend([Role::StateTable, Role::Keeper].map(i32::from));
+            given.extend([kept.state.as_fd(), keeper.as_fd()]);
+        }
+        send_assignment(&socket, assignment, &given);
+        match answer(&socket) {
+            answer::Result::Ready(ready) => {
+                assert!(
+                    socket.receive().unwrap().is_none(),
+                    "the daemon closes the connection after its answer"
+                );
+                self.daemon = Some(daemon);
+                Ok(ready)
+            }
+            answer::Result::Failed(failed) => {
+                daemon.wait().unwrap();
+                Err(failed.reason)
+            }
+        }
     }
 
     /// Another scratch directory, in the mount namespace of this thread.
@@ -328,6 +417,28 @@ impl Volume {
         self.daemon.as_ref().expect("the daemon was started").id()
     }
 
+    /// Requests that the kernel has and that are not answered.
+    pub(crate) fn waiting(&self) -> u64 {
+        let path = self.stage.fusectl.join(self.connection.to_string()).join("waiting");
+        std::fs::read_to_string(path).unwrap().trim().parse().unwrap()
+    }
+
+    /// The removed files that the keeper holds.
+    pub(crate) fn kept_nodes(&self) -> Vec<u64> {
+        self.kept.as_ref().expect("the volume was served with `successors`").keeper.nodes()
+    }
+
+    /// As if no daemon had written anything down.
+    pub(crate) fn forget_state(&mut self) {
+        let kept = self.kept.as_mut().expect("the volume was served with `successors`");
+        kept.state = linux::shared_memory::create("state", STATE_TABLE_BYTES).unwrap();
+    }
+
+    /// Ends the connection, whose daemon has ended.
+    pub(crate) fn abort(&mut self) {
+        mount::abort_fuse(&self.stage.fusectl, self.connection).unwrap();
+    }
+
     /// kill -9; returns when it is dead.
     pub(crate) fn kill(&mut self) {
         let mut daemon = self.daemon.take().expect("the daemon was started");
@@ -382,6 +493,14 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
+        for Started { mut daemon, .. } in self.successors.drain(..) {
+            daemon.kill().unwrap();
+            daemon.wait().unwrap();
+        }
+        if self.daemon.is_none() && self.kept.is_some() {
+            // Nothing else ends a connection that the test still holds.
+            let _ended_already = mount::abort_fuse(&self.stage.fusectl, self.connection);
+        }
         if self.daemon.is_some() {
             drop(mount::unmount(&self.path, UnmountMode::Detach));
             match self.ended() {
@@ -514,4 +633,55 @@ pub(crate) fn open_to_all(path: &Path) {
 
 pub(crate) fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().expect("the kernel's own error")
+}
+
+/// Plays the keeper of removed files, for one daemon after the other.
+#[derive(Debug, Default)]
+struct Keeper {
+    held: Arc<Mutex<BTreeMap<u64, OwnedFd>>>,
+    serving: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Keeper {
+    /// The socket of the next daemon. The one before must have ended.
+    fn socket(&self) -> OwnedFd {
+        let (ours, daemons) = PacketSocket::pair().unwrap();
+        let held = Arc::clone(&self.held);
+        let mut serving = self.serving.lock().unwrap();
+        if let Some(earlier) = serving.take() {
+            earlier.join().unwrap();
+        }
+        *serving = Some(std::thread::spawn(move || serve_removed(&ours, &held)));
+        let daemons = OwnedFd::from(daemons);
+        rustix::fs::fcntl_setfl(&daemons, rustix::fs::OFlags::NONBLOCK).unwrap();
+        daemons
+    }
+
+    fn nodes(&self) -> Vec<u64> {
+        self.held.lock().unwrap().keys().copied().collect()
+    }
+}
+
+/// Until the daemon ends.
+fn serve_removed(socket: &PacketSocket, held: &Mutex<BTreeMap<u64, OwnedFd>>) {
+    while let Ok(Some((packet, mut fds))) = socket.receive_with_fds(1) {
+        let mut held = held.lock().unwrap();
+        match DaemonRequest::decode(&packet).unwrap() {
+            DaemonRequest::PutRemoved { node } => drop(held.insert(node, fds.pop().unwrap())),
+            DaemonRequest::DropRemoved { node } => drop(held.remove(&node)),
+            DaemonRequest::ListRemoved { number } => {
+                let all: Vec<(&u64, &OwnedFd)> = held.iter().collect();
+                let header = |kind, count: usize| {
+                    DaemonPacket { version: VERSION, kind, count: count.try_into().unwrap(), number }.encode()
+                };
+                for some in all.chunks(MOST_NODES) {
+                    let mut packet = header(Kind::Removed, some.len()).to_vec();
+                    some.iter().for_each(|(node, _)| packet.extend(node.to_le_bytes()));
+                    let fds: Vec<BorrowedFd<'_>> = some.iter().map(|(_, fd)| fd.as_fd()).collect();
+                    socket.send(&packet, &fds).unwrap();
+                }
+                socket.send(&header(Kind::End, 0), &[]).unwrap();
+            }
+        }
+    }
 }

@@ -17,3 +17,4 @@ mod ownership;
 mod pauses;
 mod remounts;
 mod semantics;
+mod takeover;

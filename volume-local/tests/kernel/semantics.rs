@@ -13,6 +13,7 @@ const TESTS: &[&str] = &[
     include_str!("ownership.rs"),
     include_str!("pauses.rs"),
     include_str!("remounts.rs"),
+    include_str!("takeover.rs"),
 ];
 
 #[test]

@@ -39,9 +39,9 @@ pub fn hello_and_answer(input: &[u8]) {
             assert_eq!(hello.nonce, NONCE);
             let versions = Versions::said(hello.oldest_version, hello.newest_version);
             match greeting {
-                Greeting::Daemon => {
+                Greeting::Daemon { version } => {
                     assert!(VERSIONS.common(versions).is_some());
-                    assert_error_is_fit(serve(&driver, peer, &offer));
+                    assert_error_is_fit(serve(&driver, peer, &offer, version));
                 }
                 Greeting::OtherVersion(found) => {
                     assert_eq!((found, VERSIONS.common(versions)), (versions, None));

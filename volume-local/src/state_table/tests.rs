@@ -1,0 +1,209 @@
+//! What is recorded is what a successor recovers, in any order of operations.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use proptest::prelude::*;
+
+use super::requests::Effect;
+use super::*;
+
+const TABLE_BYTES: u64 = 8 << 20;
+
+fn memory() -> OwnedFd {
+    linux::shared_memory::create("test", TABLE_BYTES).unwrap()
+}
+
+fn region(memfd: &OwnedFd) -> Region {
+    Region::of_backend(memfd).unwrap()
+}
+
+fn place(directory: u64, name: &str) -> Place {
+    Place { directory, name: CString::new(name).unwrap() }
+}
+
+fn sorted(recovered: Recovered) -> (BTreeMap<u64, NodeRecord>, BTreeMap<u64, HandleRecord>) {
+    let nodes = recovered.nodes.into_iter().map(|(_, node)| (node.id, node));
+    let handles = recovered.handles.into_iter().map(|(_, handle)| (handle.handle, handle));
+    (nodes.collect(), handles.collect())
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Put { id: u64, lookups: u64, name: Option<(u64, String)>, removed_by: Option<u32> },
+    Lookups { id: u64, lookups: u64 },
+    Remove { id: u64 },
+    Open { handle: u64, node: u64, flags: u32 },
+    Close { handle: u64 },
+    GiveBack,
+    Recover,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let name = proptest::option::of((1_u64..50, "[a-z]{1,255}"));
+    prop_oneof![
+        4 => (2_u64..40, any::<u64>(), name, proptest::option::of(any::<u32>()))
+            .prop_map(|(id, lookups, name, removed_by)| Step::Put { id, lookups, name, removed_by }),
+        2 => (2_u64..40, any::<u64>()).prop_map(|(id, lookups)| Step::Lookups { id, lookups }),
+        2 => (2_u64..40).prop_map(|id| Step::Remove { id }),
+        2 => (1_u64..40, any::<u64>(), any::<u32>())
+            .prop_map(|(handle, node, flags)| Step::Open { handle, node, flags }),
+        1 => (1_u64..40).prop_map(|handle| Step::Close { handle }),
+        1 => Just(Step::GiveBack),
+        1 => Just(Step::Recover),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_successor_finds_exactly_what_was_recorded_last(steps in proptest::collection::vec(step(), 1..120)) {
+        let memfd = memory();
+        let mut table = StateTable::new(region(&memfd));
+        let (mut nodes, mut handles) = (BTreeMap::new(), BTreeMap::new());
+        let (mut node_records, mut handle_records) = (BTreeMap::new(), BTreeMap::new());
+        for step in steps.into_iter().chain([Step::Recover]) {
+            match step {
+                Step::Put { id, lookups, name, removed_by } => {
+                    let place = name.map(|(directory, name)| place(directory, &name));
+                    let removed_by = removed_by.filter(|_| place.is_none());
+                    let view = NodeView { id, lookups, place: place.as_ref(), removed_by };
+                    let record = table.put_node(node_records.get(&id).copied(), &view).unwrap();
+                    node_records.insert(id, record);
+                    nodes.insert(id, NodeRecord { id, lookups, place, removed_by });
+                }
+                Step::Lookups { id, lookups } => {
+                    if let (Some(record), Some(node)) = (node_records.get(&id), nodes.get_mut(&id)) {
+                        table.set_lookups(*record, lookups);
+                        node.lookups = lookups;
+                    }
+                }
+                Step::Remove { id } => {
+                    if let Some(record) = node_records.remove(&id) {
+                        table.remove(record);
+                        nodes.remove(&id);
+                    }
+                }
+                Step::Open { handle, node, flags } => {
+                    handles.entry(handle).or_insert_with(|| {
+                        let record = HandleRecord { kind: Opened::File, handle, node, flags, request: node };
+                        handle_records.insert(handle, table.put_handle(&record).unwrap());
+                        record
+                    });
+                }
+                Step::Close { handle } => {
+                    if let Some(record) = handle_records.remove(&handle) {
+                        table.remove(record);
+                        handles.remove(&handle);
+                    }
+                }
+                Step::GiveBack => table.give_back_from(1),
+                Step::Recover => {
+                    drop(table);
+                    let (successor, recovered) = StateTable::recover(region(&memfd)).unwrap();
+                    node_records = recovered.nodes.iter().map(|(record, node)| (node.id, *record)).collect();
+                    handle_records = recovered.handles.iter().map(|(record, open)| (open.handle, *record)).collect();
+                    prop_assert_eq!(sorted(recovered), (nodes.clone(), handles.clone()));
+                    table = successor;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_damaged_table_is_an_error_or_some_records_and_never_a_panic(
+        damage in proptest::collection::vec((0_usize..64, any::<u64>()), 1..20),
+    ) {
+        let memfd = memory();
+        let table = StateTable::new(region(&memfd));
+        for id in 2..20 {
+            let place = place(1, &"x".repeat(usize::try_from(id).unwrap() * 12));
+            table.put_node(None, &NodeView { id, lookups: 1, place: Some(&place), removed_by: None }).unwrap();
+        }
+        let words = region(&memfd);
+        for (at, value) in damage {
+            words[RECORDS_AT + at].store(value, Ordering::Relaxed);
+            words[requests::AT + at].store(value, Ordering::Relaxed);
+        }
+        let _found_or_damaged = StateTable::recover(region(&memfd));
+    }
+}
+
+/// A daemon that is killed between the new record of a node and the release of the old one.
+#[test]
+fn of_two_records_of_a_node_the_later_one_counts() {
+    let memfd = memory();
+    let table = StateTable::new(region(&memfd));
+    for name in ["old", "new"] {
+        let place = place(1, name);
+        table.put_node(None, &NodeView { id: 7, lookups: 1, place: Some(&place), removed_by: None }).unwrap();
+    }
+    let (table, recovered) = StateTable::recover(region(&memfd)).unwrap();
+    let [(record, node)] = &recovered.nodes[..] else { panic!("{recovered:?}") };
+    assert_eq!(node.place, Some(place(1, "new")));
+    table.remove(*record);
+    let (_, recovered) = StateTable::recover(region(&memfd)).unwrap();
+    assert!(recovered.nodes.is_empty(), "the other one was released: {recovered:?}");
+}
+
+#[test]
+fn a_full_table_has_no_record_for_another_node_and_room_again_after_a_removal() {
+    let memfd = linux::shared_memory::create("test", 4096 + 8 * (RECORDS_AT as u64 + 512)).unwrap();
+    let table = StateTable::new(region(&memfd));
+    let view = |id| NodeView { id, lookups: 1, place: None, removed_by: None };
+    let records: Vec<RecordId> = (2..).map_while(|id| table.put_node(None, &view(id))).collect();
+    assert_eq!(records.len(), 512 / CHUNK_WORDS);
+    table.remove(records[5]);
+    assert_eq!(table.put_node(None, &view(1000)), Some(records[5]));
+}
+
+#[test]
+fn a_successor_reads_each_note_and_takes_it_once() {
+    let memfd = memory();
+    let table = StateTable::new(region(&memfd));
+    let effects = [
+        Effect::Make { at: place(1, "made"), found: None },
+        Effect::Remove { at: place(2, "removed"), found: Some(9), removed_by: Some(0) },
+        Effect::Rename {
+            from: place(3, "from"),
+            moving: Some(5),
+            to: place(4, &"t".repeat(255)),
+            in_the_way: None,
+            exchange: false,
+            removed_by: None,
+        },
+        Effect::Rename {
+            from: place(3, "a"),
+            moving: Some(5),
+            to: place(3, "b"),
+            in_the_way: Some(6),
+            exchange: true,
+            removed_by: Some(1001),
+        },
+        Effect::Attribute { at: place(7, "user.x"), had: true, sets: false },
+        Effect::Attribute { at: place(7, "user.y"), had: false, sets: true },
+        Effect::Lookup,
+    ];
+    for (number, effect) in (100..).zip(&effects) {
+        let slot = table.requests.slot(None).unwrap();
+        table.requests.note(slot, number, effect);
+        table.requests.counted(slot, number + 1000);
+    }
+    let answered = table.requests.slot(None).unwrap();
+    table.requests.note(answered, 99, &Effect::Lookup);
+    table.requests.drop_note(answered);
+
+    let (successor, _) = StateTable::recover(region(&memfd)).unwrap();
+    let mut asked = 0;
+    successor.requests.settle(|effect| {
+        asked += 1;
+        matches!(effect, Effect::Make { .. })
+    });
+    assert!(asked >= effects.len());
+    for (number, effect) in (100..).zip(&effects) {
+        let note = successor.requests.take_note(number).unwrap();
+        assert_eq!((&note.effect, note.counted), (effect, Some(number + 1000)));
+        assert_eq!(note.is_done, number == 100);
+        assert!(successor.requests.take_note(number).is_none());
+    }
+    assert!(successor.requests.take_note(99).is_none());
+}

@@ -1,0 +1,57 @@
+//! After a takeover: drops the nodes that the kernel does not know, because an earlier daemon counted
+//! a lookup that it did not answer, or read a FORGET that it did not carry out.
+//!
+//! Invariant: as for the pruner, this thread serves no request.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use volume_fs::notifications::Kernel;
+
+use crate::volume::Volume;
+
+const STACK_BYTES: usize = 128 << 10;
+
+/// After this time, the kernel has taken in every answer that an earlier daemon gave, and every one
+/// that was on its way when a count became doubtful.
+const ANSWERS_ARE_TAKEN: Duration = Duration::from_secs(10);
+
+/// Runs on a separate thread until the process ends.
+pub(crate) fn start(volume: Arc<Volume>, kernel: Arc<Kernel>) -> std::io::Result<()> {
+    let thread = std::thread::Builder::new().name("sweeper".to_owned()).stack_size(STACK_BYTES);
+    thread
+        .spawn(move || {
+            // It fails when the volume is unmounted or its connection aborted.
+            if let Err(errno) = sweep(&volume, &kernel) {
+                tracing::debug!(error = %errno, "stopped looking for inodes that the kernel has forgotten");
+            }
+        })
+        .map(drop)
+}
+
+fn sweep(volume: &Volume, kernel: &Kernel) -> Result<(), Errno> {
+    let nodes = volume.nodes();
+    wait(ANSWERS_ARE_TAKEN);
+    for id in nodes.restored() {
+        if !kernel.knows(id)? {
+            nodes.drop_unknown(id);
+        }
+    }
+    loop {
+        let doubtful = nodes.wait_for_doubtful();
+        wait(ANSWERS_ARE_TAKEN);
+        for (id, lookups) in doubtful {
+            if !kernel.knows(id)? {
+                nodes.drop_doubtful(id, lookups);
+            }
+        }
+    }
+}
+
+fn wait(time: Duration) {
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        std::thread::park_timeout(time.saturating_sub(begun.elapsed()));
+    }
+}
