@@ -93,6 +93,9 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
     /// The descriptors and settings for the volume's daemon. Returns within a limited time.
     fn assign(&self, id: &VolumeId) -> Result<Assigned>;
 
+    /// The backend's part of an Assignment to a daemon that continues an earlier one's connection.
+    fn assignment(&self) -> assignment::Backend;
+
     /// The data that [`Self::assign`] would pass now. Returns within a limited time.
     fn data_id(&self, id: &VolumeId) -> Result<DataId>;
 

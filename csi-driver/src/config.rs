@@ -87,6 +87,10 @@ pub struct Flags {
     /// `none`: daemons stay in the driver's group
     #[arg(long, value_name = "PATH", default_value = DEFAULT_CGROUP_ROOT)]
     pub cgroup_root: PathBuf,
+    /// The program hawser-keeper, which holds volumes' FUSE connections: if a daemon dies, another one
+    /// continues, and pods see a pause. Without it, their I/O fails with ENOTCONN
+    #[arg(long, value_name = "PATH")]
+    pub keeper_binary: Option<PathBuf>,
     /// How long a daemon may take to dial in, up to 80 [default: 30 for a process, 80 for a pod]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_START_TIMEOUT_SECONDS))]
     pub start_timeout: Option<u64>,
@@ -161,6 +165,14 @@ pub enum LauncherKind {
     },
 }
 
+/// The process that holds volumes' connections.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeeperProgram {
+    pub binary: PathBuf,
+    /// Where it listens.
+    pub socket: PathBuf,
+}
+
 /// Checked: paths are absolute, every socket path fits.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -182,6 +194,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     pub run_dir: PathBuf,
     pub launcher: LauncherKind,
+    /// `None`: a daemon's death ends its connection.
+    pub keeper: Option<KeeperProgram>,
     pub start_timeout: Duration,
     /// A daemon that misses three is hung; `None`: none ever is.
     pub daemon_deadline: Option<Duration>,
@@ -230,7 +244,12 @@ impl Config {
                 (LauncherKind::Manifest { manifests, mount_image }, limits::START_POD)
             }
         };
+        let keeper = flags.keeper_binary.map(|path| {
+            let binary = absolute("--keeper-binary", &path)?;
+            Ok(KeeperProgram { binary, socket: run_dir.join("keeper.sock") })
+        });
         let config = Self {
+            keeper: keeper.transpose()?,
             kubelet_dir,
             mode: flags.mode,
             paths: flags.paths,

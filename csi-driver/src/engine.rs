@@ -3,6 +3,7 @@
 pub mod admission;
 pub(crate) mod attach;
 pub(crate) mod daemons;
+pub(crate) mod deaths;
 pub(crate) mod driver;
 pub(crate) mod expand;
 pub(crate) mod forgetting;
@@ -25,3 +26,4 @@ pub(crate) mod side_by_side;
 pub(crate) mod snapshots;
 pub(crate) mod stage;
 pub(crate) mod statistics;
+pub(crate) mod takeover;

@@ -278,6 +278,7 @@ mod tests {
             settings: Default::default(),
             data: None,
             aborted: false,
+            takeovers: 0,
         });
         record
             .targets
@@ -309,6 +310,7 @@ mod tests {
             settings: Default::default(),
             data: None,
             aborted: false,
+            takeovers: 0,
         });
         record
             .targets

@@ -34,7 +34,7 @@ pub mod fuzzing {
 }
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use linux::lock::FileLock;
@@ -136,8 +136,11 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         Ok(())
     };
     let hang_watch = tokio::spawn(driver.hang_watch.clone().run());
+    let ended = driver.ended_daemons.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let takeovers = ended.map(|ended| tokio::spawn(engine::takeover::serve(driver.stages.clone(), ended)));
     let served = tokio::try_join!(csi, registration, metrics, admin, waits, forgetting);
     hang_watch.abort();
+    takeovers.inspect(tokio::task::JoinHandle::abort);
     signals.abort();
     let ending = tokio::task::spawn_blocking(move || driver.stages.end_all_parked());
     // A panic there is in the log, and the next start ends the rest.

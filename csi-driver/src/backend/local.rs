@@ -371,6 +371,10 @@ impl VolumeBackend for Pool {
         bounded::within(format!("open volume {id} in the pool"), limits::POOL, open)?.step("open volume")
     }
 
+    fn assignment(&self) -> assignment::Backend {
+        assignment::Backend::Local(Local {})
+    }
+
     fn data_id(&self, id: &VolumeId) -> Result<DataId> {
         self.look_at(id)?.step("look at volume")
     }

@@ -1,6 +1,9 @@
-//! Holds volumes' descriptors that must outlive the call that made them.
+//! Holds volumes' descriptors that must outlive the call that made them: [`InProcess`] as long as the
+//! driver runs, [`process`] also beyond that.
 //!
 //! A record of a volume's state can be held too, as a memfd.
+
+pub(crate) mod process;
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
@@ -13,6 +16,12 @@ use crate::model::ids::VolumeId;
 pub(crate) enum Role {
     /// The volume's FUSE connection (/dev/fuse).
     Connection,
+    /// The memfd in which the daemon writes down what a successor needs.
+    StateTable,
+    /// The detached mount of the volume's directory: each daemon gets the same one.
+    Directory,
+    /// The file for the daemon's count.
+    UsageFile,
     /// A detached mount of a parked volume. Closing it ends the connection.
     ParkedMount,
 }
@@ -22,6 +31,20 @@ pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
     /// Holds the descriptor, and replaces one with the same role. Returns false, and closes the
     /// descriptor, if the keeper does not hold this role or is closed.
     fn put(&self, volume_id: &VolumeId, role: Role, descriptor: OwnedFd) -> linux::Result<bool>;
+
+    /// Whether it holds connections, so that a daemon can follow another one.
+    fn keeps_connections(&self) -> bool;
+
+    /// A duplicate of the descriptor, which stays held.
+    fn get(&self, volume_id: &VolumeId, role: Role) -> linux::Result<Option<OwnedFd>>;
+
+    /// The socket on which the volume's next daemon gives the keeper its removed files. An earlier
+    /// daemon's socket is closed. `None`: this keeper holds no connection, so no daemon can follow
+    /// another one.
+    fn daemon_socket(&self, volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>>;
+
+    /// Closes all that is held for the volume, but a [`Role::ParkedMount`]. No error if nothing is.
+    fn forget_connection(&self, volume_id: &VolumeId) -> linux::Result<()>;
 
     /// Returns the descriptor and no longer holds it.
     fn take(&self, volume_id: &VolumeId, role: Role) -> linux::Result<Option<OwnedFd>>;
@@ -42,9 +65,9 @@ pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
 
 /// Holds descriptors in this process, so they do not outlive it.
 ///
-/// It holds no [`Role::Connection`]. A connection ends when its last holder closes it. No other
-/// daemon can take it over yet, so a copy held here would make requests to a dead daemon wait
-/// forever instead of failing with ENOTCONN at once.
+/// It holds no [`Role::Connection`]. A connection ends when its last holder closes it, and without a
+/// keeper that outlives the driver no other daemon takes it over. So a copy held here would make
+/// requests to a dead daemon wait forever instead of failing with ENOTCONN at once.
 #[derive(Debug, Default)]
 pub(crate) struct InProcess {
     /// Never held while waiting.
@@ -66,7 +89,7 @@ impl InProcess {
 impl Keeper for InProcess {
     fn put(&self, volume_id: &VolumeId, role: Role, descriptor: OwnedFd) -> linux::Result<bool> {
         let mut state = self.locked();
-        if state.is_closed || role == Role::Connection {
+        if state.is_closed || role != Role::ParkedMount {
             return Ok(false);
         }
         let replaced = state.held.insert((volume_id.clone(), role), descriptor);
@@ -74,6 +97,22 @@ impl Keeper for InProcess {
         drop(state);
         drop(replaced);
         Ok(true)
+    }
+
+    fn keeps_connections(&self) -> bool {
+        false
+    }
+
+    fn get(&self, volume_id: &VolumeId, role: Role) -> linux::Result<Option<OwnedFd>> {
+        self.locked().held.get(&(volume_id.clone(), role)).map(duplicate).transpose()
+    }
+
+    fn daemon_socket(&self, _volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>> {
+        Ok(None)
+    }
+
+    fn forget_connection(&self, _volume_id: &VolumeId) -> linux::Result<()> {
+        Ok(())
     }
 
     fn take(&self, volume_id: &VolumeId, role: Role) -> linux::Result<Option<OwnedFd>> {
@@ -101,6 +140,10 @@ impl Keeper for InProcess {
         };
         drop(held);
     }
+}
+
+fn duplicate(descriptor: &OwnedFd) -> linux::Result<OwnedFd> {
+    descriptor.try_clone().map_err(|e| linux::Error::new("duplicate", "a held descriptor", e))
 }
 
 #[cfg(test)]

@@ -6,27 +6,37 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 
 use crate::model::counts::Counts;
 use crate::model::ids::VolumeId;
 use crate::model::launch::ProcessId;
 
+/// A daemon that ended and was not meant to.
+#[derive(Debug, Clone)]
+pub(crate) struct Ended {
+    pub(crate) volume_id: VolumeId,
+    pub(crate) daemon: ProcessId,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct DaemonWatch {
     watched: Arc<Mutex<HashMap<VolumeId, AbortHandle>>>,
     counts: Arc<Counts>,
+    ended: UnboundedSender<Ended>,
 }
 
 impl DaemonWatch {
-    /// Counts daemons that die in `counts`.
-    pub(crate) fn new(counts: Arc<Counts>) -> Self {
-        Self { watched: Arc::default(), counts }
+    /// Counts daemons that die in `counts`, and sends each to `ended`.
+    pub(crate) fn new(counts: Arc<Counts>, ended: UnboundedSender<Ended>) -> Self {
+        Self { watched: Arc::default(), counts, ended }
     }
 
     /// Reports the daemon's end until [`Self::stop`]. Must be called in a tokio context.
     pub(crate) fn start(&self, volume_id: &VolumeId, daemon: ProcessId, pidfd: OwnedFd) {
-        let task = tokio::spawn(report_end(volume_id.clone(), daemon, pidfd, self.counts.clone()));
+        let ended = Ended { volume_id: volume_id.clone(), daemon };
+        let task = tokio::spawn(report_end(ended, pidfd, self.counts.clone(), self.ended.clone()));
         if let Some(earlier) = self.locked().insert(volume_id.clone(), task.abort_handle()) {
             earlier.abort();
         }
@@ -55,16 +65,12 @@ pub(crate) async fn ended(pidfd: OwnedFd) -> std::io::Result<()> {
     registered?.readable().await.map(drop)
 }
 
-async fn report_end(volume_id: VolumeId, daemon: ProcessId, pidfd: OwnedFd, counts: Arc<Counts>) {
-    let pid = daemon.pid;
-    match ended(pidfd).await {
+async fn report_end(ended: Ended, pidfd: OwnedFd, counts: Arc<Counts>, receiver: UnboundedSender<Ended>) {
+    let (volume_id, pid) = (ended.volume_id.clone(), ended.daemon.pid);
+    match self::ended(pidfd).await {
         Ok(()) => {
             counts.daemon_deaths.inc();
-            tracing::error!(
-                %volume_id,
-                pid,
-                "the volume's daemon ended: its pods get ENOTCONN; the next stage or publish starts another"
-            );
+            let _receiver_gone = receiver.send(ended);
         }
         Err(error) => tracing::warn!(%volume_id, pid, %error, "cannot watch the volume's daemon"),
     }

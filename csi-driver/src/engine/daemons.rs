@@ -17,7 +17,7 @@ use crate::daemon::launcher::{LaunchSpec, Launcher};
 use crate::daemon::notes::Hangs;
 use crate::daemon::waits::Waits;
 use crate::daemon::watch::DaemonWatch;
-use crate::error::{Error, Result, Step, chain};
+use crate::error::{Error, Result, Step};
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
 use crate::model::launch::LaunchId;
@@ -48,6 +48,8 @@ pub(crate) struct Start<'a> {
     /// The connection of a mount that exists already.
     pub(crate) fuse_device: OwnedFd,
     pub(crate) assigned: Assigned,
+    /// What a successor of the daemon needs; `None` if there can be none.
+    pub(crate) state_table: Option<OwnedFd>,
 }
 
 impl Daemons {
@@ -58,7 +60,11 @@ impl Daemons {
         start: Start<'_>,
         launched: impl FnOnce(LaunchId) -> Result<()>,
     ) -> Result<Served> {
-        let Start { volume_id, settings, assignment, fuse_device, assigned } = start;
+        let Start { volume_id, settings, assignment, fuse_device, assigned, state_table } = start;
+        let keeper_socket = match &state_table {
+            Some(_) => self.keeper.daemon_socket(volume_id).step("connect daemon to keeper")?,
+            None => None,
+        };
         let assignment = Assignment { backend: Some(assigned.backend), ..assignment };
         let span = tracing::info_span!("stage.launch").entered();
         let sockets = self.dial(volume_id).listen().step("listen for daemon")?;
@@ -80,6 +86,9 @@ impl Daemons {
             (Role::MetricsListener, sockets.metrics.as_fd()),
         ];
         descriptors.extend(assigned.descriptors.iter().map(|(role, descriptor)| (*role, descriptor.as_fd())));
+        if let (Some(table), Some(socket)) = (&state_table, &keeper_socket) {
+            descriptors.extend([(Role::StateTable, table.as_fd()), (Role::Keeper, socket.as_fd())]);
+        }
         let offer = Offer { volume_id, nonce: &nonce, launch: &described, process, assignment, descriptors };
         let wait = self.waits.begin(volume_id)?;
         let served = handover::hand_over(&sockets.dial, &offer, self.start_timeout, &wait)
@@ -87,10 +96,55 @@ impl Daemons {
         // From here on only the daemon holds its listeners and the connection.
         drop(sockets);
         self.hangs.found(volume_id, None);
-        if let Err(error) = self.keeper.put(volume_id, keeper::Role::Connection, fuse_device) {
-            tracing::warn!(%volume_id, error = chain(&error), "the keeper does not hold the connection");
+        if let Some(table) = state_table.filter(|_| served.can_be_continued) {
+            self.keep(volume_id, fuse_device, table, assigned.descriptors);
         }
         Ok(served)
+    }
+
+    /// The memory for what a successor of a daemon needs; `None` if there can be none.
+    pub(crate) fn state_table(&self) -> Result<Option<OwnedFd>> {
+        if !self.keeper.keeps_connections() {
+            return Ok(None);
+        }
+        let table = linux::shared_memory::create("hawser-state", proto::handover::STATE_TABLE_BYTES);
+        table.map(Some).step("make state table")
+    }
+
+    /// Gives the keeper what a successor of the volume's daemon needs. The connection last: without
+    /// the rest it would only make requests to a dead daemon wait.
+    fn keep(
+        &self,
+        volume_id: &VolumeId,
+        fuse_device: OwnedFd,
+        state_table: OwnedFd,
+        of_backend: Vec<(Role, OwnedFd)>,
+    ) {
+        let of_backend = of_backend.into_iter().filter_map(|(role, descriptor)| match role {
+            Role::Directory => Some((keeper::Role::Directory, descriptor)),
+            Role::UsageFile => Some((keeper::Role::UsageFile, descriptor)),
+            _ => None,
+        });
+        let first = [(keeper::Role::StateTable, state_table)].into_iter().chain(of_backend);
+        let all = first.chain([(keeper::Role::Connection, fuse_device)]);
+        for (role, descriptor) in all {
+            if let Err(error) = self.keeper.put(volume_id, role, descriptor) {
+                tracing::error!(
+                    %volume_id,
+                    error = linux::chain(&error),
+                    "the keeper does not hold the volume's connection: if its daemon ends, its pods get ENOTCONN"
+                );
+                self.release_connection(volume_id);
+                return;
+            }
+        }
+    }
+
+    /// From here on, no other daemon can continue the volume's connection.
+    pub(crate) fn release_connection(&self, volume_id: &VolumeId) {
+        if let Err(error) = self.keeper.forget_connection(volume_id) {
+            tracing::warn!(%volume_id, error = linux::chain(&error), "the keeper still holds the volume's connection");
+        }
     }
 
     /// Adds the daemon's last log line to the error, if the driver itself keeps the daemon's log.
@@ -138,9 +192,21 @@ impl Daemons {
     /// Removes launch, process and dial directory of a volume that is mounted nowhere. May be
     /// repeated after any failure. A daemon that `is_served` gets its grace period.
     pub(crate) fn end(&self, volume_id: &VolumeId, stage: &StageRecord, is_served: bool) -> Result<()> {
+        self.release_connection(volume_id);
         if let Some(serving) = stage.serving {
             self.end_own_requests(volume_id, serving)?;
         }
+        self.end_launch(volume_id, stage, is_served)
+    }
+
+    /// Removes launch, process and dial directory of a volume, whose mounts stay. May be repeated
+    /// after any failure.
+    pub(crate) fn end_launch(
+        &self,
+        volume_id: &VolumeId,
+        stage: &StageRecord,
+        is_served: bool,
+    ) -> Result<()> {
         if let Some(launch) = &stage.launch {
             self.launcher.remove(launch).step("remove launch")?;
             // A daemon that never had the connection has nothing to finish.

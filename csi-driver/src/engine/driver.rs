@@ -2,20 +2,24 @@
 
 use std::sync::{Arc, Mutex};
 
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+
 use crate::backend::VolumeBackend;
 use crate::backend::local::{Pool, PoolSettings};
 use crate::config::{self, Config, ConfigError, LauncherKind, Mode};
-use crate::daemon::keeper::InProcess;
+use crate::daemon::keeper::process::KeeperProcess;
+use crate::daemon::keeper::{InProcess, Keeper};
 use crate::daemon::launcher::Launcher;
 use crate::daemon::launcher::daemon_log::DaemonLogs;
 use crate::daemon::launcher::group::GroupParent;
 use crate::daemon::launcher::manifest::ManifestLauncher;
 use crate::daemon::launcher::process::ProcessLauncher;
 use crate::daemon::waits::Waits;
-use crate::daemon::watch::DaemonWatch;
+use crate::daemon::watch::{DaemonWatch, Ended};
 use crate::engine::admission::Admission;
 use crate::engine::attach::Attachments;
 use crate::engine::daemons::Daemons;
+use crate::engine::deaths::Deaths;
 use crate::engine::expand::Expansion;
 use crate::engine::forgetting::MountPointLists;
 use crate::engine::hang::HangWatch;
@@ -57,6 +61,8 @@ pub(crate) struct Driver {
     pub(crate) readiness: Arc<Readiness>,
     pub(crate) reconciler: Arc<Reconciler>,
     pub(crate) hang_watch: Arc<HangWatch>,
+    /// For [`crate::engine::takeover::serve`], which takes it.
+    pub(crate) ended_daemons: Mutex<Option<UnboundedReceiver<Ended>>>,
     pub(crate) mount_point_lists: Arc<MountPointLists>,
 }
 
@@ -71,12 +77,13 @@ impl Driver {
         let locks = Locks::new(jobs.clone());
         // syncfs(2) of volumes does not return while their daemon is stuck.
         let flushes = Arc::new(OneEach::default());
+        let (daemon_ended, ended_daemons) = mpsc::unbounded_channel();
         let daemons = Arc::new(Daemons {
             run_dir: config.run_dir.clone(),
             launcher: launcher(&config)?,
             start_timeout: config.start_timeout,
-            keeper: Arc::new(InProcess::default()),
-            watch: DaemonWatch::new(counts.clone()),
+            keeper: keeper(&config)?,
+            watch: DaemonWatch::new(counts.clone(), daemon_ended),
             hangs: Arc::default(),
             waits: Waits::default(),
         });
@@ -89,6 +96,7 @@ impl Driver {
             flushes: flushes.clone(),
             counts: counts.clone(),
             parking: Parking::new(daemons.keeper.clone()),
+            deaths: Deaths::default(),
         });
         let targets = Arc::new(Targets {
             journal: journal.clone(),
@@ -178,6 +186,7 @@ impl Driver {
             readiness,
             reconciler,
             hang_watch,
+            ended_daemons: Mutex::new(Some(ended_daemons)),
             mount_point_lists,
         })
     }
@@ -203,6 +212,14 @@ pub(crate) fn check_mode(mode: Mode, topology: &Topology) -> std::result::Result
         }
         Topology::OneNode(_) | Topology::EveryNode => Ok(()),
     }
+}
+
+/// The keeper that the configuration names.
+fn keeper(config: &Config) -> Result<Arc<dyn Keeper>> {
+    Ok(match config.keeper.clone() {
+        Some(program) => Arc::new(KeeperProcess::start(program).step("start keeper")?),
+        None => Arc::new(InProcess::default()),
+    })
 }
 
 /// The launcher that the configuration names.

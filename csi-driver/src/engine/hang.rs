@@ -158,6 +158,7 @@ impl HangWatch {
             tracing::warn!(%volume_id, error = chain(&error), "journal the end of a hung daemon");
         }
         self.daemons.watch.stop(volume_id);
+        self.daemons.release_connection(volume_id);
         self.daemons.hangs.found(volume_id, Some(Finding::Ended));
         self.counts.hung_daemons.inc();
         let (pid, deadline) = (serving.daemon.pid, self.deadline.unwrap_or_default());

@@ -190,6 +190,9 @@ impl Reconciler {
         for target in cut_short {
             self.targets.retract(volume_id, &mut record, &target)?;
         }
+        if let Err(error) = self.stages.take_over(volume_id, &mut record) {
+            tracing::error!(%volume_id, error = chain(&error), "no other daemon has taken the volume over");
+        }
         if let Some(stage) = record.stage.clone() {
             match health(volume_id, &stage)? {
                 Health::Serving(_) => self.adopt(volume_id, &record)?,

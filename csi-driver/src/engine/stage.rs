@@ -13,6 +13,7 @@ use proto::handover::Assignment;
 
 use crate::backend::VolumeBackend;
 use crate::engine::daemons::{Daemons, Start};
+use crate::engine::deaths::Deaths;
 use crate::engine::health::{Health, health, is_served};
 use crate::engine::locks::Locks;
 use crate::engine::mount_point;
@@ -59,6 +60,7 @@ pub(crate) struct Stages {
     pub(crate) flushes: Arc<OneEach<VolumeId>>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) parking: Parking,
+    pub(crate) deaths: Deaths,
 }
 
 impl Stages {
@@ -167,6 +169,7 @@ impl Stages {
         record: &mut VolumeRecord,
         spec: &StageSpec,
     ) -> Result<MountEntry> {
+        self.take_over(volume_id, record)?;
         if let Some(stage) = record.stage.clone() {
             match health(volume_id, &stage)? {
                 Health::Serving(mount) => {
@@ -207,6 +210,7 @@ impl Stages {
             settings: spec.settings.clone(),
             data: None,
             aborted: false,
+            takeovers: 0,
         });
         self.journal.put(volume_id, record)?;
         self.try_stage(volume_id, record, spec, &place)
@@ -251,18 +255,11 @@ impl Stages {
         let mount = mounts::mount(&fuse_device, volume_id, place, spec.access)?;
         drop(span);
 
-        let limits = self.backend.limits(record.capacity_bytes);
-        let assignment = Assignment {
-            volume_name: record.name.as_str().to_owned(),
-            capacity_bytes: limits.bytes,
-            read_only: spec.access.read_only,
-            threads: spec.settings.threads,
-            inode_limit: limits.inodes,
-            known_inode_limit: spec.settings.known_inodes(),
-            ..Assignment::default()
-        };
+        let assignment = self.assignment(record, spec.access, &spec.settings);
         let data_id = assigned.id;
-        let start = Start { volume_id, settings: &spec.settings, assignment, fuse_device, assigned };
+        let state_table = self.daemons.state_table()?;
+        let settings = &spec.settings;
+        let start = Start { volume_id, settings, assignment, fuse_device, assigned, state_table };
         let served = self.daemons.start(start, |launch| {
             self.update_stage(volume_id, record, |stage| {
                 (stage.launch, stage.data) = (Some(launch), Some(data_id));
@@ -273,6 +270,25 @@ impl Stages {
         tracing::info!(pid = served.daemon.pid, max_write_bytes = served.max_write_bytes, "served");
         self.daemons.watch.start(volume_id, served.daemon, served.pidfd);
         Ok(mount)
+    }
+
+    /// What a daemon of the volume gets, without the backend's part.
+    pub(crate) fn assignment(
+        &self,
+        record: &VolumeRecord,
+        access: Access,
+        settings: &LaunchSettings,
+    ) -> Assignment {
+        let limits = self.backend.limits(record.capacity_bytes);
+        Assignment {
+            volume_name: record.name.as_str().to_owned(),
+            capacity_bytes: limits.bytes,
+            read_only: access.read_only,
+            threads: settings.threads,
+            inode_limit: limits.inodes,
+            known_inode_limit: settings.known_inodes(),
+            ..Assignment::default()
+        }
     }
 
     /// Mounts a volume that is served elsewhere at its staging path again. Its daemon and its pods
@@ -310,7 +326,7 @@ impl Stages {
         Err(Error::rolled_back(cause, mounts::unmount_own(&place, volume_id, WhenBusy::Hide)))
     }
 
-    fn update_stage(
+    pub(crate) fn update_stage(
         &self,
         volume_id: &VolumeId,
         record: &mut VolumeRecord,

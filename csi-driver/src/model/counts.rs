@@ -8,6 +8,8 @@ use prometheus_client::registry::Registry;
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) daemon_deaths: Counter,
+    /// Connections that another daemon continued.
+    pub(crate) takeovers: Counter,
     pub(crate) hung_daemons: Counter,
     pub(crate) disk_stalls: Counter,
     pauses: Counter,
@@ -26,6 +28,7 @@ impl Counts {
     pub(crate) fn register(&self, registry: &mut Registry) {
         for (name, help, counter) in [
             ("daemon_deaths", "Daemons that ended unexpectedly", &self.daemon_deaths),
+            ("takeovers", "Connections of dead daemons that another daemon continued", &self.takeovers),
             ("hung_daemons", "Daemons that answered no request and were killed", &self.hung_daemons),
             ("disk_stalls", "Stalls of the pool's disk that a daemon's users waited for", &self.disk_stalls),
             ("pauses", "Snapshots and clones that held a volume's writers back", &self.pauses),

@@ -169,6 +169,9 @@ pub(crate) struct StageRecord {
     /// The driver aborted its connection: its daemon, running or not, serves no users.
     #[serde(default)]
     pub aborted: bool,
+    /// How often another daemon has continued the connection.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub takeovers: u32,
 }
 
 /// Identifies the directory with a volume's data: a pool's path may lead to another one later.
@@ -207,6 +210,11 @@ pub(crate) struct TargetRecord {
     /// not finished.
     #[serde(default, skip_serializing_if = "is_false")]
     pub owes_group: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]

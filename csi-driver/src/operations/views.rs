@@ -292,13 +292,16 @@ fn snapshot_row(id: &SnapshotId, record: Result<SnapshotRecord>, copies: &Copies
 }
 
 impl Row for Mount {
-    const HEADINGS: &'static [&'static str] = &["VOLUME", "STATE", "DAEMON", "MODE", "CONNECTION", "PATH"];
+    const HEADINGS: &'static [&'static str] =
+        &["VOLUME", "STATE", "DAEMON", "PID", "TAKEOVERS", "MODE", "CONNECTION", "PATH"];
 
     fn cells(&self) -> Vec<String> {
         vec![
             self.volume.clone(),
             self.state.clone(),
             self.daemon.clone().unwrap_or_default(),
+            self.daemon_pid.map(|pid| pid.to_string()).unwrap_or_default(),
+            self.takeovers.to_string(),
             if self.read_only { "ro" } else { "rw" }.to_owned(),
             self.connection.to_string(),
             self.path.clone(),
@@ -313,7 +316,10 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path) -> Result<Vec<Mount>> {
         let volume = mount.source.to_string_lossy().into_owned();
         let id = VolumeId::parse(&volume);
         let record = id.as_ref().and_then(|id| journal.find(id).ok().flatten());
-        let serving = record.as_ref().and_then(|record| record.stage.as_ref()?.serving);
+        let stage = record.as_ref().and_then(|record| record.stage.as_ref());
+        let serving = stage.and_then(|stage| stage.serving);
+        let is_its = serving.filter(|serving| serving.connection_minor == mount.minor);
+        let takeovers = stage.filter(|_| is_its.is_some()).map_or(0, |stage| stage.takeovers);
         let daemon = match (id, serving) {
             (Some(id), Some(serving)) if serving.connection_minor == mount.minor => daemons.get(&id).copied(),
             // A volume that was staged again has another daemon than its older pods.
@@ -325,6 +331,8 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path) -> Result<Vec<Mount>> {
             daemon: daemon.map(|daemon| daemon.as_str().to_owned()),
             read_only: mount.is_read_only(),
             connection: mount.minor,
+            daemon_pid: is_its.map(|serving| serving.daemon.pid),
+            takeovers,
             path: text(&mount.mount_point),
             volume,
         }

@@ -17,5 +17,6 @@ mod paths;
 mod size;
 mod succession;
 mod swapped;
+mod takeover;
 mod unanswered;
 mod undo;

@@ -1,0 +1,206 @@
+//! Takeover: another daemon continues the connection of one that has died, while applications wait
+//! for their requests.
+//!
+//! The volume's mounts, its connection and its directory stay the same. The keeper holds what the
+//! successor needs; the journal records the successor's launch before it starts. So a driver that is
+//! killed in between takes the connection over at its next start.
+//!
+//! A volume whose daemons die again and again is given up: its users get ENOTCONN, which is better
+//! than to wait without an end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use linux::mount::FuseConnections;
+use proto::handover::{Assignment, Role};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::backend::Assigned;
+use crate::daemon::keeper;
+use crate::daemon::watch::Ended;
+use crate::engine::daemons::Start;
+use crate::engine::deaths::MOST_DEATHS;
+use crate::engine::locks::Lock;
+use crate::engine::stage::Stages;
+use crate::error::{Error, Result, Step, chain};
+use crate::kernel::mounts;
+use crate::model::ids::VolumeId;
+use crate::model::records::{Serving, StageRecord, VolumeRecord};
+
+/// Pauses before the third, fourth, … daemon in such a row.
+const PAUSES: [Duration; 4] = [
+    Duration::from_millis(10),
+    Duration::from_millis(100),
+    Duration::from_millis(500),
+    Duration::from_secs(2),
+];
+/// Retry interval while another operation holds the volume's lock.
+const LOCK_RETRY: Duration = Duration::from_millis(2);
+
+impl Stages {
+    /// Starts another daemon for a volume whose daemon has died, if the keeper holds its connection.
+    /// False if there is nothing to continue, or if the volume was given up; then the stage is as it
+    /// was, but for `aborted`. The volume's lock is held. Must be called in a tokio context.
+    pub(crate) fn take_over(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<bool> {
+        let Some(stage) = record.stage.clone().filter(|stage| !stage.aborted) else { return Ok(false) };
+        let Some(serving) = stage.serving else { return Ok(false) };
+        if serving.daemon.is_alive().step("look at daemon")? {
+            return Ok(false);
+        }
+        self.daemons.watch.stop(volume_id);
+        let begun = Instant::now();
+        loop {
+            let Some(start) = self.successor(volume_id, record, &stage, serving)? else { return Ok(false) };
+            let deaths = self.deaths.count(volume_id);
+            if deaths > MOST_DEATHS {
+                self.deaths.forget(volume_id);
+                self.give_up(volume_id, record, serving)?;
+                return Ok(false);
+            }
+            if let Some(more) = deaths.checked_sub(3) {
+                let last = PAUSES.len() - 1;
+                std::thread::park_timeout(PAUSES[usize::try_from(more).unwrap_or(last).min(last)]);
+            }
+            match self.start_successor(volume_id, record, serving, start) {
+                Ok(()) => {
+                    self.deaths.served(volume_id);
+                    self.counts.takeovers.inc();
+                    let pause_ms = begun.elapsed().as_millis();
+                    tracing::warn!(%volume_id, died = serving.daemon.pid, pause_ms, "another daemon has taken the volume over");
+                    return Ok(true);
+                }
+                Err(error) => {
+                    tracing::error!(%volume_id, error = chain(&error), "no other daemon has taken the volume over yet");
+                }
+            }
+        }
+    }
+
+    /// What the keeper holds for a successor; `None` if it does not hold all of it.
+    fn successor<'a>(
+        &self,
+        volume_id: &'a VolumeId,
+        record: &VolumeRecord,
+        stage: &'a StageRecord,
+        serving: Serving,
+    ) -> Result<Option<Start<'a>>> {
+        if !self.daemons.keeper.keeps_connections() {
+            return Ok(None);
+        }
+        let waiting = FuseConnections::open().and_then(|all| all.waiting(serving.connection_minor));
+        if waiting.step("look at connection")?.is_none() {
+            // Unmounted: it has no users.
+            return Ok(None);
+        }
+        let get = |role| self.daemons.keeper.get(volume_id, role).step("ask keeper");
+        let (connection, state_table) = (get(keeper::Role::Connection)?, get(keeper::Role::StateTable)?);
+        let (directory, usage_file) = (get(keeper::Role::Directory)?, get(keeper::Role::UsageFile)?);
+        let (Some(fuse_device), Some(state_table), Some(directory), Some(usage_file)) =
+            (connection, state_table, directory, usage_file)
+        else {
+            return Ok(None);
+        };
+        let Some(data_id) = stage.data else { return Ok(None) };
+        let assignment =
+            Assignment { continues: true, ..self.assignment(record, stage.access, &stage.settings) };
+        let assigned = Assigned {
+            id: data_id,
+            backend: self.backend.assignment(),
+            descriptors: vec![(Role::Directory, directory), (Role::UsageFile, usage_file)],
+        };
+        let (settings, state_table) = (&stage.settings, Some(state_table));
+        Ok(Some(Start { volume_id, settings, assignment, fuse_device, assigned, state_table }))
+    }
+
+    fn start_successor(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        serving: Serving,
+        start: Start<'_>,
+    ) -> Result<()> {
+        if let Some(stage) = &record.stage {
+            self.daemons.end_launch(volume_id, stage, false)?;
+        }
+        let served = self.daemons.start(start, |launch| {
+            self.update_stage(volume_id, record, |stage| stage.launch = Some(launch))
+        })?;
+        self.update_stage(volume_id, record, |stage| {
+            stage.serving = Some(Serving { daemon: served.daemon, ..serving });
+            stage.takeovers = stage.takeovers.saturating_add(1);
+        })?;
+        self.daemons.watch.start(volume_id, served.daemon, served.pidfd);
+        Ok(())
+    }
+
+    /// Ends the connection of a volume whose daemons die again and again.
+    fn give_up(&self, volume_id: &VolumeId, record: &mut VolumeRecord, serving: Serving) -> Result<()> {
+        tracing::error!(
+            %volume_id,
+            deaths = MOST_DEATHS + 1,
+            "the volume's daemons die at once, again and again: its pods get ENOTCONN; the next stage or publish \
+             starts anew"
+        );
+        self.update_stage(volume_id, record, |stage| stage.aborted = true)?;
+        self.daemons.release_connection(volume_id);
+        let minor = serving.connection_minor;
+        mounts::abort_connection(minor, || mounts::is_connection_of(volume_id, minor))
+    }
+
+    /// The users of a volume whose daemon has ended get errors.
+    fn report_lost(&self, ended: &Ended) {
+        tracing::error!(
+            volume_id = %ended.volume_id,
+            pid = ended.daemon.pid,
+            "the volume's daemon ended: its pods get ENOTCONN; the next stage or publish starts another"
+        );
+    }
+
+    /// The volume's lock is held; its daemon may be another one by now.
+    fn take_over_after(&self, ended: &Ended) -> Result<()> {
+        let Some(mut record) = self.journal.find(&ended.volume_id)? else { return Ok(()) };
+        let is_it = |stage: &StageRecord| stage.serving.is_some_and(|serving| serving.daemon == ended.daemon);
+        if !record.stage.as_ref().is_some_and(is_it) {
+            return Ok(());
+        }
+        let was_aborted = record.stage.as_ref().is_some_and(|stage| stage.aborted);
+        if !self.take_over(&ended.volume_id, &mut record)? && !was_aborted {
+            self.report_lost(ended);
+        }
+        Ok(())
+    }
+}
+
+/// Takes over the connections of daemons that end, each in a task of its own.
+pub(crate) async fn serve(stages: Arc<Stages>, mut ended: UnboundedReceiver<Ended>) {
+    while let Some(ended) = ended.recv().await {
+        if stages.daemons.keeper.keeps_connections() {
+            tokio::spawn(after(stages.clone(), ended));
+        } else {
+            stages.report_lost(&ended);
+        }
+    }
+}
+
+async fn after(stages: Arc<Stages>, ended: Ended) {
+    let guard = loop {
+        match stages.locks.hold(Lock::Volume(ended.volume_id.as_str())) {
+            Ok(guard) => break guard,
+            // That operation sees the dead daemon too.
+            Err(Error::Pending { .. } | Error::Copying { .. }) => tokio::time::sleep(LOCK_RETRY).await,
+            Err(error) => {
+                tracing::error!(volume_id = %ended.volume_id, error = chain(&error), "lock the volume of a dead daemon");
+                return;
+            }
+        }
+    };
+    let volume_id = ended.volume_id.clone();
+    let work = tokio::task::spawn_blocking(move || {
+        let _guard = guard;
+        stages.take_over_after(&ended)
+    });
+    let result = work.await.unwrap_or(Err(Error::Panicked { operation: "takeover" }));
+    if let Err(error) = result {
+        tracing::error!(%volume_id, error = chain(&error), "could not take the volume over");
+    }
+}

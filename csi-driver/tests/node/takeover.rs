@@ -1,0 +1,247 @@
+//! A volume's daemon is killed while applications use the volume: another one continues, and they see
+//! a pause and no error.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
+use tests::eventually;
+
+/// Longer than what the driver takes for a daemon that died at once.
+const LIVES: Duration = Duration::from_millis(60);
+
+fn with_keeper() -> Flags {
+    let Flags(mut flags) = Flags::process();
+    let keeper = volume_binary().with_file_name("hawser-keeper");
+    assert!(keeper.is_file(), "{} is missing: run `cargo build -p keeper` first", keeper.display());
+    flags.extend(["--keeper-binary".to_owned(), keeper.display().to_string()]);
+    Flags(flags)
+}
+
+/// Ends the keeper, as an administrator does when no volume is staged.
+fn end_keeper(scene: &Scene) {
+    for pid in keepers(scene) {
+        let pidfd = linux::process::open_pidfd(pid).unwrap().unwrap();
+        linux::process::signal_pidfd(&pidfd, Signal::SIGTERM as i32).unwrap();
+        assert!(linux::process::wait_for_end(&pidfd, TIMEOUT).unwrap(), "the keeper holds something");
+    }
+}
+
+fn keepers(scene: &Scene) -> Vec<i32> {
+    let processes = scene.sandbox.tag().processes().unwrap();
+    processes
+        .into_iter()
+        .filter(|process| process.name == "hawser-keeper")
+        .map(|process| process.pid)
+        .collect()
+}
+
+/// Kills the volume's daemon, and waits until another one serves.
+fn kill_daemon(scene: &Scene) {
+    let before = scene.daemons();
+    scene.kill_daemon();
+    eventually("another daemon serves", TIMEOUT, || {
+        let now = scene.daemons();
+        anyhow::ensure!(now.len() == 1 && now != before, "{before:?}, then {now:?}");
+        Ok(())
+    })
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", scene.log()));
+}
+
+/// Threads that change names and content of the volume, and check every answer.
+struct Load {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(volume: &Path) -> Self {
+        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let threads = (0..2).map(|number| {
+            let (stop, rounds) = (Arc::clone(&stop), Arc::clone(&rounds));
+            let dir = volume.join(format!("load-{number}"));
+            std::thread::spawn(move || {
+                fs::create_dir(&dir).expect("mkdir");
+                let mut log = File::create(dir.join("log")).expect("create");
+                let mut length = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let round = rounds.fetch_add(1, Ordering::Relaxed);
+                    let (from, to) = (dir.join("from"), dir.join("to"));
+                    fs::write(&from, round.to_le_bytes()).expect("write");
+                    fs::rename(&from, &to).expect("rename");
+                    assert_eq!(fs::read(&to).expect("read"), round.to_le_bytes());
+                    fs::remove_file(&to).expect("unlink");
+                    log.write_all(&round.to_le_bytes()).expect("append");
+                    length += 8;
+                    assert_eq!(log.metadata().expect("stat").len(), length);
+                }
+            })
+        });
+        let threads = threads.collect();
+        Self { stop, rounds, threads }
+    }
+
+    /// Waits for progress, and until the daemon has not died at once. Fails as soon as a thread does.
+    fn progress(&self) {
+        let (before, begun) = (self.rounds.load(Ordering::Relaxed), Instant::now());
+        while self.rounds.load(Ordering::Relaxed) < before + 20 || begun.elapsed() < LIVES {
+            assert!(!self.threads.iter().any(std::thread::JoinHandle::is_finished), "an application failed");
+            assert!(begun.elapsed() < TIMEOUT, "no progress");
+            std::thread::yield_now();
+        }
+    }
+
+    fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn applications_see_a_pause_and_no_error_when_a_daemon_is_killed() {
+    let scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    let target = caller.target_path("one");
+    let load = Load::start(&target);
+    let open = File::create_new(target.join("open")).unwrap();
+    for round in 0..20_u64 {
+        load.progress();
+        open.write_all_at(&round.to_le_bytes(), round * 8).unwrap();
+        kill_daemon(&scene);
+    }
+    load.progress();
+    load.end();
+    let written: Vec<u8> = (0..20_u64).flat_map(u64::to_le_bytes).collect();
+    assert_eq!(fs::read(target.join("open")).unwrap(), written);
+    drop(open);
+    assert!(!caller.stats(&id, &target).unwrap().volume_condition.unwrap().abnormal);
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
+}
+
+/// Writes numbers to a file and reads them back, in a process of its own: a process that has a file
+/// of the volume open cannot start a driver, because its child waits to close it.
+fn writer(scene: &Scene, file: &Path) -> Child {
+    let script = r#"n=0; while [ -e "$1.go" ]; do n=$((n+1)); echo $n > "$1" || exit 1; \
+        [ "$(cat "$1")" = $n ] || exit 2; mv "$1" "$1.moved" || exit 3; mv "$1.moved" "$1" || exit 4; done"#;
+    fs::write(go(file), "").unwrap();
+    let mut command: Command = scene.sandbox.command(Path::new("/bin/sh"));
+    command.args(["-c", script, "writer"]).arg(file).stdin(Stdio::null()).spawn().unwrap()
+}
+
+fn go(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".go");
+    name.into()
+}
+
+#[test]
+fn a_driver_and_a_daemon_that_are_killed_together_cost_a_pause() {
+    let mut scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    let file = caller.target_path("one").join("f");
+    let mut writer = writer(&scene, &file);
+    for _ in 0..3 {
+        eventually("the writer writes", TIMEOUT, || {
+            anyhow::ensure!(writer.try_wait()?.is_none(), "it failed");
+            anyhow::ensure!(fs::metadata(&file).is_ok_and(|seen| seen.len() > 0), "not yet");
+            Ok(())
+        })
+        .unwrap();
+        scene.kill_driver();
+        scene.kill_daemon();
+        scene.start_driver();
+        eventually("another daemon serves", TIMEOUT, || {
+            anyhow::ensure!(scene.daemons().len() == 1, "{:?}", scene.daemons());
+            Ok(())
+        })
+        .unwrap();
+    }
+    fs::remove_file(go(&file)).unwrap();
+    assert!(writer.wait().unwrap().success(), "{}", scene.log());
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
+}
+
+#[test]
+fn a_keeper_that_is_killed_is_replaced_and_daemons_can_be_killed_again() {
+    let scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    let target = caller.target_path("one");
+    let load = Load::start(&target);
+    for _ in 0..3 {
+        load.progress();
+        let [keeper] = keepers(&scene)[..] else { panic!("{:?}", keepers(&scene)) };
+        let pidfd = linux::process::open_pidfd(keeper).unwrap().unwrap();
+        linux::process::signal_pidfd(&pidfd, 9).unwrap();
+        assert!(linux::process::wait_for_end(&pidfd, TIMEOUT).unwrap());
+        load.progress();
+        kill_daemon(&scene);
+    }
+    load.progress();
+    load.end();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
+}
+
+#[test]
+fn a_volume_whose_daemons_die_at_once_is_given_up_and_staged_anew() {
+    let scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    let target = caller.target_path("one");
+    fs::write(target.join("f"), "kept").unwrap();
+    // Every daemon is killed as soon as it is there.
+    let begun = Instant::now();
+    while !scene.log().contains("die at once, again and again") {
+        assert!(begun.elapsed() < TIMEOUT, "{}", scene.log());
+        scene.signal_daemons(Signal::SIGKILL);
+    }
+    let ended = fs::read(target.join("f")).unwrap_err();
+    assert_eq!(ended.raw_os_error(), Some(nix::errno::Errno::ENOTCONN as i32));
+    caller.unpublish(&id, "one").unwrap();
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    assert_eq!(fs::read(target.join("f")).unwrap(), b"kept");
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
+}
+
+#[test]
+fn without_a_keeper_a_killed_daemon_is_an_error_at_once() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    scene.kill_daemon();
+    let dead = fs::metadata(caller.target_path("one").join("f")).unwrap_err();
+    assert_eq!(dead.raw_os_error(), Some(nix::errno::Errno::ENOTCONN as i32));
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
