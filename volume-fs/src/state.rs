@@ -3,8 +3,8 @@
 //!
 //! | word | |
 //! |---|---|
-//! | 0 | [`MAGIC`], written last: the rest of the page is complete |
-//! | 1 | [`VERSION`] |
+//! | 0 | `MAGIC`, written last: the rest of the page is complete |
+//! | 1 | `VERSION` |
 //! | 2, 3 | bytes of the FUSE_INIT request and of its answer |
 //! | 4 | how often the connection was taken over |
 //! | 16 | the request |
