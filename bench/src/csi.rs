@@ -5,6 +5,7 @@
 //! directory of the machine's /tmp, on its disk.
 
 mod client;
+pub(super) mod takeover;
 
 use std::collections::BTreeMap;
 use std::fs;

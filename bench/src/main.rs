@@ -33,6 +33,8 @@ enum Bench {
     Cni,
     /// The driver's calls, two hundred volumes at once, and memory
     Csi,
+    /// From the kill of a volume's daemon to the next answer
+    Takeover,
 }
 
 fn main() -> ExitCode {
@@ -45,5 +47,6 @@ fn run(arguments: &Arguments) -> Result<()> {
         (_, Some(word)) => bail!("--only {word}: only `bench cni` has cases to choose from"),
         (Bench::PodStart, None) => pod_start::run(arguments.runs),
         (Bench::Csi, None) => csi::run(arguments.runs),
+        (Bench::Takeover, None) => csi::takeover::run(arguments.runs),
     }
 }
