@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::image::{Program, write_archive};
@@ -52,6 +53,8 @@ pub struct NodeOptions {
     pub disk: Option<PathBuf>,
     /// More flags of `hawser-kubelet run`.
     pub kubelet_flags: Vec<String>,
+    /// A keeper holds the volumes' connections.
+    pub keeper: bool,
 }
 
 impl Default for NodeOptions {
@@ -65,6 +68,7 @@ impl Default for NodeOptions {
             start_timeout: None,
             disk: None,
             kubelet_flags: Vec::new(),
+            keeper: false,
         }
     }
 }
@@ -337,6 +341,9 @@ impl<'a> Node<'a> {
         if let Some(seconds) = self.options.start_timeout {
             command.args(["--start-timeout", &seconds.to_string()]);
         }
+        if self.options.keeper {
+            command.arg("--keeper-binary").arg(binaries::find("hawser-keeper")?);
+        }
         self.driver = Some(Daemon::start("hawser-csi", command, &sandbox.path("csi.out"))?);
         Ok(())
     }
@@ -531,6 +538,16 @@ impl<'a> Node<'a> {
         for daemon in [self.kubelet.as_mut(), self.driver.as_mut()].into_iter().flatten() {
             let status = daemon.stop(TIMEOUT).with_context(|| outputs.clone())?;
             ensure!(status.success(), "ended with {status}: {}", daemon.output());
+        }
+        self.end_keeper().with_context(|| outputs)
+    }
+
+    /// The driver leaves it running; without volumes it ends at SIGTERM.
+    fn end_keeper(&self) -> Result<()> {
+        for pid in self.processes("hawser-keeper")? {
+            let Some(keeper) = linux::process::open_pidfd(pid)? else { continue };
+            linux::process::signal_pidfd(&keeper, Signal::SIGTERM as i32)?;
+            ensure!(linux::process::wait_for_end(&keeper, TIMEOUT)?, "the keeper holds something");
         }
         Ok(())
     }

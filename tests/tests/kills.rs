@@ -535,3 +535,65 @@ fn daemon_killed(launcher: Launcher) {
     assert_eq!(node.logs("reader").expect("its log"), "kept\n");
     node.finish(&idle).expect("nothing is left");
 }
+
+/// Writes a number, reads it back and renames the file, again and again.
+const STREAM: &str = r#"
+n=0
+while :; do
+    n=$((n + 1))
+    echo $n > /data/f || exit 1
+    [ "$(/busybox cat /data/f)" = $n ] || exit 2
+    /busybox mv /data/f /data/g || exit 3
+    /busybox mv /data/g /data/f || exit 4
+    [ $((n % 20)) = 0 ] && echo at $n
+done
+"#;
+
+#[test]
+fn a_killed_mount_pod_is_a_pause_for_a_pod_whose_volume_has_a_keeper() {
+    daemon_killed_with_keeper(Launcher::Manifest);
+}
+
+#[test]
+fn a_killed_child_daemon_is_a_pause_for_a_pod_whose_volume_has_a_keeper() {
+    daemon_killed_with_keeper(Launcher::Process);
+}
+
+fn daemon_killed_with_keeper(launcher: Launcher) {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox, NodeOptions { launcher, keeper: true, ..NodeOptions::default() });
+    attacker::install(&node).expect("busybox");
+    node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi")).expect("put");
+    let stream = Attack::new("stream", STREAM)
+        .with_pod_fields("volumes: [{name: data, persistentVolumeClaim: {claimName: c}}]")
+        .with_container_fields("volumeMounts: [{name: data, mountPath: /data}]");
+    node.put_manifest("stream.yaml", &stream.yaml()).expect("put");
+    node.wait_for_phase("stream", "Running").expect("the pod runs");
+    let progress = || {
+        let lines = || node.logs("stream").map(|log| log.lines().count());
+        let before = lines().expect("its log");
+        eventually("the pod makes progress", TIMEOUT, || {
+            ensure!(
+                text(&node.get("pod", "stream")?["status"]["phase"]) == "Running",
+                "{}",
+                node.describe_all()
+            );
+            ensure!(lines()? > before + 2, "{}", node.outputs());
+            Ok(())
+        })
+        .expect("progress");
+    };
+    for _ in 0..5 {
+        progress();
+        let [daemon] = node.processes("hawser-volume").expect("processes")[..] else { panic!("one daemon") };
+        kill(Pid::from_raw(daemon), Signal::SIGKILL).expect("kill -9");
+        eventually("another daemon serves", TIMEOUT, || {
+            let now = node.processes("hawser-volume")?;
+            ensure!(now.len() == 1 && now[0] != daemon, "{now:?}: {}", node.outputs());
+            Ok(())
+        })
+        .expect("a takeover");
+    }
+    progress();
+    node.finish(&idle).expect("nothing is left");
+}
