@@ -11,6 +11,11 @@ pub(crate) const MOST_DEATHS: u32 = 8;
 /// A daemon that lives no longer than this has died at once.
 const AT_ONCE: Duration = Duration::from_millis(20);
 
+/// After this many daemons in a row that were hung, the connection is aborted.
+pub(crate) const MOST_HUNG: u32 = 2;
+/// A daemon that is found hung later than this after the last one begins a new row.
+const HUNG_AGAIN: Duration = Duration::from_secs(3600);
+
 /// How volumes' daemons have died lately.
 #[derive(Debug, Default)]
 pub(crate) struct Deaths(Mutex<HashMap<VolumeId, Death>>);
@@ -21,6 +26,8 @@ struct Death {
     served_since: Option<Instant>,
     /// Daemons in a row that died at once, or never served.
     in_a_row: u32,
+    hung: u32,
+    last_hung: Option<Instant>,
 }
 
 impl Deaths {
@@ -33,6 +40,17 @@ impl Deaths {
         }
         death.in_a_row += 1;
         death.in_a_row
+    }
+
+    /// Counts a daemon that was hung. Returns how many there were, without a pause of [`HUNG_AGAIN`].
+    pub(crate) fn hung(&self, volume_id: &VolumeId) -> u32 {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let death = all.entry(volume_id.clone()).or_default();
+        if death.last_hung.replace(Instant::now()).is_some_and(|last| last.elapsed() > HUNG_AGAIN) {
+            death.hung = 0;
+        }
+        death.hung += 1;
+        death.hung
     }
 
     pub(crate) fn served(&self, volume_id: &VolumeId) {

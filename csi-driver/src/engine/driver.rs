@@ -161,6 +161,7 @@ impl Driver {
         let hang_watch = Arc::new(HangWatch {
             journal: journal.clone(),
             daemons: daemons.clone(),
+            stages: stages.clone(),
             locks: locks.clone(),
             counts: counts.clone(),
             deadline: config.daemon_deadline,

@@ -25,14 +25,16 @@ use self::killed::Task;
 use self::tally::{Seen, Tally, Verdict};
 use crate::daemon::notes::Finding;
 use crate::engine::daemons::Daemons;
+use crate::engine::deaths::MOST_HUNG;
 use crate::engine::locks::{Lock, Locks};
+use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
 use crate::kernel::mounts::{self, ConnectionMount};
 use crate::model::counts::Counts;
 use crate::model::ids::VolumeId;
 use crate::model::limits;
-use crate::model::records::{Serving, StageRecord};
+use crate::model::records::{Serving, StageRecord, VolumeRecord};
 
 /// The daemon's threads are checked this often in each deadline: a daemon on a slow disk is not
 /// always in a disk wait when it is checked.
@@ -68,6 +70,7 @@ pub(crate) fn flush(path: &Path, connection_minor: u32) -> linux::Result<OwnedFd
 pub(crate) struct HangWatch {
     pub(crate) journal: Arc<Journal>,
     pub(crate) daemons: Arc<Daemons>,
+    pub(crate) stages: Arc<Stages>,
     pub(crate) locks: Locks,
     pub(crate) counts: Arc<Counts>,
     /// `None`: no volume is watched (`--daemon-deadline 0`).
@@ -149,9 +152,15 @@ impl HangWatch {
             return Ok(());
         }
         let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
-        let is_it = |stage: &&mut StageRecord| stage.serving == Some(serving) && !stage.aborted;
-        let Some(stage) = record.stage.as_mut().filter(is_it) else { return Ok(()) };
+        let is_it = |stage: &StageRecord| stage.serving == Some(serving) && !stage.aborted;
+        if !record.stage.as_ref().is_some_and(is_it) {
+            return Ok(());
+        }
         self.locks.check_not_copied(volume_id)?;
+        if seen != Seen::KilledUsers && self.replace_hung(volume_id, &mut record, serving)? {
+            return Ok(());
+        }
+        let Some(stage) = record.stage.as_mut().filter(|stage| is_it(stage)) else { return Ok(()) };
         stage.aborted = true;
         if let Err(error) = self.journal.put(volume_id, &record) {
             // For example, a full disk. Once the daemon has ended, the journal entry is not needed.
@@ -188,6 +197,35 @@ impl HangWatch {
             tracing::warn!(%volume_id, pid = serving.daemon.pid, "the hung daemon still runs after SIGKILL");
         }
         Ok(())
+    }
+}
+
+impl HangWatch {
+    /// Kills a hung daemon, so that another one continues its connection. False if none can, or if
+    /// too many in a row were hung: then the connection is to be aborted.
+    fn replace_hung(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        serving: Serving,
+    ) -> Result<bool> {
+        if !self.stages.has_successor(volume_id)? || self.stages.deaths.hung(volume_id) > MOST_HUNG {
+            return Ok(false);
+        }
+        let (pid, deadline_seconds) = (serving.daemon.pid, self.deadline.unwrap_or_default().as_secs());
+        tracing::error!(
+            %volume_id,
+            pid,
+            deadline_seconds,
+            "the volume's daemon answered no request for three deadlines and is killed: another one continues"
+        );
+        self.counts.hung_daemons.inc();
+        self.daemons.watch.stop(volume_id);
+        if !serving.daemon.end(Duration::ZERO).step("end daemon")? {
+            // For example, a frozen cgroup: while it lives, it may still answer.
+            return Ok(false);
+        }
+        self.stages.take_over(volume_id, record)
     }
 }
 

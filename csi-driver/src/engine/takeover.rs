@@ -16,7 +16,7 @@ use proto::handover::{Assignment, Role};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::backend::Assigned;
-use crate::daemon::keeper;
+use crate::daemon::keeper::Role as Kept;
 use crate::daemon::watch::Ended;
 use crate::engine::daemons::Start;
 use crate::engine::deaths::MOST_DEATHS;
@@ -76,6 +76,13 @@ impl Stages {
         }
     }
 
+    /// Whether the keeper holds the volume's connection.
+    pub(crate) fn has_successor(&self, volume_id: &VolumeId) -> Result<bool> {
+        let keeper = &self.daemons.keeper;
+        Ok(keeper.keeps_connections()
+            && keeper.get(volume_id, Kept::Connection).step("ask keeper")?.is_some())
+    }
+
     /// What the keeper holds for a successor; `None` if it does not hold all of it.
     fn successor<'a>(
         &self,
@@ -93,8 +100,8 @@ impl Stages {
             return Ok(None);
         }
         let get = |role| self.daemons.keeper.get(volume_id, role).step("ask keeper");
-        let (connection, state_table) = (get(keeper::Role::Connection)?, get(keeper::Role::StateTable)?);
-        let (directory, usage_file) = (get(keeper::Role::Directory)?, get(keeper::Role::UsageFile)?);
+        let (connection, state_table) = (get(Kept::Connection)?, get(Kept::StateTable)?);
+        let (directory, usage_file) = (get(Kept::Directory)?, get(Kept::UsageFile)?);
         let (Some(fuse_device), Some(state_table), Some(directory), Some(usage_file)) =
             (connection, state_table, directory, usage_file)
         else {

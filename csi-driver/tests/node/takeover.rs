@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
-use tests::eventually;
+use tests::{Sandbox, eventually};
 
 /// Longer than what the driver takes for a daemon that died at once.
 const LIVES: Duration = Duration::from_millis(60);
@@ -206,22 +206,41 @@ fn a_keeper_that_is_killed_is_replaced_and_daemons_can_be_killed_again() {
     end_keeper(&scene);
 }
 
+/// A sandbox with a program for daemons of its own, which a test may replace.
+fn with_own_program() -> (Scene, PathBuf) {
+    let sandbox = Sandbox::new();
+    let program = sandbox.path("hawser-volume");
+    fs::copy(volume_binary(), &program).unwrap();
+    let Flags(mut flags) = with_keeper();
+    let at = flags.iter().position(|flag| flag == "--volume-binary").unwrap();
+    flags[at + 1] = program.display().to_string();
+    (Scene::start_in(sandbox, Flags(flags)), program)
+}
+
+fn replace(program: &Path, by: &[u8]) {
+    let new = program.with_extension("new");
+    fs::write(&new, by).unwrap();
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::rename(&new, program).unwrap();
+}
+
 #[test]
 fn a_volume_whose_daemons_die_at_once_is_given_up_and_staged_anew() {
-    let scene = Scene::start(with_keeper());
+    let (scene, program) = with_own_program();
     let caller = scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let target = caller.target_path("one");
     fs::write(target.join("f"), "kept").unwrap();
-    // Every daemon is killed as soon as it is there.
-    let begun = Instant::now();
-    while !scene.log().contains("die at once, again and again") {
-        assert!(begun.elapsed() < TIMEOUT, "{}", scene.log());
-        scene.signal_daemons(Signal::SIGKILL);
-    }
-    let ended = fs::read(target.join("f")).unwrap_err();
-    assert_eq!(ended.raw_os_error(), Some(nix::errno::Errno::ENOTCONN as i32));
-    caller.unpublish(&id, "one").unwrap();
+    replace(&program, b"#!/bin/sh\nexit 1\n");
+    scene.kill_daemon();
+    let ended = fs::metadata(target.join("absent")).unwrap_err().raw_os_error();
+    let errors =
+        [nix::errno::Errno::ENOTCONN, nix::errno::Errno::ECONNABORTED].map(|errno| Some(errno as i32));
+    assert!(errors.contains(&ended), "{ended:?}: {}", scene.log());
+    assert!(scene.log().contains("die at once, again and again"), "{}", scene.log());
+    replace(&program, &fs::read(volume_binary()).unwrap());
+    // The driver may still be about to record it.
+    eventually("the volume is unpublished", TIMEOUT, || Ok(caller.unpublish(&id, "one")?)).unwrap();
     caller.stage(&id).unwrap();
     caller.publish(&id, "one").unwrap();
     assert_eq!(fs::read(target.join("f")).unwrap(), b"kept");
@@ -244,4 +263,73 @@ fn without_a_keeper_a_killed_daemon_is_an_error_at_once() {
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
+}
+
+#[test]
+fn a_hung_daemon_is_replaced_and_its_users_get_their_answer() {
+    let Flags(mut flags) = with_keeper();
+    flags.extend(["--daemon-deadline", "1"].map(str::to_owned));
+    let scene = Scene::start(Flags(flags));
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    let target = caller.target_path("one");
+    fs::write(target.join("f"), "kept").unwrap();
+    scene.stop_daemon();
+    // The request waits in the stopped daemon's connection until another one answers.
+    assert_eq!(fs::read(target.join("f")).unwrap(), b"kept");
+    assert!(scene.log().contains("another one continues"), "{}", scene.log());
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
+}
+
+#[test]
+fn a_volume_whose_daemons_hang_in_a_row_is_given_up() {
+    let Flags(mut flags) = with_keeper();
+    flags.extend(["--daemon-deadline", "1"].map(str::to_owned));
+    let scene = Scene::start(Flags(flags));
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    let target = caller.target_path("one");
+    scene.stop_daemon();
+    let (waited, ended) = std::sync::mpsc::channel();
+    let user = {
+        let target = target.clone();
+        let ask =
+            move |number: u32| fs::metadata(target.join(number.to_string())).unwrap_err().raw_os_error();
+        std::thread::spawn(move || {
+            (0..).map(ask).any(|answer| {
+                let is_over = answer != Some(nix::errno::Errno::ENOENT as i32);
+                waited.send(answer).is_err() || is_over
+            })
+        })
+    };
+    // Every daemon is stopped as soon as it serves.
+    let (begun, mut stopped) = (Instant::now(), 1);
+    let answer = loop {
+        assert!(begun.elapsed() < 2 * TIMEOUT, "{}", scene.log());
+        if scene.log().matches("another daemon has taken the volume over").count() == stopped {
+            scene.stop_daemon();
+            stopped += 1;
+        }
+        match ended.recv_timeout(Duration::from_millis(1)) {
+            // A successor may answer before it is stopped; the next one is asked then.
+            Ok(answer) if answer == Some(nix::errno::Errno::ENOENT as i32) => {}
+            Ok(answer) => break answer,
+            Err(_) => {}
+        }
+    };
+    drop(ended);
+    assert!(user.join().unwrap());
+    let is_given_up = answer == Some(nix::errno::Errno::ENOTCONN as i32)
+        || answer == Some(nix::errno::Errno::ECONNABORTED as i32);
+    assert!(is_given_up, "{answer:?}\n{}", scene.log());
+    // The driver may still be about to record it.
+    eventually("the volume is unpublished", TIMEOUT, || Ok(caller.unpublish(&id, "one")?)).unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
 }
