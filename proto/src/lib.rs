@@ -52,8 +52,12 @@ pub mod handover {
     /// The first version with a state table and a keeper.
     pub const FIRST_WITH_STATE: u32 = 4;
 
-    /// The size of a state table. Memory is taken only for what is written.
-    pub const STATE_TABLE_BYTES: u64 = 1 << 32;
+    /// The size of the state table of a daemon that may know this many inodes, and twice as many for a
+    /// moment: 288 bytes for each, with the longest name, and room for handles. Memory is taken only
+    /// for what is written.
+    pub fn state_table_bytes(known_inodes: u32) -> u64 {
+        (8 << 20) + 2 * 288 * u64::from(known_inodes)
+    }
 
     /// The environment variable in which a launcher passes a daemon the nonce of its Hello.
     pub const NONCE_VARIABLE: &str = "HAWSER_NONCE";

@@ -49,6 +49,9 @@ pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
     /// Returns the descriptor and no longer holds it.
     fn take(&self, volume_id: &VolumeId, role: Role) -> linux::Result<Option<OwnedFd>>;
 
+    /// Whether it holds the volume's [`Role::ParkedMount`]. Never waits.
+    fn holds_parked(&self, volume_id: &VolumeId) -> bool;
+
     /// The roles that are held for the volume.
     fn list(&self, volume_id: &VolumeId) -> linux::Result<Vec<Role>>;
 
@@ -117,6 +120,10 @@ impl Keeper for InProcess {
 
     fn take(&self, volume_id: &VolumeId, role: Role) -> linux::Result<Option<OwnedFd>> {
         Ok(self.locked().held.remove(&(volume_id.clone(), role)))
+    }
+
+    fn holds_parked(&self, volume_id: &VolumeId) -> bool {
+        self.locked().held.contains_key(&(volume_id.clone(), Role::ParkedMount))
     }
 
     fn list(&self, volume_id: &VolumeId) -> linux::Result<Vec<Role>> {

@@ -62,7 +62,14 @@ impl Daemons {
     ) -> Result<Served> {
         let Start { volume_id, settings, assignment, fuse_device, assigned, state_table } = start;
         let keeper_socket = match &state_table {
-            Some(_) => self.keeper.daemon_socket(volume_id).step("connect daemon to keeper")?,
+            Some(_) if assignment.continues => {
+                self.keeper.daemon_socket(volume_id).step("connect daemon to keeper")?
+            }
+            // The volume is served all the same.
+            Some(_) => self.keeper.daemon_socket(volume_id).unwrap_or_else(|error| {
+                tracing::error!(%volume_id, error = linux::chain(&error), "no keeper for the volume's daemon");
+                None
+            }),
             None => None,
         };
         let assignment = Assignment { backend: Some(assigned.backend), ..assignment };
@@ -103,11 +110,12 @@ impl Daemons {
     }
 
     /// The memory for what a successor of a daemon needs; `None` if there can be none.
-    pub(crate) fn state_table(&self) -> Result<Option<OwnedFd>> {
+    pub(crate) fn state_table(&self, settings: &LaunchSettings) -> Result<Option<OwnedFd>> {
         if !self.keeper.keeps_connections() {
             return Ok(None);
         }
-        let table = linux::shared_memory::create("hawser-state", proto::handover::STATE_TABLE_BYTES);
+        let bytes = proto::handover::state_table_bytes(settings.known_inodes());
+        let table = linux::shared_memory::create("hawser-state", bytes);
         table.map(Some).step("make state table")
     }
 
@@ -136,6 +144,27 @@ impl Daemons {
                 );
                 self.release_connection(volume_id);
                 return;
+            }
+        }
+    }
+
+    /// Makes this process hold what a keeper holds since an earlier driver: either may end alone.
+    pub(crate) fn copy_connection(&self, volume_id: &VolumeId) {
+        use keeper::Role::{Connection, Directory, StateTable, UsageFile};
+        if !self.keeper.keeps_connections() {
+            return;
+        }
+        for role in [StateTable, Directory, UsageFile, Connection] {
+            match self.keeper.get(volume_id, role) {
+                Ok(Some(_copy)) => {}
+                Ok(None) => {
+                    tracing::warn!(%volume_id, "no keeper holds the volume's connection: if its daemon ends, its pods get ENOTCONN");
+                    return;
+                }
+                Err(error) => {
+                    tracing::error!(%volume_id, error = linux::chain(&error), "the keeper does not answer");
+                    return;
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! How often the daemons of a volume have died at once, one after the other.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,9 @@ pub(crate) const MOST_DEATHS: u32 = 8;
 /// A daemon that lives no longer than this has died at once.
 const AT_ONCE: Duration = Duration::from_millis(20);
 
+/// More deaths than this within the window are too many, however long each daemon lived.
+const MOST_IN_WINDOW: usize = 600;
+const WINDOW: Duration = Duration::from_secs(60);
 /// After this many daemons in a row that were hung, the connection is aborted.
 pub(crate) const MOST_HUNG: u32 = 2;
 /// A daemon that is found hung later than this after the last one begins a new row.
@@ -26,6 +29,8 @@ struct Death {
     served_since: Option<Instant>,
     /// Daemons in a row that died at once, or never served.
     in_a_row: u32,
+    /// Deaths within [`WINDOW`].
+    recent: VecDeque<Instant>,
     hung: u32,
     last_hung: Option<Instant>,
 }
@@ -39,7 +44,10 @@ impl Deaths {
             death.in_a_row = 0;
         }
         death.in_a_row += 1;
-        death.in_a_row
+        let now = Instant::now();
+        death.recent.push_back(now);
+        death.recent.retain(|at| now.duration_since(*at) < WINDOW);
+        if death.recent.len() > MOST_IN_WINDOW { MOST_DEATHS + 1 } else { death.in_a_row }
     }
 
     /// Counts a daemon that was hung. Returns how many there were, without a pause of [`HUNG_AGAIN`].

@@ -23,8 +23,7 @@ impl Parking {
     }
 
     pub(crate) fn holds(&self, volume_id: &VolumeId) -> bool {
-        let held = self.keeper.list(volume_id);
-        logged(volume_id, held).is_some_and(|roles| roles.contains(&Role::ParkedMount))
+        self.keeper.holds_parked(volume_id)
     }
 
     /// False if parking is closed or the keeper does not answer: then `mount` is closed too.

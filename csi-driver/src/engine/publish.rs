@@ -13,7 +13,7 @@ use crate::engine::health::is_served;
 use crate::engine::mount_point;
 use crate::engine::places::place_of_target;
 use crate::engine::stage::{StageSpec, Stages};
-use crate::error::{Error, Result, Step};
+use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
 use crate::kernel::bounded::OneEach;
 use crate::kernel::host_path::{HostPath, HostPaths};
@@ -118,6 +118,11 @@ impl Targets {
     /// NodeUnpublishVolume; a target that is not published is a success.
     pub(crate) fn unpublish(&self, volume_id: &VolumeId, path: &HostPath) -> Result<()> {
         let mut record = self.journal.find(volume_id)?;
+        if let Some(record) = &mut record
+            && let Err(error) = self.stages.take_over(volume_id, record)
+        {
+            tracing::error!(%volume_id, error = chain(&error), "no other daemon has taken the volume over");
+        }
         let mut targets =
             record.as_ref().map(|record| record.targets_asked_at(path.as_asked())).unwrap_or_default();
         if targets.is_empty() {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::VolumeBackend;
 use crate::daemon::dial;
+use crate::daemon::keeper::Role;
 use crate::daemon::launcher::Launched;
 use crate::engine::daemons::Daemons;
 use crate::engine::health::{Health, health, is_served};
@@ -83,7 +84,8 @@ impl Reconciler {
     fn forget_unknown_descriptors(&self) {
         let keeper = &self.daemons.keeper;
         let forget = |volume_id: &VolumeId| {
-            keeper.list(volume_id)?.into_iter().try_for_each(|role| keeper.forget(volume_id, role))
+            keeper.forget_connection(volume_id)?;
+            keeper.forget(volume_id, Role::ParkedMount)
         };
         match keeper.volumes() {
             // A volume whose entry cannot be read may be served.
@@ -190,6 +192,7 @@ impl Reconciler {
         for target in cut_short {
             self.targets.retract(volume_id, &mut record, &target)?;
         }
+        self.stages.end_given_up(volume_id, &record)?;
         if let Err(error) = self.stages.take_over(volume_id, &mut record) {
             tracing::error!(%volume_id, error = chain(&error), "no other daemon has taken the volume over");
         }
@@ -224,6 +227,7 @@ impl Reconciler {
     }
 
     fn adopt(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+        self.daemons.copy_connection(volume_id);
         match record.stage.as_ref().and_then(|stage| stage.serving) {
             Some(serving) => self.daemons.watch(volume_id, serving),
             None => Ok(()),

@@ -19,6 +19,8 @@ impl Stages {
             }
             return Ok(answer);
         }
+        // A successor must not begin to serve after its volume counted as unused.
+        self.take_over(volume_id, record)?;
         let Some(stage) = &record.stage else { return Ok(None) };
         match health(volume_id, stage)? {
             // No path leads to it any more, but processes with open files still write to it.

@@ -257,7 +257,7 @@ impl Stages {
 
         let assignment = self.assignment(record, spec.access, &spec.settings);
         let data_id = assigned.id;
-        let state_table = self.daemons.state_table()?;
+        let state_table = self.daemons.state_table(&spec.settings)?;
         let settings = &spec.settings;
         let start = Start { volume_id, settings, assignment, fuse_device, assigned, state_table };
         let served = self.daemons.start(start, |launch| {

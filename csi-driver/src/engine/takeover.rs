@@ -34,6 +34,8 @@ const PAUSES: [Duration; 4] = [
     Duration::from_millis(500),
     Duration::from_secs(2),
 ];
+/// After an error that is not a daemon's.
+const ERROR_RETRY: Duration = Duration::from_secs(1);
 /// Retry interval while another operation holds the volume's lock.
 const LOCK_RETRY: Duration = Duration::from_millis(2);
 
@@ -42,6 +44,9 @@ impl Stages {
     /// False if there is nothing to continue, or if the volume was given up; then the stage is as it
     /// was, but for `aborted`. The volume's lock is held. Must be called in a tokio context.
     pub(crate) fn take_over(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<bool> {
+        if !self.daemons.keeper.keeps_connections() {
+            return Ok(false);
+        }
         let Some(stage) = record.stage.clone().filter(|stage| !stage.aborted) else { return Ok(false) };
         let Some(serving) = stage.serving else { return Ok(false) };
         if serving.daemon.is_alive().step("look at daemon")? {
@@ -69,6 +74,8 @@ impl Stages {
                     tracing::warn!(%volume_id, died = serving.daemon.pid, pause_ms, "another daemon has taken the volume over");
                     return Ok(true);
                 }
+                // The driver stops, or the volume is being unstaged.
+                Err(abandoned @ Error::Abandoned { .. }) => return Err(abandoned),
                 Err(error) => {
                     tracing::error!(%volume_id, error = chain(&error), "no other daemon has taken the volume over yet");
                 }
@@ -78,9 +85,8 @@ impl Stages {
 
     /// Whether the keeper holds the volume's connection.
     pub(crate) fn has_successor(&self, volume_id: &VolumeId) -> Result<bool> {
-        let keeper = &self.daemons.keeper;
-        Ok(keeper.keeps_connections()
-            && keeper.get(volume_id, Kept::Connection).step("ask keeper")?.is_some())
+        let held = self.daemons.keeper.list(volume_id).step("ask keeper")?;
+        Ok(held.contains(&Kept::Connection))
     }
 
     /// What the keeper holds for a successor; `None` if it does not hold all of it.
@@ -91,9 +97,6 @@ impl Stages {
         stage: &'a StageRecord,
         serving: Serving,
     ) -> Result<Option<Start<'a>>> {
-        if !self.daemons.keeper.keeps_connections() {
-            return Ok(None);
-        }
         let waiting = FuseConnections::open().and_then(|all| all.waiting(serving.connection_minor));
         if waiting.step("look at connection")?.is_none() {
             // Unmounted: it has no users.
@@ -154,6 +157,16 @@ impl Stages {
         mounts::abort_connection(minor, || mounts::is_connection_of(volume_id, minor))
     }
 
+    /// Aborts the connection of a volume that was given up: the driver that decided it may have been
+    /// killed before it did.
+    pub(crate) fn end_given_up(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+        let Some(stage) = record.stage.as_ref().filter(|stage| stage.aborted) else { return Ok(()) };
+        let Some(serving) = stage.serving else { return Ok(()) };
+        self.daemons.release_connection(volume_id);
+        let minor = serving.connection_minor;
+        mounts::abort_connection(minor, || mounts::is_connection_of(volume_id, minor))
+    }
+
     /// The users of a volume whose daemon has ended get errors.
     fn report_lost(&self, ended: &Ended) {
         tracing::error!(
@@ -189,25 +202,26 @@ pub(crate) async fn serve(stages: Arc<Stages>, mut ended: UnboundedReceiver<Ende
     }
 }
 
+/// Until the volume has another daemon, or is given up, or another operation has seen to it.
 async fn after(stages: Arc<Stages>, ended: Ended) {
+    while let Err(error) = attempt(&stages, &ended).await {
+        tracing::error!(volume_id = %ended.volume_id, error = chain(&error), "could not take the volume over yet");
+        tokio::time::sleep(ERROR_RETRY).await;
+    }
+}
+
+async fn attempt(stages: &Arc<Stages>, ended: &Ended) -> Result<()> {
     let guard = loop {
         match stages.locks.hold(Lock::Volume(ended.volume_id.as_str())) {
             Ok(guard) => break guard,
-            // That operation sees the dead daemon too.
             Err(Error::Pending { .. } | Error::Copying { .. }) => tokio::time::sleep(LOCK_RETRY).await,
-            Err(error) => {
-                tracing::error!(volume_id = %ended.volume_id, error = chain(&error), "lock the volume of a dead daemon");
-                return;
-            }
+            Err(error) => return Err(error),
         }
     };
-    let volume_id = ended.volume_id.clone();
+    let (stages, ended) = (stages.clone(), ended.clone());
     let work = tokio::task::spawn_blocking(move || {
         let _guard = guard;
         stages.take_over_after(&ended)
     });
-    let result = work.await.unwrap_or(Err(Error::Panicked { operation: "takeover" }));
-    if let Err(error) = result {
-        tracing::error!(%volume_id, error = chain(&error), "could not take the volume over");
-    }
+    work.await.unwrap_or(Err(Error::Panicked { operation: "takeover" }))
 }

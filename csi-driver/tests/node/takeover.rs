@@ -333,3 +333,56 @@ fn a_volume_whose_daemons_hang_in_a_row_is_given_up() {
     scene.assert_nothing_left();
     end_keeper(&scene);
 }
+
+#[test]
+fn after_a_restart_of_the_driver_the_keeper_and_then_the_daemon_may_be_killed() {
+    let mut scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    let file = caller.target_path("one").join("f");
+    fs::write(&file, "kept").unwrap();
+    scene.restart_driver();
+    let [keeper] = keepers(&scene)[..] else { panic!("{:?}", keepers(&scene)) };
+    let pidfd = linux::process::open_pidfd(keeper).unwrap().unwrap();
+    linux::process::signal_pidfd(&pidfd, 9).unwrap();
+    assert!(linux::process::wait_for_end(&pidfd, TIMEOUT).unwrap());
+    kill_daemon(&scene);
+    assert_eq!(fs::read(&file).unwrap(), b"kept");
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
+}
+
+#[test]
+fn a_driver_that_stops_while_no_daemon_starts_gives_no_volume_up() {
+    let (mut scene, program) = with_own_program();
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    let file = caller.target_path("one").join("f");
+    fs::write(&file, "kept").unwrap();
+    // A daemon that never dials in.
+    replace(&program, b"#!/bin/sh\nexec sleep 1000\n");
+    scene.kill_daemon();
+    eventually("a successor was started", TIMEOUT, || {
+        let processes = scene.sandbox.tag().processes()?;
+        anyhow::ensure!(processes.iter().any(|process| process.name == "sleep"), "{processes:?}");
+        Ok(())
+    })
+    .unwrap();
+    scene.driver.take().unwrap().stop(TIMEOUT).unwrap();
+    replace(&program, &fs::read(volume_binary()).unwrap());
+    scene.start_driver();
+    eventually("another daemon serves", TIMEOUT, || {
+        anyhow::ensure!(scene.daemons().len() == 1, "{:?}\n{}", scene.daemons(), scene.log());
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(fs::read(&file).unwrap(), b"kept");
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
+}

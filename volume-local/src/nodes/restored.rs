@@ -69,8 +69,10 @@ impl Nodes {
         self.release(table, left);
     }
 
-    /// Takes over what the keeper holds: descriptors of removed files, by node.
-    pub(crate) fn restore_kept(&self, kept: Vec<(u64, OwnedFd)>) {
+    /// Takes over what the keeper holds of nodes without a place: descriptors, by node. Returns the
+    /// others.
+    pub(crate) fn restore_kept(&self, kept: Vec<(u64, OwnedFd)>) -> Vec<(u64, OwnedFd)> {
+        let mut others = Vec::new();
         for (id, fd) in kept {
             let mut table = self.table();
             match table.nodes.get_mut(&id) {
@@ -79,13 +81,24 @@ impl Nodes {
                     let left = table.keep_open(id, Arc::new(fd), self.limit);
                     self.release(table, left);
                 }
-                // The earlier daemon was killed before the file lost its name, or after it was
-                // forgotten.
-                _ => {
-                    drop(table);
-                    self.let_keeper_drop(id);
-                }
+                _ => others.push((id, fd)),
             }
+        }
+        others
+    }
+
+    /// The node has kept its name: the keeper need not hold it.
+    pub(crate) fn let_keeper_release(&self, id: u64) {
+        if self.keeper.is_none() {
+            return;
+        }
+        let was_kept = self
+            .table()
+            .nodes
+            .get_mut(&id)
+            .is_some_and(|node| node.place.is_some() && std::mem::take(&mut node.kept));
+        if was_kept {
+            self.let_keeper_drop(id);
         }
     }
 
@@ -124,7 +137,7 @@ impl Nodes {
         }
     }
 
-    pub(super) fn let_keeper_drop(&self, id: u64) {
+    pub(crate) fn let_keeper_drop(&self, id: u64) {
         let Some(keeper) = &self.keeper else { return };
         if let Err(error) = keeper.drop_removed(id) {
             tracing::debug!(error = linux::chain(&error), "the keeper still holds a removed file");
@@ -133,9 +146,11 @@ impl Nodes {
 
     /// Whether the node is to be reached by its descriptor alone, which the keeper does not hold.
     pub(crate) fn lacks_keeper(&self, id: u64) -> bool {
+        if self.keeper.is_none() {
+            return false;
+        }
         let table = self.table();
-        self.keeper.is_some()
-            && table.nodes.get(&id).is_some_and(|node| node.place.is_none() && !node.kept && id != ROOT)
+        table.nodes.get(&id).is_some_and(|node| node.place.is_none() && !node.kept && id != ROOT)
     }
 
     /// Whether the node's place is this one.

@@ -177,7 +177,8 @@ impl Volume {
             Ok::<_, Errno>(Effect::Remove { at: place.clone(), found, removed_by })
         })?;
         self.keep_before_loss(found.as_ref(), &place);
-        self.settling(directory, &parent, || rustix::fs::unlinkat(&parent, &place.name, kind))?;
+        self.settling(directory, &parent, || rustix::fs::unlinkat(&parent, &place.name, kind))
+            .inspect_err(|_| self.release_after_failure(found.as_ref()))?;
         if let Some(found) = found {
             self.lost(found, uid, &place);
         }
@@ -226,7 +227,8 @@ impl Volume {
             self.settling(to_directory, &to_parent, || {
                 rustix::fs::renameat_with(&from_parent, &from.name, &to_parent, &to.name, flags)
             })
-        })?;
+        })
+        .inspect_err(|_| self.release_after_failure(in_the_way.as_ref()))?;
         let id = |found: &Option<Found>| found.as_ref().map(|found| found.id);
         if id(&moving).is_some() && id(&moving) == id(&in_the_way) {
             // Two names of one file: rename(2) does nothing.
@@ -329,10 +331,20 @@ impl Volume {
     /// Called before a file loses the name by which a successor would find it: if it may still be
     /// used, the keeper gets a descriptor.
     fn keep_before_loss(&self, found: Option<&Found>, place: &Place) {
+        if self.table.is_none() {
+            return;
+        }
         let Some(found @ Found { id, held: Some(held), .. }) = found else { return };
         let may_be_used = found.is_directory() || !found.has_one_name() || self.is_open(*id);
         if may_be_used && self.nodes.is_at(*id, place) {
             self.nodes.let_keeper_hold(*id, held);
+        }
+    }
+
+    /// The file has kept its name.
+    fn release_after_failure(&self, found: Option<&Found>) {
+        if let Some(found) = found {
+            self.nodes.let_keeper_release(found.id);
         }
     }
 
@@ -373,7 +385,7 @@ impl Volume {
         if let Some(held) = held {
             self.nodes.removed(id, place, Removal { uid, held: Arc::clone(&held), names_left });
             // It was opened after it was looked at.
-            if self.is_open(id) {
+            if self.table.is_some() && self.is_open(id) {
                 self.keep_if_removed(id, &held);
             }
         }

@@ -4,8 +4,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use keeper::daemon::Removed;
+use rustix::io::Errno;
 
 use super::Volume;
+use crate::errno::Result;
 use crate::nodes::stat;
 use crate::place::Place;
 use crate::quota::charge;
@@ -22,15 +24,19 @@ impl Volume {
             handles.into_iter().partition(|(_, handle)| handle.kind == Opened::File);
         self.files.restore(files);
         self.directories.restore(directories);
+        // Their users get ESTALE without it; everything else is served.
+        let kept = keeper.list_removed().unwrap_or_else(|error| {
+            tracing::error!(error = linux::chain(&error), "the keeper does not list the removed files");
+            Vec::new()
+        });
+        let kept = self.nodes.restore_kept(kept);
         if let Some(table) = self.table.clone() {
             table.requests.settle(|effect| self.is_done(effect));
         }
-        match keeper.list_removed() {
-            Ok(kept) => self.nodes.restore_kept(kept),
-            // Their users get ESTALE; everything else is served.
-            Err(error) => {
-                tracing::error!(error = linux::chain(&error), "the keeper does not list the removed files");
-            }
+        // Now also those that have lost their place by a request in progress. For the others, the
+        // earlier daemon was killed before the name was lost, or after the file was forgotten.
+        for (id, _fd) in self.nodes.restore_kept(kept) {
+            self.nodes.let_keeper_drop(id);
         }
         self.charge_removed();
         tracing::info!(known, open, "continues the connection of an earlier daemon");
@@ -40,9 +46,9 @@ impl Volume {
     /// Whether the effect was made. If so, the nodes follow it.
     fn is_done(&self, effect: &Effect) -> bool {
         match effect {
-            Effect::Make { at, found } => found.is_none() && self.node_now_at(at).is_some(),
+            Effect::Make { at, found } => found.is_none() && matches!(self.node_now_at(at), Ok(Some(_))),
             Effect::Remove { at, found: Some(id), removed_by } => {
-                let is_done = self.node_now_at(at) != Some(*id);
+                let is_done = self.node_now_at(at).is_ok_and(|now| now != Some(*id));
                 if is_done {
                     self.nodes.lost_place(*id, at, *removed_by);
                 }
@@ -53,7 +59,9 @@ impl Volume {
                     // Two names of one file: rename(2) does nothing.
                     return false;
                 }
-                let (now_from, now_to) = (self.node_now_at(from), self.node_now_at(to));
+                let (Ok(now_from), Ok(now_to)) = (self.node_now_at(from), self.node_now_at(to)) else {
+                    return false;
+                };
                 let left = if *exchange { now_from == *in_the_way } else { now_from != Some(*id) };
                 let is_done = left && now_to == Some(*id);
                 if is_done {
@@ -68,8 +76,11 @@ impl Volume {
             }
             Effect::Attribute { at, had, sets } => {
                 let node = self.nodes.descriptor(at.directory);
-                let has = node.is_ok_and(|node| self.descriptors.xattr_size(node.as_fd(), &at.name).is_ok());
-                *had != *sets && has == *sets
+                match node.and_then(|node| self.descriptors.xattr_size(node.as_fd(), &at.name)) {
+                    Ok(_) => *sets && !*had,
+                    Err(Errno::NODATA) => !*sets && *had,
+                    Err(_) => false,
+                }
             }
             Effect::Remove { found: None, .. } | Effect::Rename { moving: None, .. } | Effect::Lookup => {
                 false
@@ -77,9 +88,9 @@ impl Volume {
         }
     }
 
-    fn node_now_at(&self, place: &Place) -> Option<u64> {
-        let parent = self.nodes.descriptor(place.directory).ok()?;
-        self.node_at(&parent, place).ok().flatten()
+    fn node_now_at(&self, place: &Place) -> Result<Option<u64>> {
+        let parent = self.nodes.descriptor(place.directory)?;
+        self.node_at(&parent, place)
     }
 
     /// Removed files are in no directory, so the count of the tree does not find them.

@@ -31,7 +31,9 @@ impl Volume {
             running.slot = table.requests.slot(Some(&note));
             let Note { counted, is_done, .. } = note;
             running.is_done = is_done;
-            if let Some(node) = counted {
+            if let (Some(node), Some(slot)) = (counted, running.slot) {
+                // Cleared first: killed in between, the count is too high, which is corrected later.
+                table.requests.counted(slot, 0);
                 self.nodes.forget(node, 1);
             }
         }

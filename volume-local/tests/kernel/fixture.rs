@@ -23,8 +23,8 @@ use nix::mount::MsFlags;
 use prost::Message;
 use proto::control::{GetUsage, Reply, Request, Usage, reply, request};
 use proto::handover::{
-    Answer, Assignment, Hello, HelloReply, Local, Ready, Role, STATE_TABLE_BYTES, answer, assignment,
-    hello_reply,
+    Answer, Assignment, Hello, HelloReply, Local, Ready, Role, answer, assignment, hello_reply,
+    state_table_bytes,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -288,7 +288,7 @@ impl Volume {
         self.kept = (setup.successors > 0).then(|| Kept {
             device: descriptors[0].try_clone().unwrap(),
             tree: descriptors[1].try_clone().unwrap(),
-            state: linux::shared_memory::create("state", STATE_TABLE_BYTES).unwrap(),
+            state: linux::shared_memory::create("state", state_table_bytes(500_000)).unwrap(),
             keeper: Keeper::default(),
         });
         self.connection = self.stage.connection();
@@ -431,7 +431,7 @@ impl Volume {
     /// As if no daemon had written anything down.
     pub(crate) fn forget_state(&mut self) {
         let kept = self.kept.as_mut().expect("the volume was served with `successors`");
-        kept.state = linux::shared_memory::create("state", STATE_TABLE_BYTES).unwrap();
+        kept.state = linux::shared_memory::create("state", state_table_bytes(500_000)).unwrap();
     }
 
     /// Ends the connection, whose daemon has ended.

@@ -1,9 +1,9 @@
 //! The keeper in a process of its own (`hawser-keeper`), and copies in this one: a volume's
 //! connection survives the daemon together with either of them.
 //!
-//! The driver starts the process if none answers, in a session of its own, and never ends it. After
-//! the process's death it starts another one and gives it all copies. Until then removed files are
-//! held by their daemons alone.
+//! The driver starts the process if none answers, in a process group of its own, and never ends it.
+//! After the process's death, which the next call notices, it starts another one and gives it all
+//! copies. A daemon that was given the old process's socket then holds its removed files alone.
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -69,7 +69,10 @@ impl KeeperProcess {
         }
         *client = None;
         let mut connected = connect_or_start(&self.program)?;
-        for ((volume_id, role), descriptor) in copies {
+        // Connections last: without the rest, one would only make requests to a dead daemon wait.
+        let (connections, rest): (Vec<_>, Vec<_>) =
+            copies.iter().partition(|((_, role), _)| *role == Role::Connection);
+        for ((volume_id, role), descriptor) in rest.into_iter().chain(connections) {
             let put = held_role(*role).map(|role| connected.put(key(volume_id)?, role, descriptor.as_fd()));
             if let Some(Err(error)) = put {
                 tracing::error!(%volume_id, ?role, error = linux::chain(&error), "the keeper does not hold it");
@@ -130,6 +133,10 @@ impl Keeper for KeeperProcess {
         let taken = self.get(volume_id, role)?;
         self.forget(volume_id, role)?;
         Ok(taken)
+    }
+
+    fn holds_parked(&self, volume_id: &VolumeId) -> bool {
+        self.parked.holds_parked(volume_id)
     }
 
     fn list(&self, volume_id: &VolumeId) -> linux::Result<Vec<Role>> {
@@ -200,7 +207,7 @@ fn connect_or_start(program: &KeeperProgram) -> linux::Result<Client> {
     }
 }
 
-/// In a session of its own, so that no signal for the driver's reaches it. Its parent is the process
+/// In a process group of its own, so that no signal for the driver's reaches it. Its parent is the process
 /// that adopts orphans: this driver may end before it.
 fn start(program: &KeeperProgram) -> linux::Result<()> {
     let KeeperProgram { binary, socket } = program;
