@@ -60,7 +60,7 @@ const RULES: &[Rule] = &[
         may_use: &["keeper", "linux", "proto", "volume-fs"],
         must_not_use: &["fuser", "tonic", "tokio", "granit-parser"],
     },
-    // It stays when all others die: whatever it links is memory that a node gives for ever.
+    // It stays when all others die: each crate it links takes memory of the node for good.
     Rule {
         package: "keeper",
         may_use: &["linux"],

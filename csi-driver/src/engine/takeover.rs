@@ -152,9 +152,7 @@ impl Stages {
              starts anew"
         );
         self.update_stage(volume_id, record, |stage| stage.aborted = true)?;
-        self.daemons.release_connection(volume_id);
-        let minor = serving.connection_minor;
-        mounts::abort_connection(minor, || mounts::is_connection_of(volume_id, minor))
+        self.abort(volume_id, serving)
     }
 
     /// Aborts the connection of a volume that was given up: the driver that decided it may have been
@@ -162,6 +160,11 @@ impl Stages {
     pub(crate) fn end_given_up(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
         let Some(stage) = record.stage.as_ref().filter(|stage| stage.aborted) else { return Ok(()) };
         let Some(serving) = stage.serving else { return Ok(()) };
+        self.abort(volume_id, serving)
+    }
+
+    /// Aborts the volume's connection, so that each request to it fails at once.
+    fn abort(&self, volume_id: &VolumeId, serving: Serving) -> Result<()> {
         self.daemons.release_connection(volume_id);
         let minor = serving.connection_minor;
         mounts::abort_connection(minor, || mounts::is_connection_of(volume_id, minor))

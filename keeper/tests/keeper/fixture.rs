@@ -14,7 +14,7 @@ use linux::fd_passing::PacketSocket;
 use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use tests::{Daemon, Network, Sandbox, binaries, eventually};
 
-/// For whatever must happen at once. No test needs a tenth of it.
+/// The time limit of a step that must happen at once. No test needs a tenth of it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! What the driver puts is held, whoever dies, until it is forgotten.
+//! What the driver puts is held, whichever process dies, until it is forgotten.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};

@@ -207,8 +207,8 @@ fn connect_or_start(program: &KeeperProgram) -> linux::Result<Client> {
     }
 }
 
-/// In a process group of its own, so that no signal for the driver's reaches it. Its parent is the process
-/// that adopts orphans: this driver may end before it.
+/// Starts the keeper in a process group of its own, so that no signal to the driver's group reaches it.
+/// The keeper may outlive this driver; the process that adopts orphans then becomes its parent.
 fn start(program: &KeeperProgram) -> linux::Result<()> {
     let KeeperProgram { binary, socket } = program;
     let mut command = Command::new(binary);
