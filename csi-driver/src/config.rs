@@ -19,6 +19,8 @@ const DEFAULT_CGROUP_ROOT: &str = "/hawser-volumes";
 const NO_CGROUPS: &str = "none";
 const DAEMON_DEADLINE_SECONDS: u64 = limits::DAEMON.as_secs();
 const MAX_DAEMON_DEADLINE_SECONDS: u64 = 3600;
+/// More would only take memory.
+const MAX_WARM_DAEMONS: i64 = 64;
 
 /// CSI driver of Hawser: volumes from a pool on this node, each served by one FUSE daemon.
 ///
@@ -91,6 +93,10 @@ pub struct Flags {
     /// continues, and pods see a pause. Without it, their I/O fails with ENOTCONN
     #[arg(long, value_name = "PATH")]
     pub keeper_binary: Option<PathBuf>,
+    /// How many daemons are started before a volume needs one: a stage or a takeover then does not wait
+    /// for a start. 0: none
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=MAX_WARM_DAEMONS))]
+    pub warm_daemons: u8,
     /// How long a daemon may take to dial in, up to 80 [default: 30 for a process, 80 for a pod]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_START_TIMEOUT_SECONDS))]
     pub start_timeout: Option<u64>,
@@ -196,6 +202,8 @@ pub struct Config {
     pub launcher: LauncherKind,
     /// `None`: a daemon's death ends its connection.
     pub keeper: Option<KeeperProgram>,
+    /// Daemons that wait for a volume.
+    pub warm_daemons: usize,
     pub start_timeout: Duration,
     /// A daemon that misses three is hung; `None`: none ever is.
     pub daemon_deadline: Option<Duration>,
@@ -265,6 +273,7 @@ impl Config {
             state_dir: absolute("--state-dir", &flags.state_dir)?,
             run_dir,
             launcher,
+            warm_daemons: flags.warm_daemons.into(),
             start_timeout: flags.start_timeout.map_or(start_timeout, Duration::from_secs),
             daemon_deadline: Some(Duration::from_secs(flags.daemon_deadline)).filter(|d| !d.is_zero()),
         };

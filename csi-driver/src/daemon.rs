@@ -9,4 +9,5 @@ pub(crate) mod notes;
 pub(crate) mod process;
 pub(crate) mod untrusted_text;
 pub(crate) mod waits;
+pub(crate) mod warm;
 pub(crate) mod watch;

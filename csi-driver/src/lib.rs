@@ -136,13 +136,18 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         Ok(())
     };
     let hang_watch = tokio::spawn(driver.hang_watch.clone().run());
+    let warm = tokio::spawn(driver.daemons.warm.clone().run());
     let ended = driver.ended_daemons.lock().unwrap_or_else(PoisonError::into_inner).take();
     let takeovers = ended.map(|ended| tokio::spawn(engine::takeover::serve(driver.stages.clone(), ended)));
     let served = tokio::try_join!(csi, registration, metrics, admin, waits, forgetting);
     hang_watch.abort();
+    warm.abort();
     takeovers.inspect(tokio::task::JoinHandle::abort);
     signals.abort();
-    let ending = tokio::task::spawn_blocking(move || driver.stages.end_all_parked());
+    let ending = tokio::task::spawn_blocking(move || {
+        driver.daemons.warm.close();
+        driver.stages.end_all_parked();
+    });
     // A panic there is in the log, and the next start ends the rest.
     let _ended_or_not = ending.await;
     served.map(|_| ()).map_err(StartError::Socket)

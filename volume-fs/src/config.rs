@@ -34,6 +34,9 @@ pub struct Serve {
     /// Make the namespaces too (a child process has none of its own, a container has).
     #[arg(long)]
     pub confine: bool,
+    /// Wait for a volume without a limit: the driver starts this daemon before a volume needs it.
+    #[arg(long)]
+    pub wait: bool,
     /// Event loops, if the driver gives no number.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = threads)]
     pub threads: usize,

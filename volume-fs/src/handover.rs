@@ -78,24 +78,32 @@ impl Dialled {
         Ok(Self { socket, path: path.to_owned() })
     }
 
-    /// Sends Hello and waits for the Assignment. Answers Failed to one that cannot be served.
+    /// Sends Hello and waits for the Assignment, with no limit if the driver started this daemon
+    /// `ahead`. Answers Failed to one that cannot be served. `None`: a driver ended without a volume
+    /// for a daemon that it had started ahead.
     pub(crate) fn receive_assignment<S: Service>(
         self,
         nonce: String,
+        ahead: bool,
         service: &S,
-    ) -> Result<(Assignment<S::Assigned>, Assigned)> {
+    ) -> Result<Option<(Assignment<S::Assigned>, Assigned)>> {
         let Versions { oldest: oldest_version, newest: newest_version } = VERSIONS;
         let hello = Hello { newest_version, nonce, oldest_version };
         self.socket.send(&hello.encode_to_vec(), &[]).map_err(|e| self.refused_or(e))?;
+        if ahead {
+            // Zero: no limit (socket(7), SO_RCVTIMEO).
+            self.socket.set_timeout(Duration::ZERO).map_err(dial_error)?;
+        }
         let (packet, descriptors) = match self.socket.receive_with_fds(descriptors::MOST) {
             Ok(Some(received)) => received,
+            Ok(None) if ahead => return Ok(None),
             Ok(None) => return Err(self.refused()),
             Err(e) => return Err(self.refused_or(e)),
         };
         let checked = self.check(&packet, descriptors, |backend, rest| service.check(backend, rest));
         let assigned = Assigned { socket: self.socket };
         match checked {
-            Ok(assignment) => Ok((assignment, assigned)),
+            Ok(assignment) => Ok(Some((assignment, assigned))),
             Err(error) => {
                 assigned.failed(&error);
                 Err(error)

@@ -86,7 +86,10 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     let descriptor_limit = confine::raise_descriptor_limit()?;
     confine::drop_privileges(S::CAPABILITIES)?;
 
-    let (assignment, driver) = driver.receive_assignment(nonce, &service)?;
+    let Some((assignment, driver)) = driver.receive_assignment(nonce, serve.wait, &service)? else {
+        tracing::info!("the driver ended without a volume for this daemon");
+        return Ok(());
+    };
     let name = assignment.volume_name.clone();
     let terms = Terms {
         succession: None,

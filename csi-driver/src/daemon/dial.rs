@@ -1,7 +1,8 @@
-//! The directory in which a volume's daemon dials in. It holds the dial socket, the sockets that
-//! the daemon listens on afterwards, and the daemon's log if the driver starts it itself.
-//!
-//! It is the only directory of the host that the pod of a static manifest sees.
+//! The directories of launches and of volumes. A launch's directory has the socket that the daemon
+//! dials, and the daemon's log if the driver starts it itself. It is the only directory of the host
+//! that the pod of a static manifest sees. A volume's directory has the sockets that its daemon
+//! listens on afterwards. The two are one directory unless the daemon was started before it got the
+//! volume.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -13,7 +14,7 @@ use linux::fd_passing::PacketListener;
 
 use crate::daemon::untrusted_text::abridged;
 use crate::kernel::private_dir::private_dir_all;
-use crate::model::ids::VolumeId;
+use crate::model::launch::LaunchKey;
 
 const SOCKET: &str = "dial.sock";
 const CONTROL: &str = "ctl.sock";
@@ -21,6 +22,8 @@ const METRICS: &str = "prom.sock";
 const LOG: &str = "daemon.log";
 const OLDER_LOG: &str = "daemon.log.1";
 const LOG_FIFO: &str = "daemon.fifo";
+/// A link to the directory of the launch that serves the volume, if it is another one.
+const LAUNCH: &str = "launch";
 /// Of a longer line, only the end is shown.
 const MAX_LAST_LINE_BYTES: u64 = 4096;
 #[derive(Debug, Clone)]
@@ -29,8 +32,9 @@ pub(crate) struct DialDir {
 }
 
 impl DialDir {
-    pub(crate) fn of(run_dir: &Path, volume_id: &VolumeId) -> Self {
-        Self { path: run_dir.join(volume_id.key()) }
+    /// That of a launch, or of a volume.
+    pub(crate) fn of(run_dir: &Path, key: impl Into<LaunchKey>) -> Self {
+        Self { path: run_dir.join(key.into().as_str()) }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -65,16 +69,38 @@ impl DialDir {
         self.path.join(LOG_FIFO)
     }
 
-    /// Makes the directory with its listening sockets, and removes what an earlier stage left.
-    pub(crate) fn listen(&self) -> linux::Result<DialSockets> {
+    /// Makes the directory anew, empty.
+    pub(crate) fn make(&self) -> linux::Result<()> {
         self.remove()?;
-        private_dir_all(&self.path)?;
+        private_dir_all(&self.path)
+    }
+
+    /// Makes the directory anew, and listens in it for one daemon.
+    pub(crate) fn listen(&self) -> linux::Result<DialListener> {
+        self.make()?;
+        Ok(DialListener { listener: PacketListener::bind(&self.socket())? })
+    }
+
+    /// In a directory without these sockets.
+    pub(crate) fn serving_sockets(&self) -> linux::Result<ServingSockets> {
         let metrics = self.metrics_socket();
-        Ok(DialSockets {
-            dial: DialListener { listener: PacketListener::bind(&self.socket())? },
+        Ok(ServingSockets {
             control: PacketListener::bind(&self.control_socket())?.into(),
             metrics: UnixListener::bind(&metrics).map_err(|e| linux::Error::at("bind", &metrics, e))?.into(),
         })
+    }
+
+    /// Records in the volume's directory which launch serves it, for a driver without its journal.
+    pub(crate) fn record_launch(&self, key: &LaunchKey) -> linux::Result<()> {
+        let link = self.path.join(LAUNCH);
+        std::os::unix::fs::symlink(Path::new("..").join(key.as_str()), &link)
+            .map_err(|e| linux::Error::at("link", &link, e))
+    }
+
+    /// The launch that serves the volume, if it was recorded.
+    pub(crate) fn recorded_launch(&self) -> Option<LaunchKey> {
+        let target = std::fs::read_link(self.path.join(LAUNCH)).ok()?;
+        LaunchKey::parse(target.file_name()?.to_str()?)
     }
 
     /// A missing directory is a success.
@@ -94,12 +120,10 @@ impl DialDir {
     }
 }
 
-/// A volume's sockets before the hand-over; the driver still holds all of them.
+/// The listening sockets of a volume's daemon before the hand-over; the driver still holds them. While
+/// another process holds a copy, callers of a dead daemon wait instead of being refused.
 #[derive(Debug)]
-pub(crate) struct DialSockets {
-    pub(crate) dial: DialListener,
-    /// A listening socket for the daemon. While another process holds a copy, callers of a dead
-    /// daemon wait instead of being refused.
+pub(crate) struct ServingSockets {
     pub(crate) control: OwnedFd,
     pub(crate) metrics: OwnedFd,
 }
@@ -136,19 +160,19 @@ impl Drop for DialListener {
     }
 }
 
-/// The volumes that have a directory in `run_dir`.
-pub(crate) fn list(run_dir: &Path) -> linux::Result<Vec<VolumeId>> {
+/// The volumes and launches that have a directory in `run_dir`.
+pub(crate) fn list(run_dir: &Path) -> linux::Result<Vec<LaunchKey>> {
     let listed = |e| linux::Error::at("list", run_dir, e);
-    let mut volumes = Vec::new();
+    let mut keys = Vec::new();
     let entries = match std::fs::read_dir(run_dir) {
         // The run directory is missing on every node between a reboot and the driver's start.
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(volumes),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(keys),
         entries => entries.map_err(listed)?,
     };
     for entry in entries {
-        volumes.extend(entry.map_err(listed)?.file_name().to_str().and_then(VolumeId::from_key));
+        keys.extend(entry.map_err(listed)?.file_name().to_str().and_then(LaunchKey::parse));
     }
-    Ok(volumes)
+    Ok(keys)
 }
 
 #[cfg(test)]
@@ -159,12 +183,12 @@ mod tests {
     #[test]
     fn the_longest_run_directory_can_be_listened_in_and_one_more_byte_cannot() {
         let dir = tempfile::tempdir().unwrap();
-        let id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let id = LaunchKey::parse("0123456789abcdef0123456789abcdef").unwrap();
         let base = dir.path().to_str().unwrap().len() + 1;
         let longest = dir.path().join("r".repeat(MAX_RUN_DIR_BYTES - base));
-        let sockets = DialDir::of(&longest, &id).listen().unwrap();
+        let listener = DialDir::of(&longest, &id).listen().unwrap();
         assert_eq!(list(&longest).unwrap(), std::slice::from_ref(&id));
-        drop(sockets);
+        drop(listener);
         assert!(!DialDir::of(&longest, &id).socket().exists());
         let too_long = dir.path().join("r".repeat(MAX_RUN_DIR_BYTES - base + 1));
         assert_eq!(DialDir::of(&too_long, &id).listen().unwrap_err().op, "bind");
@@ -173,7 +197,7 @@ mod tests {
     #[test]
     fn the_last_log_line_is_the_last_line_with_text() {
         let dir = tempfile::tempdir().unwrap();
-        let id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let id = LaunchKey::parse("0123456789abcdef0123456789abcdef").unwrap();
         let dial = DialDir::of(dir.path(), &id);
         assert_eq!(dial.last_log_line(), None);
         std::fs::create_dir(dial.path()).unwrap();

@@ -20,7 +20,6 @@ use proto::versions::Versions;
 use crate::daemon::dial::DialListener;
 use crate::daemon::process;
 use crate::daemon::untrusted_text::abridged;
-use crate::daemon::waits::Wait;
 use crate::error::{Error, Result, Step, chain};
 use crate::model::ids::VolumeId;
 use crate::model::launch::ProcessId;
@@ -29,15 +28,48 @@ use crate::model::limits;
 /// A timeout of zero would mean none (socket(7), SO_RCVTIMEO).
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// What one daemon gets, and how the driver recognizes it.
+/// How the driver recognizes a daemon that it has started.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Expected<'a> {
+    pub(crate) nonce: &'a str,
+    /// If the launcher knows the process, no other may take the hand-over.
+    pub(crate) process: Option<ProcessId>,
+    /// Limit from the launch until it dials in.
+    pub(crate) time_limit: Duration,
+}
+
+/// A daemon that has dialled in, and has no volume yet.
+#[derive(Debug)]
+pub(crate) struct Dialled {
+    socket: PacketSocket,
+    /// The newest version that it and the driver speak.
+    version: u32,
+    pub(crate) daemon: ProcessId,
+    /// Becomes readable when the daemon ends.
+    pub(crate) pidfd: OwnedFd,
+}
+
+/// Why no daemon has dialled in.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoDaemon {
+    #[error("no daemon dialled within {} s", limit.as_secs())]
+    TimedOut { limit: Duration },
+    #[error("it ended before it dialled")]
+    Ended,
+    #[error("the wait was abandoned")]
+    Abandoned,
+    #[error("it speaks version {daemon} of the hand-over protocol, this driver version {VERSIONS}")]
+    OtherVersion { daemon: Versions },
+    #[error(transparent)]
+    Kernel(#[from] linux::Error),
+}
+
+/// What a daemon gets.
 #[derive(Debug)]
 pub(crate) struct Offer<'a> {
     pub volume_id: &'a VolumeId,
-    pub nonce: &'a str,
     /// The launch, as the launcher describes it in messages.
     pub launch: &'a str,
-    /// If the launcher knows the process, no other may take the hand-over.
-    pub process: Option<ProcessId>,
     /// `roles` is empty: it is filled from `descriptors`.
     pub assignment: Assignment,
     /// At most one of each role.
@@ -55,42 +87,29 @@ pub(crate) struct Served {
     pub can_be_continued: bool,
 }
 
-/// The time for the daemon to dial in.
-#[derive(Debug, Clone, Copy)]
-struct Deadline {
-    began: Instant,
-    limit: Duration,
-}
-
-impl Deadline {
-    fn left(self) -> Duration {
-        self.limit.saturating_sub(self.began.elapsed())
-    }
-}
-
-/// Waits up to `time_limit` for the daemon to dial in, and returns once it serves. Another process
-/// that dials is rejected; the wait continues.
-pub(crate) fn hand_over(
+/// Waits for the daemon to dial in, until `abandoned` is readable. Another process that dials is
+/// rejected; the wait continues.
+pub(crate) fn wait_for_daemon(
     listener: &DialListener,
-    offer: &Offer<'_>,
-    time_limit: Duration,
-    wait: &Wait<'_>,
-) -> Result<Served> {
-    let deadline = Deadline { began: Instant::now(), limit: time_limit };
-    let started = offer.process.map(ProcessId::open).transpose().step("watch daemon")?;
+    expected: Expected<'_>,
+    abandoned: BorrowedFd<'_>,
+) -> std::result::Result<Dialled, NoDaemon> {
+    let began = Instant::now();
+    let left = || expected.time_limit.saturating_sub(began.elapsed());
+    let started = expected.process.map(ProcessId::open).transpose()?;
     let mut turned_away: u64 = 0;
     loop {
-        wait_for_dial(listener, offer, started.as_ref(), deadline, wait)?;
-        let socket = listener.accept().step("hand over")?;
-        let peer = socket.peer().step("hand over")?;
-        match greet(&socket, peer, offer, limits::HELLO.min(deadline.left().max(SHORTEST))) {
-            Ok(Greeting::Daemon { version }) => return serve(&socket, peer, offer, version),
-            Ok(Greeting::OtherVersion(daemon)) => return Err(refuse_version(&socket, offer, daemon)),
+        wait_for_dial(listener, expected, started.as_ref(), left(), abandoned)?;
+        let socket = listener.accept()?;
+        let peer = socket.peer()?;
+        match greet(&socket, peer, expected, limits::HELLO.min(left().max(SHORTEST))) {
+            Ok(daemon) => return dialled(socket, peer, daemon),
             Err(reason) => {
                 turned_away += 1;
                 // Not every rejection: a process may dial in a loop.
                 if turned_away.is_power_of_two() {
-                    tracing::warn!(volume_id = %offer.volume_id, pid = peer.pid, uid = peer.uid, reason, turned_away, "rejected a process that dialled");
+                    let socket = listener.path().display();
+                    tracing::warn!(%socket, pid = peer.pid, uid = peer.uid, reason, turned_away, "rejected a process that dialled");
                 }
             }
         }
@@ -100,79 +119,83 @@ pub(crate) fn hand_over(
 /// `started`: the process, if it is known. Its inner value is the pidfd, `None` if it has ended.
 fn wait_for_dial(
     listener: &DialListener,
-    offer: &Offer<'_>,
+    expected: Expected<'_>,
     started: Option<&Option<OwnedFd>>,
-    deadline: Deadline,
-    wait: &Wait<'_>,
-) -> Result<()> {
-    let ended = || Error::DaemonEnded {
-        volume_id: offer.volume_id.clone(),
-        launch: offer.launch.to_owned(),
-        log: None,
-    };
+    left: Duration,
+    abandoned: BorrowedFd<'_>,
+) -> std::result::Result<(), NoDaemon> {
     let mut fds =
-        vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN), PollFd::new(wait.as_fd(), PollFlags::POLLIN)];
+        vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN), PollFd::new(abandoned, PollFlags::POLLIN)];
     match started {
-        Some(None) => return Err(ended()),
+        Some(None) => return Err(NoDaemon::Ended),
         Some(Some(pidfd)) => fds.push(PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)),
         None => {}
     }
-    if process::poll(&mut fds, deadline.left()).step("wait for daemon")? == 0 {
-        let (socket, launch) = (listener.path().to_owned(), offer.launch.to_owned());
-        return Err(Error::DialTimeout { socket, waited: deadline.limit, launch });
+    if process::poll(&mut fds, left)? == 0 {
+        return Err(NoDaemon::TimedOut { limit: expected.time_limit });
     }
     match (fds[0].any(), fds[1].any()) {
-        (_, Some(true)) => Err(wait.error()),
+        (_, Some(true)) => Err(NoDaemon::Abandoned),
         (Some(true), _) => Ok(()),
-        (Some(false) | None, _) => Err(ended()),
+        (Some(false) | None, _) => Err(NoDaemon::Ended),
     }
 }
 
-enum Greeting {
-    /// A daemon that may have the volume, and the newest version that it and the driver speak.
-    Daemon { version: u32 },
-    /// The daemon speaks these versions, and none of the driver's.
-    OtherVersion(Versions),
-}
-
-/// Checks that the peer is the daemon: it is root, is the started process, and has the nonce.
+/// Checks that the peer is the daemon: it is root, is the started process, and has the nonce. Returns
+/// the versions that it speaks.
 fn greet(
     socket: &PacketSocket,
     peer: PeerCredentials,
-    offer: &Offer<'_>,
+    expected: Expected<'_>,
     limit: Duration,
-) -> std::result::Result<Greeting, String> {
+) -> std::result::Result<Versions, String> {
     if peer.uid != 0 {
         return Err(format!("uid {}, not 0", peer.uid));
     }
-    if let Some(process) = offer.process.filter(|process| process.pid != peer.pid) {
+    if let Some(process) = expected.process.filter(|process| process.pid != peer.pid) {
         return Err(format!("pid {}, not {}", peer.pid, process.pid));
     }
     let packet = socket.set_timeout(limit).and_then(|()| socket.receive());
     let packet = packet.map_err(|e| chain(&e))?;
     let packet = packet.ok_or("closed without a Hello")?;
     let hello = Hello::decode(&*packet).map_err(|e| format!("no Hello: {e}"))?;
-    if hello.nonce != offer.nonce {
+    if hello.nonce != expected.nonce {
         return Err("another launch's nonce".to_owned());
     }
-    let daemon = Versions::said(hello.oldest_version, hello.newest_version);
-    Ok(match VERSIONS.common(daemon) {
-        Some(version) => Greeting::Daemon { version },
-        None => Greeting::OtherVersion(daemon),
-    })
+    Ok(Versions::said(hello.oldest_version, hello.newest_version))
+}
+
+fn dialled(
+    socket: PacketSocket,
+    peer: PeerCredentials,
+    daemon: Versions,
+) -> std::result::Result<Dialled, NoDaemon> {
+    let Some(version) = VERSIONS.common(daemon) else {
+        refuse_version(&socket, peer);
+        return Err(NoDaemon::OtherVersion { daemon });
+    };
+    // The socket's peer is the process that dialled, even if another process has its pid now.
+    let pidfd = linux::peer_process::peer_pidfd(&socket)?.ok_or(NoDaemon::Ended)?;
+    let daemon = ProcessId::of(peer.pid)?.ok_or(NoDaemon::Ended)?;
+    Ok(Dialled { socket, version, daemon, pidfd })
 }
 
 /// Sends the daemon the versions that the driver speaks.
-fn refuse_version(socket: &PacketSocket, offer: &Offer<'_>, daemon: Versions) -> Error {
+fn refuse_version(socket: &PacketSocket, peer: PeerCredentials) {
     let Versions { oldest: oldest_version, newest: newest_version } = VERSIONS;
     let unknown = hello_reply::Kind::UnknownVersion(UnknownVersion { oldest_version, newest_version });
     if let Err(unsent) = socket.send(&HelloReply { kind: Some(unknown) }.encode_to_vec(), &[]) {
-        tracing::debug!(volume_id = %offer.volume_id, error = chain(&unsent), "could not send the driver's versions to the daemon");
+        tracing::debug!(
+            pid = peer.pid,
+            error = chain(&unsent),
+            "could not send the driver's versions to the daemon"
+        );
     }
-    Error::DaemonVersion { volume_id: offer.volume_id.clone(), daemon, driver: VERSIONS }
 }
 
-fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>, version: u32) -> Result<Served> {
+/// Gives the daemon its volume, and returns once it serves.
+pub(crate) fn assign(dialled: Dialled, offer: &Offer<'_>) -> Result<Served> {
+    let Dialled { socket, version, daemon, pidfd } = dialled;
     let refused =
         |reason: &str| Error::HandOver { volume_id: offer.volume_id.clone(), reason: reason.to_owned() };
     let ended = || Error::DaemonEnded {
@@ -180,9 +203,6 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>, versio
         launch: offer.launch.to_owned(),
         log: None,
     };
-    // The socket's peer is the process that dialled, even if another process has its pid now.
-    let pidfd = linux::peer_process::peer_pidfd(socket).step("watch daemon")?.ok_or_else(ended)?;
-    let daemon = ProcessId::of(peer.pid).step("watch daemon")?.ok_or_else(ended)?;
     socket.set_timeout(limits::ANSWER).step("hand over")?;
     if offer.assignment.continues && version < FIRST_WITH_STATE {
         return Err(refused("a daemon of an earlier version cannot continue a connection"));
@@ -224,8 +244,8 @@ fn serve(socket: &PacketSocket, peer: PeerCredentials, offer: &Offer<'_>, versio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::dial::{DialDir, DialSockets};
-    use crate::daemon::waits::Waits;
+    use crate::daemon::dial::{DialDir, ServingSockets};
+    use nix::sys::eventfd::EventFd;
     use std::thread;
 
     const TIMEOUT: Duration = Duration::from_secs(10);
@@ -233,25 +253,26 @@ mod tests {
     struct Scene {
         dir: tempfile::TempDir,
         volume_id: VolumeId,
-        sockets: DialSockets,
+        listener: DialListener,
+        sockets: ServingSockets,
         file: std::fs::File,
-        waits: Waits,
+        abandoned: EventFd,
     }
 
     impl Scene {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
-            let sockets = DialDir::of(dir.path(), &volume_id).listen().unwrap();
-            Self { dir, volume_id, sockets, file: tempfile::tempfile().unwrap(), waits: Waits::default() }
+            let dial = DialDir::of(dir.path(), &volume_id);
+            let listener = dial.listen().unwrap();
+            let (sockets, file) = (dial.serving_sockets().unwrap(), tempfile::tempfile().unwrap());
+            Self { dir, volume_id, listener, sockets, file, abandoned: EventFd::new().unwrap() }
         }
 
-        fn offer(&self, process: Option<ProcessId>) -> Offer<'_> {
+        fn offer(&self) -> Offer<'_> {
             Offer {
                 volume_id: &self.volume_id,
-                nonce: "right",
                 launch: "pod ns/p with image i",
-                process,
                 assignment: Assignment { volume_name: "v".into(), ..Default::default() },
                 descriptors: vec![
                     (Role::FuseDevice, self.file.as_fd()),
@@ -260,8 +281,17 @@ mod tests {
             }
         }
 
-        fn hand_over(&self, offer: &Offer<'_>, time_limit: Duration) -> Result<Served> {
-            hand_over(&self.sockets.dial, offer, time_limit, &self.waits.begin(&self.volume_id).unwrap())
+        fn wait(
+            &self,
+            process: Option<ProcessId>,
+            time_limit: Duration,
+        ) -> std::result::Result<Dialled, NoDaemon> {
+            let expected = Expected { nonce: "right", process, time_limit };
+            wait_for_daemon(&self.listener, expected, self.abandoned.as_fd())
+        }
+
+        fn hand_over(&self) -> Result<Served> {
+            assign(self.wait(None, TIMEOUT).unwrap(), &self.offer())
         }
 
         /// Dials as a daemon would, in a thread; its Answer if it gets an Assignment.
@@ -298,7 +328,7 @@ mod tests {
     fn the_daemon_gets_each_descriptor_with_its_role_and_the_driver_its_process() {
         let scene = Scene::new();
         let daemon = scene.dial("right", ready());
-        let served = scene.hand_over(&scene.offer(None), TIMEOUT).unwrap();
+        let served = scene.hand_over().unwrap();
         assert_eq!(served.daemon.pid, std::process::id().cast_signed());
         assert_eq!(served.max_write_bytes, 4096);
         assert_eq!(daemon.join().unwrap(), 2);
@@ -309,7 +339,7 @@ mod tests {
         let scene = Scene::new();
         let wrong = scene.dial("wrong", ready());
         let waiting = thread::scope(|scope| {
-            let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), TIMEOUT));
+            let driver = scope.spawn(|| scene.hand_over());
             assert_eq!(wrong.join().unwrap(), 0, "nothing is given to it");
             let right = scene.dial("right", ready());
             assert_eq!(right.join().unwrap(), 2);
@@ -334,7 +364,7 @@ mod tests {
                     HelloReply::decode(&*socket.receive().unwrap().unwrap()).unwrap().kind
                 }
             });
-            let error = scene.hand_over(&scene.offer(None), TIMEOUT).unwrap_err().to_string();
+            let error = scene.wait(None, TIMEOUT).unwrap_err().to_string();
             let words =
                 format!("speaks version {shown} of the hand-over protocol, this driver version {VERSIONS}");
             assert!(error.contains(&words), "{error}");
@@ -349,8 +379,8 @@ mod tests {
         let socket = DialDir::of(scene.dir.path(), &scene.volume_id).socket();
         let _silent: Vec<_> = (0..8).map(|_| PacketSocket::connect(&socket).unwrap()).collect();
         let begun = Instant::now();
-        let err = scene.hand_over(&scene.offer(None), Duration::from_millis(300)).unwrap_err();
-        assert!(matches!(err, Error::DialTimeout { .. }), "{err}");
+        let err = scene.wait(None, Duration::from_millis(300)).unwrap_err();
+        assert!(matches!(err, NoDaemon::TimedOut { .. }), "{err}");
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     }
 
@@ -370,7 +400,7 @@ mod tests {
             served.send(&answer, &[writer.as_fd()]).unwrap();
             (turned_away, served)
         });
-        let err = scene.hand_over(&scene.offer(None), TIMEOUT).unwrap_err();
+        let err = scene.hand_over().unwrap_err();
         let text = crate::error::chain(&err);
         assert!(text.starts_with("hand over: receive packet descriptors in a packet"), "{text}");
         drop(daemon.join().unwrap());
@@ -383,10 +413,8 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let process = ProcessId::of(child.id().cast_signed()).unwrap().unwrap();
         let other = scene.dial("right", ready());
-        let offer = scene.offer(Some(process));
-        let err = scene.hand_over(&offer, Duration::from_millis(300)).unwrap_err();
-        assert!(matches!(err, Error::DialTimeout { .. }), "{err}");
-        assert!(err.to_string().ends_with(" within 0 s: waited for pod ns/p with image i"), "{err}");
+        let err = scene.wait(Some(process), Duration::from_millis(300)).unwrap_err();
+        assert!(matches!(err, NoDaemon::TimedOut { .. }), "{err}");
         assert_eq!(other.join().unwrap(), 0);
         child.kill().unwrap();
         child.wait().unwrap();
@@ -396,14 +424,11 @@ mod tests {
     fn a_wait_that_is_abandoned_ends_at_once() {
         let scene = Scene::new();
         let err = thread::scope(|scope| {
-            let driver = scope.spawn(|| scene.hand_over(&scene.offer(None), TIMEOUT));
-            while !driver.is_finished() {
-                scene.waits.abandon(&scene.volume_id);
-                thread::yield_now();
-            }
+            let driver = scope.spawn(|| scene.wait(None, TIMEOUT));
+            scene.abandoned.write(1).unwrap();
             driver.join().unwrap().unwrap_err()
         });
-        assert!(matches!(err, Error::Abandoned { .. }), "{err}");
+        assert!(matches!(err, NoDaemon::Abandoned), "{err}");
     }
 
     #[test]
@@ -411,13 +436,13 @@ mod tests {
         let scene = Scene::new();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let process = ProcessId::of(child.id().cast_signed()).unwrap();
-        let err = scene.hand_over(&scene.offer(process), TIMEOUT).unwrap_err();
-        assert!(matches!(err, Error::DaemonEnded { .. }), "{err}");
+        let err = scene.wait(process, TIMEOUT).unwrap_err();
+        assert!(matches!(err, NoDaemon::Ended), "{err}");
         child.wait().unwrap();
 
         let failed = answer::Result::Failed(proto::handover::Failed { reason: "no INIT".into() });
         let daemon = scene.dial("right", Some(failed));
-        let err = scene.hand_over(&scene.offer(None), TIMEOUT).unwrap_err();
+        let err = scene.hand_over().unwrap_err();
         assert!(err.to_string().ends_with("refused to serve: no INIT"), "{err}");
         daemon.join().unwrap();
     }

@@ -5,17 +5,19 @@
 pub(crate) mod daemon_log;
 pub(crate) mod group;
 pub(crate) mod manifest;
-mod memory;
+pub(crate) mod memory;
 pub(crate) mod needs;
 pub(crate) mod process;
 
 use crate::model::ids::VolumeId;
-use crate::model::launch::LaunchId;
+use crate::model::launch::{LaunchId, LaunchKey};
 use crate::model::settings::LaunchSettings;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaunchSpec<'a> {
-    pub volume_id: &'a VolumeId,
+    pub key: &'a LaunchKey,
+    /// `None`: the daemon is started ahead, and gets a volume later.
+    pub volume_id: Option<&'a VolumeId>,
     /// Proves to the driver that a process which dials in belongs to this launch; single use.
     pub nonce: &'a str,
     pub settings: &'a LaunchSettings,
@@ -25,14 +27,13 @@ pub(crate) struct LaunchSpec<'a> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Launched {
-    pub volume_id: VolumeId,
+    pub key: LaunchKey,
     pub id: LaunchId,
 }
 
 /// Calls may block as long as the disk or the process table does.
 pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
-    /// Starts one daemon for the volume with this nonce. An earlier launch of the same volume must
-    /// have been removed.
+    /// Starts one daemon with this nonce. An earlier launch with the same key must have been removed.
     fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId>;
 
     /// All launches on this node, also those of an earlier driver.
@@ -40,10 +41,10 @@ pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
 
     /// Continues what the driver does for a running daemon. Called once for each launch of an
     /// earlier driver.
-    fn adopt(&self, volume_id: &VolumeId) -> linux::Result<()>;
+    fn adopt(&self, key: &LaunchKey) -> linux::Result<()>;
 
     /// The last line that an ended daemon wrote, if the driver has its log.
-    fn last_log_line(&self, volume_id: &VolumeId) -> Option<String>;
+    fn last_log_line(&self, key: &LaunchKey) -> Option<String>;
 
     /// True unless another party has removed the launch: then its process ends soon. The process of
     /// a launch that stands may also have ended.
@@ -53,7 +54,7 @@ pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
     fn remove(&self, id: &LaunchId) -> linux::Result<()>;
 
     /// Removes what an ended launch leaves. Its process must have ended.
-    fn clear(&self, volume_id: &VolumeId) -> linux::Result<()>;
+    fn clear(&self, key: &LaunchKey) -> linux::Result<()>;
 
     /// Names the pod or process that is started, so that an administrator finds it.
     fn describe(&self, spec: LaunchSpec<'_>) -> String;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::error::{Error, Result, Step};
+use crate::error::{Result, Step};
 use crate::model::ids::VolumeId;
 
 #[derive(Debug, Default)]
@@ -69,12 +69,6 @@ impl Waits {
 fn end(abandoned: &EventFd) {
     // Fails only if the counter is full: then the descriptor is readable already.
     let _readable_either_way = abandoned.write(1);
-}
-
-impl Wait<'_> {
-    pub(crate) fn error(&self) -> Error {
-        Error::Abandoned { volume_id: self.volume_id.clone() }
-    }
 }
 
 impl AsFd for Wait<'_> {

@@ -6,21 +6,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linux::mount::FuseConnections;
-use proto::handover::{Assignment, Role};
+use proto::handover::{Assignment, Role, VERSIONS};
 
 use crate::backend::Assigned;
 use crate::daemon::control::Control;
-use crate::daemon::dial::DialDir;
-use crate::daemon::handover::{self, Offer, Served};
+use crate::daemon::dial::{DialDir, DialListener, ServingSockets};
+use crate::daemon::handover::{self, Expected, NoDaemon, Offer, Served};
 use crate::daemon::keeper::{self, Keeper};
 use crate::daemon::launcher::{LaunchSpec, Launcher};
 use crate::daemon::notes::Hangs;
 use crate::daemon::waits::Waits;
+use crate::daemon::warm::{WarmDaemon, WarmDaemons};
 use crate::daemon::watch::DaemonWatch;
-use crate::error::{Error, Result, Step};
+use crate::error::{Error, Result, Step, chain};
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
-use crate::model::launch::LaunchId;
+use crate::model::launch::{LaunchId, LaunchKey};
 use crate::model::limits;
 use crate::model::records::{Serving, StageRecord};
 use crate::model::settings::LaunchSettings;
@@ -30,7 +31,8 @@ const OWN_REQUESTS_AGAIN: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct Daemons {
     pub(crate) run_dir: PathBuf,
-    pub(crate) launcher: Box<dyn Launcher>,
+    pub(crate) launcher: Arc<dyn Launcher>,
+    pub(crate) warm: Arc<WarmDaemons>,
     /// Limit from a daemon's launch until it dials in.
     pub(crate) start_timeout: Duration,
     pub(crate) keeper: Arc<dyn Keeper>,
@@ -52,61 +54,145 @@ pub(crate) struct Start<'a> {
     pub(crate) state_table: Option<OwnedFd>,
 }
 
+impl Start<'_> {
+    fn offer<'b>(
+        &'b self,
+        launch: &'b str,
+        sockets: &'b ServingSockets,
+        keeper_socket: Option<&'b OwnedFd>,
+    ) -> Offer<'b> {
+        let mut descriptors = vec![
+            (Role::FuseDevice, self.fuse_device.as_fd()),
+            (Role::ControlListener, sockets.control.as_fd()),
+            (Role::MetricsListener, sockets.metrics.as_fd()),
+        ];
+        let of_backend = self.assigned.descriptors.iter();
+        descriptors.extend(of_backend.map(|(role, descriptor)| (*role, descriptor.as_fd())));
+        if let (Some(table), Some(socket)) = (&self.state_table, keeper_socket) {
+            descriptors.extend([(Role::StateTable, table.as_fd()), (Role::Keeper, socket.as_fd())]);
+        }
+        let backend = Some(self.assigned.backend);
+        let assignment = Assignment { backend, ..self.assignment.clone() };
+        Offer { volume_id: self.volume_id, launch, assignment, descriptors }
+    }
+}
+
 impl Daemons {
-    /// Starts a daemon and hands the volume over. Between the two it calls `launched` with the
-    /// launch, which [`Self::end`] must remove if the rest fails.
+    /// Hands the volume over to a waiting daemon, or to one that it starts. Before the daemon gets the
+    /// volume, it calls `launched` with the launch, which [`Self::end`] must remove if the rest fails.
+    /// It ends the launch of `previous`, whose daemon has died.
     pub(crate) fn start(
         &self,
         start: Start<'_>,
-        launched: impl FnOnce(LaunchId) -> Result<()>,
+        previous: Option<&StageRecord>,
+        mut launched: impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
     ) -> Result<Served> {
-        let Start { volume_id, settings, assignment, fuse_device, assigned, state_table } = start;
-        let keeper_socket = match &state_table {
-            Some(_) if assignment.continues => {
-                self.keeper.daemon_socket(volume_id).step("connect daemon to keeper")?
+        let volume_id = start.volume_id;
+        let keeper_socket = self.keeper_socket(&start)?;
+        let served = match self.start_warm(&start, keeper_socket.as_ref(), &mut launched)? {
+            Some(served) => {
+                if let Some(previous) = previous
+                    && let Err(error) = self.end_previous(volume_id, previous)
+                {
+                    tracing::warn!(%volume_id, error = chain(&error), "the launch of the volume's earlier daemon is left");
+                }
+                served
+            }
+            None => {
+                previous.map_or(Ok(()), |stage| self.end_launch(volume_id, stage, false))?;
+                self.start_cold(&start, keeper_socket.as_ref(), &mut launched)?
+            }
+        };
+        self.hangs.found(volume_id, None);
+        if let Some(table) = start.state_table.filter(|_| served.can_be_continued) {
+            self.keep(volume_id, start.fuse_device, table, start.assigned.descriptors);
+        }
+        Ok(served)
+    }
+
+    /// For the files that a daemon cannot open again by name.
+    fn keeper_socket(&self, start: &Start<'_>) -> Result<Option<OwnedFd>> {
+        let volume_id = start.volume_id;
+        match start.state_table {
+            Some(_) if start.assignment.continues => {
+                self.keeper.daemon_socket(volume_id).step("connect daemon to keeper")
             }
             // The volume is served all the same.
-            Some(_) => self.keeper.daemon_socket(volume_id).unwrap_or_else(|error| {
+            Some(_) => Ok(self.keeper.daemon_socket(volume_id).unwrap_or_else(|error| {
                 tracing::error!(%volume_id, error = linux::chain(&error), "no keeper for the volume's daemon");
                 None
-            }),
-            None => None,
-        };
-        let assignment = Assignment { backend: Some(assigned.backend), ..assignment };
+            })),
+            None => Ok(None),
+        }
+    }
+
+    /// `None`: no daemon waits that does for this volume.
+    fn start_warm(
+        &self,
+        start: &Start<'_>,
+        keeper_socket: Option<&OwnedFd>,
+        launched: &mut impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
+    ) -> Result<Option<Served>> {
+        if !WarmDaemons::suits(start.settings, start.assignment.inode_limit) {
+            return Ok(None);
+        }
+        while let Some(WarmDaemon { key, launch, described, dialled }) = self.warm.take() {
+            let _span = tracing::info_span!("stage.hand_over").entered();
+            if let Err(error) = launched(&key, launch.clone()) {
+                self.warm.end(&key, &launch, Some(&dialled));
+                return Err(error);
+            }
+            let dial = self.dial(start.volume_id);
+            let sockets = dial.make().and_then(|()| dial.record_launch(&key));
+            let sockets =
+                sockets.and_then(|()| dial.serving_sockets()).step("listen for daemon's callers")?;
+            match handover::assign(dialled, &start.offer(&described, &sockets, keeper_socket)) {
+                // It died while it waited.
+                Err(Error::DaemonEnded { .. }) => self.warm.end(&key, &launch, None),
+                outcome => return outcome.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    fn start_cold(
+        &self,
+        start: &Start<'_>,
+        keeper_socket: Option<&OwnedFd>,
+        launched: &mut impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
+    ) -> Result<Served> {
+        let Start { volume_id, settings, .. } = *start;
         let span = tracing::info_span!("stage.launch").entered();
-        let sockets = self.dial(volume_id).listen().step("listen for daemon")?;
+        let dial = self.dial(volume_id);
+        let listener = dial.listen().step("listen for daemon")?;
+        let sockets = dial.serving_sockets().step("listen for daemon's callers")?;
         let nonce = linux::random::hexadecimal().step("draw nonce")?;
-        let spec = LaunchSpec { volume_id, nonce: &nonce, settings, inode_limit: assignment.inode_limit };
+        let key = LaunchKey::from(volume_id);
+        let spec = LaunchSpec {
+            key: &key,
+            volume_id: Some(volume_id),
+            nonce: &nonce,
+            settings,
+            inode_limit: start.assignment.inode_limit,
+        };
         let described = self.launcher.describe(spec);
         let launch = self.launcher.ensure(spec).map_err(|source| {
             let (volume_id, launch) = (volume_id.clone(), described.clone());
             Error::Launch { volume_id, launch, source }
         })?;
         let process = launch.process();
-        launched(launch)?;
+        launched(&key, launch)?;
         drop(span);
 
         let _span = tracing::info_span!("stage.hand_over").entered();
-        let mut descriptors = vec![
-            (Role::FuseDevice, fuse_device.as_fd()),
-            (Role::ControlListener, sockets.control.as_fd()),
-            (Role::MetricsListener, sockets.metrics.as_fd()),
-        ];
-        descriptors.extend(assigned.descriptors.iter().map(|(role, descriptor)| (*role, descriptor.as_fd())));
-        if let (Some(table), Some(socket)) = (&state_table, &keeper_socket) {
-            descriptors.extend([(Role::StateTable, table.as_fd()), (Role::Keeper, socket.as_fd())]);
-        }
-        let offer = Offer { volume_id, nonce: &nonce, launch: &described, process, assignment, descriptors };
+        let expected = Expected { nonce: &nonce, process, time_limit: self.start_timeout };
         let wait = self.waits.begin(volume_id)?;
-        let served = handover::hand_over(&sockets.dial, &offer, self.start_timeout, &wait)
-            .map_err(|error| self.with_last_log_line(error))?;
-        // From here on only the daemon holds its listeners and the connection.
-        drop(sockets);
-        self.hangs.found(volume_id, None);
-        if let Some(table) = state_table.filter(|_| served.can_be_continued) {
-            self.keep(volume_id, fuse_device, table, assigned.descriptors);
-        }
-        Ok(served)
+        let no_daemon = |reason| no_daemon(reason, volume_id, &listener, &described);
+        let dialled = handover::wait_for_daemon(&listener, expected, wait.as_fd()).map_err(no_daemon);
+        let offer = start.offer(&described, &sockets, keeper_socket);
+        let served = dialled.and_then(|dialled| handover::assign(dialled, &offer));
+        // From here on only the daemon holds its listeners.
+        served.map_err(|error| self.with_last_log_line(error))
     }
 
     /// The memory for what a successor of a daemon needs; `None` if there can be none.
@@ -180,7 +266,7 @@ impl Daemons {
     fn with_last_log_line(&self, error: Error) -> Error {
         match error {
             Error::DaemonEnded { volume_id, launch, log: None } => {
-                let log = self.launcher.last_log_line(&volume_id);
+                let log = self.launcher.last_log_line(&LaunchKey::from(&volume_id));
                 Error::DaemonEnded { volume_id, launch, log }
             }
             other => other,
@@ -189,6 +275,10 @@ impl Daemons {
 
     pub(crate) fn dial(&self, volume_id: &VolumeId) -> DialDir {
         DialDir::of(&self.run_dir, volume_id)
+    }
+
+    pub(crate) fn launch_dir(&self, key: &LaunchKey) -> DialDir {
+        DialDir::of(&self.run_dir, key)
     }
 
     /// Connects to the daemon that serves the volume. `limit` applies to the connect and to each
@@ -236,20 +326,37 @@ impl Daemons {
         stage: &StageRecord,
         is_served: bool,
     ) -> Result<()> {
-        if let Some(launch) = &stage.launch {
-            self.launcher.remove(launch).step("remove launch")?;
-            // A daemon that never had the connection has nothing to finish.
-            let grace = if is_served { stage.settings.grace_seconds } else { 0 };
-            let grace = Duration::from_secs(grace.into());
-            let daemon = stage.serving.map(|serving| serving.daemon);
-            for process in [daemon, launch.process()].into_iter().flatten() {
-                if !process.end(grace).step("end daemon")? {
-                    return Err(Error::DaemonLives { volume_id: volume_id.clone(), pid: process.pid });
-                }
+        self.end_process(volume_id, stage, is_served)?;
+        let key = stage.launch_key(volume_id);
+        self.launcher.clear(&key).step("clear launch")?;
+        self.launch_dir(&key).remove().step("remove dial directory")?;
+        self.dial(volume_id).remove().step("remove dial directory")
+    }
+
+    /// Removes the launch of a daemon that has died, while another one serves the volume.
+    fn end_previous(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<()> {
+        self.end_process(volume_id, stage, false)?;
+        let key = stage.launch_key(volume_id);
+        self.launcher.clear(&key).step("clear launch")?;
+        if key == LaunchKey::from(volume_id) {
+            return Ok(());
+        }
+        self.launch_dir(&key).remove().step("remove dial directory")
+    }
+
+    fn end_process(&self, volume_id: &VolumeId, stage: &StageRecord, is_served: bool) -> Result<()> {
+        let Some(launch) = &stage.launch else { return Ok(()) };
+        self.launcher.remove(launch).step("remove launch")?;
+        // A daemon that never had the connection has nothing to finish.
+        let grace = if is_served { stage.settings.grace_seconds } else { 0 };
+        let grace = Duration::from_secs(grace.into());
+        let daemon = stage.serving.map(|serving| serving.daemon);
+        for process in [daemon, launch.process()].into_iter().flatten() {
+            if !process.end(grace).step("end daemon")? {
+                return Err(Error::DaemonLives { volume_id: volume_id.clone(), pid: process.pid });
             }
         }
-        self.launcher.clear(volume_id).step("clear launch")?;
-        self.dial(volume_id).remove().step("remove dial directory")
+        Ok(())
     }
 
     /// The driver's own waiting requests hold mounts of their own, and the daemon sees its end only
@@ -265,5 +372,18 @@ impl Daemons {
             std::thread::park_timeout(OWN_REQUESTS_AGAIN);
         }
         Ok(())
+    }
+}
+
+fn no_daemon(reason: NoDaemon, volume_id: &VolumeId, listener: &DialListener, launch: &str) -> Error {
+    let (volume_id, launch) = (volume_id.clone(), launch.to_owned());
+    match reason {
+        NoDaemon::TimedOut { limit } => {
+            Error::DialTimeout { socket: listener.path().to_owned(), waited: limit, launch }
+        }
+        NoDaemon::Ended => Error::DaemonEnded { volume_id, launch, log: None },
+        NoDaemon::Abandoned => Error::Abandoned { volume_id },
+        NoDaemon::OtherVersion { daemon } => Error::DaemonVersion { volume_id, daemon, driver: VERSIONS },
+        NoDaemon::Kernel(source) => Error::Kernel { step: "hand over", source },
     }
 }

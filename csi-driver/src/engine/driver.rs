@@ -15,6 +15,7 @@ use crate::daemon::launcher::group::GroupParent;
 use crate::daemon::launcher::manifest::ManifestLauncher;
 use crate::daemon::launcher::process::ProcessLauncher;
 use crate::daemon::waits::Waits;
+use crate::daemon::warm::WarmDaemons;
 use crate::daemon::watch::{DaemonWatch, Ended};
 use crate::engine::admission::Admission;
 use crate::engine::attach::Attachments;
@@ -78,9 +79,17 @@ impl Driver {
         // syncfs(2) of volumes does not return while their daemon is stuck.
         let flushes = Arc::new(OneEach::default());
         let (daemon_ended, ended_daemons) = mpsc::unbounded_channel();
+        let launcher: Arc<dyn Launcher> = launcher(&config)?.into();
+        let warm = WarmDaemons::new(
+            launcher.clone(),
+            config.run_dir.clone(),
+            config.start_timeout,
+            config.warm_daemons,
+        );
         let daemons = Arc::new(Daemons {
             run_dir: config.run_dir.clone(),
-            launcher: launcher(&config)?,
+            launcher,
+            warm: Arc::new(warm.step("prepare warm daemons")?),
             start_timeout: config.start_timeout,
             keeper: keeper(&config)?,
             watch: DaemonWatch::new(counts.clone(), daemon_ended),

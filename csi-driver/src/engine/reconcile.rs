@@ -7,12 +7,13 @@
 //! all daemons together. Work that takes longer continues in the background, holding the volume's
 //! lock.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::backend::VolumeBackend;
-use crate::daemon::dial;
+use crate::daemon::dial::{self, DialDir};
 use crate::daemon::keeper::Role;
 use crate::daemon::launcher::Launched;
 use crate::engine::daemons::Daemons;
@@ -27,7 +28,7 @@ use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
-use crate::model::launch::{LaunchId, ProcessId};
+use crate::model::launch::{LaunchId, LaunchKey, ProcessId};
 use crate::model::records::VolumeRecord;
 
 /// Repairs what an earlier driver left.
@@ -41,6 +42,41 @@ pub(crate) struct Reconciler {
     pub(crate) targets: Arc<Targets>,
     pub(crate) provisioner: Arc<Provisioner>,
     pub(crate) snapshots: Arc<Snapshots>,
+}
+
+/// The volumes on this node, and the launches of their daemons.
+struct Known<'a> {
+    /// Staged or parked, or being staged.
+    volumes: BTreeSet<&'a VolumeId>,
+    /// Their launches, as far as the journal records them.
+    launches: HashMap<LaunchKey, Option<&'a LaunchId>>,
+    /// The launches that the volumes' directories record, also without the journal.
+    recorded: HashMap<LaunchKey, VolumeId>,
+}
+
+impl<'a> Known<'a> {
+    fn new(volumes: &'a [(VolumeId, VolumeRecord)], run_dir: &Path) -> Result<Self> {
+        let staged = || {
+            volumes.iter().filter_map(|(id, record)| {
+                let parked = record.parked.as_ref().map(|parked| &parked.stage);
+                Some((id, record.stage.as_ref().or(parked)?))
+            })
+        };
+        let recorded = dial::list(run_dir).step("list dial directories")?.into_iter().filter_map(|key| {
+            let launch = DialDir::of(run_dir, &key).recorded_launch()?;
+            Some((launch, key.volume_id()?))
+        });
+        Ok(Self {
+            volumes: staged().map(|(id, _)| id).collect(),
+            launches: staged().map(|(id, stage)| (stage.launch_key(id), stage.launch.as_ref())).collect(),
+            recorded: recorded.collect(),
+        })
+    }
+
+    /// The volume that a launch is for, or that has a directory of this name.
+    fn volume_of(&self, key: &LaunchKey) -> Option<VolumeId> {
+        self.recorded.get(key).cloned().or_else(|| key.volume_id())
+    }
 }
 
 impl Reconciler {
@@ -101,51 +137,44 @@ impl Reconciler {
     }
 
     fn remove_unknown_launches(&self, volumes: &[(VolumeId, VolumeRecord)], deadline: Instant) -> Result<()> {
-        // Staged volumes, and those being staged, each with its launch if the journal records one.
-        let known: HashMap<&VolumeId, Option<&LaunchId>> = volumes
-            .iter()
-            .filter_map(|(id, record)| {
-                let parked = record.parked.as_ref().map(|parked| &parked.stage);
-                Some((id, record.stage.as_ref().or(parked)?.launch.as_ref()))
-            })
-            .collect();
+        let known = Known::new(volumes, &self.daemons.run_dir)?;
         let mut strays = Vec::new();
         for launched in self.daemons.launcher.list().step("list launches")? {
-            let volume_id = launched.volume_id.clone();
+            let key = launched.key.clone();
             match self.look_at_launch(&known, launched) {
-                Ok(stray) => strays.extend(stray.map(|process| (volume_id, process))),
+                Ok(stray) => strays.extend(stray.map(|process| (key, process))),
                 // The volume's next operation tries again; other volumes do not wait for it.
                 Err(error) => {
-                    tracing::error!(%volume_id, error = chain(&error), "could not check a launch");
+                    tracing::error!(%key, error = chain(&error), "could not check a launch");
                 }
             }
         }
-        for (volume_id, process) in strays {
-            if let Err(error) = self.end_stray(&known, &volume_id, process, deadline) {
-                tracing::error!(%volume_id, error = chain(&error), "a stray daemon could not be ended");
+        for (key, process) in strays {
+            if let Err(error) = self.end_stray(&known, &key, process, deadline) {
+                tracing::error!(%key, error = chain(&error), "a stray daemon could not be ended");
             }
         }
         Ok(())
     }
 
     /// Removes a launch that the journal does not record. Returns its process, which was killed.
-    fn look_at_launch(
-        &self,
-        known: &HashMap<&VolumeId, Option<&LaunchId>>,
-        launched: Launched,
-    ) -> Result<Option<ProcessId>> {
-        let Launched { volume_id, id } = launched;
+    fn look_at_launch(&self, known: &Known<'_>, launched: Launched) -> Result<Option<ProcessId>> {
+        let Launched { key, id } = launched;
+        let volume_id = known.volume_of(&key);
+        let is_unreadable = |volume_id: &VolumeId| self.journal.find(volume_id).is_err();
         // A volume with an unreadable entry may be served: it stays until the entry is repaired.
-        if known.get(&volume_id) == Some(&Some(&id)) || self.journal.find(&volume_id).is_err() {
-            self.daemons.launcher.adopt(&volume_id).step("adopt launch")?;
+        if known.launches.get(&key) == Some(&Some(&id)) || volume_id.as_ref().is_some_and(is_unreadable) {
+            self.daemons.launcher.adopt(&key).step("adopt launch")?;
             return Ok(None);
         }
         // From a lost journal, or from another driver's: pods may use the volume.
-        if !known.contains_key(&volume_id) && mounts::is_mounted_anywhere(&volume_id)? {
+        if let Some(volume_id) = volume_id.filter(|volume_id| !known.volumes.contains(volume_id))
+            && mounts::is_mounted_anywhere(&volume_id)?
+        {
             tracing::error!(%volume_id, launch = ?id, "the volume is served without a journal entry: leaving it alone");
             return Ok(None);
         }
-        tracing::info!(%volume_id, launch = ?id, "removing a launch without a journal entry");
+        tracing::info!(%key, launch = ?id, "removing a launch without a journal entry");
         self.daemons.launcher.remove(&id).step("remove launch")?;
         match id.process() {
             Some(process) => process.kill().map(|()| Some(process)).step("end daemon"),
@@ -155,23 +184,23 @@ impl Reconciler {
 
     fn end_stray(
         &self,
-        known: &HashMap<&VolumeId, Option<&LaunchId>>,
-        volume_id: &VolumeId,
+        known: &Known<'_>,
+        key: &LaunchKey,
         process: ProcessId,
         deadline: Instant,
     ) -> Result<()> {
         let left = deadline.saturating_duration_since(Instant::now());
         if !process.is_gone_within(left).step("end daemon")? {
             // In an uninterruptible wait; other volumes do not wait for it.
-            tracing::error!(%volume_id, pid = process.pid, "the daemon is still running after SIGKILL");
+            tracing::error!(%key, pid = process.pid, "the daemon is still running after SIGKILL");
             return Ok(());
         }
-        // A process names its volume in its arguments, and a compromised daemon may name another
-        // one: so a volume in the journal is not touched here.
-        if known.contains_key(volume_id) {
+        // A process names its launch in its arguments, and a compromised daemon may name another
+        // one: so a launch in the journal is not touched here.
+        if known.launches.contains_key(key) {
             return Ok(());
         }
-        self.daemons.launcher.clear(volume_id).step("clear launch")
+        self.daemons.launcher.clear(key).step("clear launch")
     }
 
     /// Whether the volume needs no wait: its daemon, if it has one, serves it and must only be
@@ -235,17 +264,22 @@ impl Reconciler {
     }
 
     fn remove_unknown_dial_dirs(&self) -> Result<()> {
-        let known = self.journal.ids();
-        for volume_id in dial::list(&self.daemons.run_dir).step("list dial directories")? {
-            let is_staged = known.contains(&volume_id)
-                && self
-                    .journal
-                    .find(&volume_id)
-                    .map_or(true, |r| r.is_some_and(|r| r.stage.is_some() || r.parked.is_some()));
-            if !is_staged && !mounts::is_mounted_anywhere(&volume_id)? {
-                self.daemons.dial(&volume_id).remove().step("remove dial directory")?;
+        let volumes = self.journal.list();
+        let known = Known::new(&volumes, &self.daemons.run_dir)?;
+        for key in dial::list(&self.daemons.run_dir).step("list dial directories")? {
+            if !known.launches.contains_key(&key) && !self.may_be_in_use(&known, &key)? {
+                // A daemon that waited for a volume has ended with its driver.
+                self.daemons.launcher.clear(&key).step("clear launch")?;
+                self.daemons.launch_dir(&key).remove().step("remove dial directory")?;
             }
         }
         Ok(())
+    }
+
+    /// Whether a directory of sockets is a volume's that is staged, may be, or is mounted.
+    fn may_be_in_use(&self, known: &Known<'_>, key: &LaunchKey) -> Result<bool> {
+        let Some(volume_id) = known.volume_of(key) else { return Ok(false) };
+        let is_unreadable = self.journal.find(&volume_id).is_err();
+        Ok(is_unreadable || known.volumes.contains(&volume_id) || mounts::is_mounted_anywhere(&volume_id)?)
     }
 }

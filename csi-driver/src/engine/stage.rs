@@ -206,6 +206,7 @@ impl Stages {
             staging_path: spec.staging_path.clone(),
             access: spec.access,
             launch: None,
+            launch_key: None,
             serving: None,
             settings: spec.settings.clone(),
             data: None,
@@ -260,9 +261,10 @@ impl Stages {
         let state_table = self.daemons.state_table(&spec.settings)?;
         let settings = &spec.settings;
         let start = Start { volume_id, settings, assignment, fuse_device, assigned, state_table };
-        let served = self.daemons.start(start, |launch| {
+        let served = self.daemons.start(start, None, |key, launch| {
             self.update_stage(volume_id, record, |stage| {
-                (stage.launch, stage.data) = (Some(launch), Some(data_id));
+                (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
+                stage.data = Some(data_id);
             })
         })?;
         let serving = Serving { connection_minor: mount.minor, daemon: served.daemon };

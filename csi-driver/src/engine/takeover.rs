@@ -129,11 +129,11 @@ impl Stages {
         serving: Serving,
         start: Start<'_>,
     ) -> Result<()> {
-        if let Some(stage) = &record.stage {
-            self.daemons.end_launch(volume_id, stage, false)?;
-        }
-        let served = self.daemons.start(start, |launch| {
-            self.update_stage(volume_id, record, |stage| stage.launch = Some(launch))
+        let previous = record.stage.clone();
+        let served = self.daemons.start(start, previous.as_ref(), |key, launch| {
+            self.update_stage(volume_id, record, |stage| {
+                (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
+            })
         })?;
         self.update_stage(volume_id, record, |stage| {
             stage.serving = Some(Serving { daemon: served.daemon, ..serving });

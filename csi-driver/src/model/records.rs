@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::model::capability::Access;
 use crate::model::ids::{SnapshotId, VolumeId};
-use crate::model::launch::LaunchId;
-use crate::model::launch::ProcessId;
+use crate::model::launch::{LaunchId, LaunchKey, ProcessId};
 use crate::model::name::VolumeName;
 use crate::model::parameters::Parameters;
 use crate::model::settings::LaunchSettings;
@@ -158,6 +157,9 @@ pub(crate) struct StageRecord {
     pub staging_path: PathBuf,
     pub access: Access,
     pub launch: Option<LaunchId>,
+    /// `None`: the volume's own key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launch_key: Option<LaunchKey>,
     /// Set once the daemon has reported that it serves.
     pub serving: Option<Serving>,
     /// The settings of its daemon.
@@ -172,6 +174,12 @@ pub(crate) struct StageRecord {
     /// How often another daemon has continued the connection.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub takeovers: u32,
+}
+
+impl StageRecord {
+    pub(crate) fn launch_key(&self, volume_id: &VolumeId) -> LaunchKey {
+        self.launch_key.clone().unwrap_or_else(|| volume_id.into())
+    }
 }
 
 /// Identifies the directory with a volume's data: a pool's path may lead to another one later.

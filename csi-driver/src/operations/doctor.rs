@@ -34,8 +34,9 @@ use crate::journal::Journal;
 use crate::kernel::bounded::OneEach;
 use crate::kernel::mounts;
 use crate::model::ids::{SnapshotId, VolumeId};
+use crate::model::launch::{LaunchId, LaunchKey};
 use crate::model::limits;
-use crate::model::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
+use crate::model::records::{SnapshotPhase, SnapshotRecord, StageRecord, VolumeRecord};
 use crate::operations::admin::client::ask;
 use crate::operations::views::{Format, NoJournal, Row};
 
@@ -115,7 +116,7 @@ struct World {
     /// Volumes whose daemon runs and does not answer.
     silent: BTreeSet<VolumeId>,
     launches: Vec<Launched>,
-    dial_dirs: Vec<VolumeId>,
+    dial_dirs: Vec<LaunchKey>,
     /// kubelet's directories of staged volumes, with the volume handle in each.
     staging_dirs: Vec<(PathBuf, std::result::Result<String, String>)>,
     data: Diagnosis,
@@ -164,10 +165,6 @@ impl World {
 
     fn is_unreadable(&self, id: &VolumeId) -> bool {
         matches!(self.volumes.get(id), Some(Err(_)))
-    }
-
-    fn known(&self, id: &VolumeId) -> Option<&VolumeRecord> {
-        self.volumes.get(id).and_then(|record| record.as_ref().ok())
     }
 
     /// Whether a target belongs to the connection that is served now, if there is one: a volume
@@ -363,23 +360,35 @@ fn of_mount(world: &World, mount: &MountEntry) -> Option<Finding> {
 }
 
 fn of_daemons(world: &World) -> Vec<Finding> {
-    let stage = |id: &VolumeId| {
-        let record = world.known(id)?;
-        record.stage.as_ref().or(record.parked.as_ref().map(|parked| &parked.stage))
+    let staged = world.volumes.iter().filter_map(|(id, record)| {
+        let record = record.as_ref().ok()?;
+        Some((id, record.stage.as_ref().or(record.parked.as_ref().map(|parked| &parked.stage))?))
+    });
+    let staged: Vec<(&VolumeId, &StageRecord)> = staged.collect();
+    let launches: BTreeMap<LaunchKey, Option<&LaunchId>> =
+        staged.iter().map(|(id, stage)| (stage.launch_key(id), stage.launch.as_ref())).collect();
+    let is_unreadable = |key: &LaunchKey| key.volume_id().is_some_and(|id| world.is_unreadable(&id));
+    // A running driver's daemons that wait for a volume have keys of their own.
+    let may_wait = |key: &LaunchKey| {
+        world.is_driver_running && !key.volume_id().is_some_and(|id| world.volumes.contains_key(&id))
     };
     let stray_launch = |launched: &&Launched| {
-        !world.is_unreadable(&launched.volume_id)
-            && stage(&launched.volume_id).and_then(|stage| stage.launch.as_ref()) != Some(&launched.id)
+        !is_unreadable(&launched.key)
+            && !may_wait(&launched.key)
+            && launches.get(&launched.key) != Some(&Some(&launched.id))
     };
     let launch = |launched: &Launched| {
-        Finding::new("unknown daemon", &launched.volume_id, format!("{:?}", launched.id)).at_start()
+        Finding::new("unknown daemon", &launched.key, format!("{:?}", launched.id)).at_start()
     };
-    let stray_dir = |id: &&VolumeId| !world.is_unreadable(id) && stage(id).is_none();
-    let dir = |id: &VolumeId| {
-        Finding::new("unused dial directory", id, "the volume is neither staged nor parked").at_start()
+    let is_staged = |key: &LaunchKey| staged.iter().any(|(id, _)| LaunchKey::from(*id) == *key);
+    let stray_dir = |key: &&LaunchKey| {
+        !is_unreadable(key) && !may_wait(key) && !launches.contains_key(key) && !is_staged(key)
     };
-    let launches = world.launches.iter().filter(stray_launch).map(launch);
-    launches.chain(world.dial_dirs.iter().filter(stray_dir).map(dir)).collect()
+    let dir = |key: &LaunchKey| {
+        Finding::new("unused dial directory", key, "no staged or parked volume uses it").at_start()
+    };
+    let strays = world.launches.iter().filter(stray_launch).map(launch);
+    strays.chain(world.dial_dirs.iter().filter(stray_dir).map(dir)).collect()
 }
 
 /// Data without an entry, and entries without their data.

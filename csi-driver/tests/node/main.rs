@@ -20,3 +20,4 @@ mod swapped;
 mod takeover;
 mod unanswered;
 mod undo;
+mod warm;

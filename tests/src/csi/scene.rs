@@ -52,14 +52,16 @@ pub fn volume_binary() -> PathBuf {
 pub struct Flags(pub Vec<String>);
 
 impl Flags {
-    /// Daemons as child processes, a pool of 10 Gi.
+    /// Daemons as child processes, each started for its volume, a pool of 10 Gi.
     pub fn process() -> Self {
-        let volume_binary = volume_binary().display().to_string();
-        Self(
-            ["--launcher", "process", "--volume-binary", &volume_binary, "--pool-capacity", "10Gi"]
-                .map(str::to_owned)
-                .to_vec(),
-        )
+        Self::warm_process(0)
+    }
+
+    /// The same, and so many daemons wait for a volume.
+    pub fn warm_process(daemons: u8) -> Self {
+        let (volume_binary, daemons) = (volume_binary().display().to_string(), daemons.to_string());
+        let flags = ["--launcher", "process", "--volume-binary", &volume_binary, "--pool-capacity", "10Gi"];
+        Self(flags.into_iter().chain(["--warm-daemons", &daemons]).map(str::to_owned).collect())
     }
 }
 
@@ -208,6 +210,16 @@ impl Scene {
             .filter(|p| p.name == "hawser-volume" && !p.command_line.is_empty())
             .map(|p| p.pid)
             .collect()
+    }
+
+    /// Those that have a FUSE connection.
+    pub fn serving_daemons(&self) -> Vec<i32> {
+        self.daemons().into_iter().filter(|pid| has_connection(*pid)).collect()
+    }
+
+    /// Those that wait for a volume.
+    pub fn waiting_daemons(&self) -> Vec<i32> {
+        self.daemons().into_iter().filter(|pid| !has_connection(*pid)).collect()
     }
 
     pub fn kill_daemon(&self) {
@@ -465,4 +477,10 @@ fn remove_empty(dir: &Path, end: &Path) {
         }
         dir = dir.parent().unwrap();
     }
+}
+
+fn has_connection(pid: i32) -> bool {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut targets = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    targets.any(|target| target == Path::new("/dev/fuse"))
 }

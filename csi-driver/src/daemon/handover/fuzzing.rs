@@ -6,7 +6,7 @@ use prost::Message;
 use proto::handover::{Assignment, Hello, VERSIONS};
 use proto::versions::Versions;
 
-use super::{Greeting, Offer, greet, refuse_version, serve};
+use super::{Expected, Offer, assign, dialled, greet};
 use crate::daemon::untrusted_text::assert_is_fit;
 use crate::error::Result;
 use crate::model::ids::VolumeId;
@@ -23,29 +23,29 @@ pub fn hello_and_answer(input: &[u8]) {
     let send = |packet| daemon.send(packet, &[]).expect("a packet fits into the socket");
     [hello, answer].into_iter().for_each(send);
     let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").expect("32 digits");
+    let expected = Expected { nonce: NONCE, process: None, time_limit: limits::HELLO };
     let offer = Offer {
         volume_id: &volume_id,
-        nonce: NONCE,
         launch: "pod ns/p with image i",
-        process: None,
         assignment: Assignment::default(),
         descriptors: Vec::new(),
     };
     let peer = PeerCredentials { pid: std::process::id().cast_signed(), uid: 0, gid: 0 };
-    match greet(&driver, peer, &offer, limits::HELLO) {
+    match greet(&driver, peer, expected, limits::HELLO) {
         Err(reason) => assert_is_fit(&reason),
-        Ok(greeting) => {
+        Ok(found) => {
             let hello = Hello::decode(hello).expect("the driver has read it");
             assert_eq!(hello.nonce, NONCE);
             let versions = Versions::said(hello.oldest_version, hello.newest_version);
-            match greeting {
-                Greeting::Daemon { version } => {
+            assert_eq!(found, versions);
+            match dialled(driver, peer, found) {
+                Ok(dialled) => {
                     assert!(VERSIONS.common(versions).is_some());
-                    assert_error_is_fit(serve(&driver, peer, &offer, version));
+                    assert_error_is_fit(assign(dialled, &offer));
                 }
-                Greeting::OtherVersion(found) => {
-                    assert_eq!((found, VERSIONS.common(versions)), (versions, None));
-                    assert_error_is_fit(Err::<(), _>(refuse_version(&driver, &offer, found)));
+                Err(reason) => {
+                    assert_eq!(VERSIONS.common(versions), None);
+                    assert_is_fit(&reason.to_string());
                 }
             }
         }

@@ -20,7 +20,7 @@ use tokio::net::unix::pipe::{OpenOptions as PipeOptions, Receiver};
 
 use crate::daemon::dial::DialDir;
 use crate::error::chain;
-use crate::model::ids::VolumeId;
+use crate::model::launch::LaunchKey;
 
 /// Of one file; there are two.
 const MAX_LOG_BYTES: u64 = 1 << 20;
@@ -35,10 +35,10 @@ pub(crate) struct DaemonLogs {
     followed: Arc<Followed>,
 }
 
-/// Volumes whose daemon may have said more than is in the file.
+/// Launches whose daemon may have said more than is in the file.
 #[derive(Debug, Default)]
 struct Followed {
-    volumes: Mutex<HashSet<VolumeId>>,
+    launches: Mutex<HashSet<LaunchKey>>,
     one_ended: Condvar,
 }
 
@@ -48,21 +48,21 @@ impl DaemonLogs {
     }
 
     /// Makes the FIFO and follows it. Returns the daemon's descriptor, for stdout and stderr.
-    pub(super) fn start(&self, volume_id: &VolumeId) -> linux::Result<OwnedFd> {
-        let fifo = DialDir::of(&self.run_dir, volume_id).log_fifo();
+    pub(super) fn start(&self, key: &LaunchKey) -> linux::Result<OwnedFd> {
+        let fifo = DialDir::of(&self.run_dir, key).log_fifo();
         nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)
             .map_err(|e| linux::Error::new("make FIFO", fifo.display().to_string(), e))?;
         let flags = (OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW).bits();
         let daemons = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&fifo);
         let daemons = daemons.map_err(|e| linux::Error::at("open", &fifo, e))?;
-        self.follow(volume_id)?;
+        self.follow(key)?;
         Ok(daemons.into())
     }
 
     /// Follows the FIFO of a daemon that may have been started by an earlier driver, until the
     /// daemon has ended. Must be called once for each daemon and driver, within a runtime.
-    pub(super) fn follow(&self, volume_id: &VolumeId) -> linux::Result<()> {
-        let dial = DialDir::of(&self.run_dir, volume_id);
+    pub(super) fn follow(&self, key: &LaunchKey) -> linux::Result<()> {
+        let dial = DialDir::of(&self.run_dir, key);
         let fifo = dial.log_fifo();
         let receiver = match PipeOptions::new().open_receiver(&fifo) {
             Ok(receiver) => receiver,
@@ -75,34 +75,34 @@ impl DaemonLogs {
         let writer = OpenOptions::new().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&fifo);
         drop(writer.map_err(|e| linux::Error::at("open", &fifo, e))?);
         let files = Files { log: dial.log(), older: dial.older_log(), limit_bytes: MAX_LOG_BYTES };
-        let (volume_id, followed) = (volume_id.clone(), Arc::clone(&self.followed));
-        lock(&followed.volumes).insert(volume_id.clone());
+        let (key, followed) = (key.clone(), Arc::clone(&self.followed));
+        lock(&followed.launches).insert(key.clone());
         tokio::spawn(async move {
             if let Err(error) = copy(&receiver, files).await {
-                tracing::warn!(%volume_id, error = chain(&error), "the daemon's log goes on without what it writes now");
+                tracing::warn!(%key, error = chain(&error), "the daemon's log goes on without what it writes now");
                 discard(&receiver).await;
             }
-            lock(&followed.volumes).remove(&volume_id);
+            lock(&followed.launches).remove(&key);
             followed.one_ended.notify_all();
         });
         Ok(())
     }
 
     /// The last line of a daemon that has ended, for the message about its end.
-    pub(super) fn last_line(&self, volume_id: &VolumeId) -> Option<String> {
-        let volumes = lock(&self.followed.volumes);
-        let is_followed = |volumes: &mut HashSet<VolumeId>| volumes.contains(volume_id);
-        let ended = self.followed.one_ended.wait_timeout_while(volumes, LOG_WAIT, is_followed);
-        let (volumes, _timed_out) = ended.unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn last_line(&self, key: &LaunchKey) -> Option<String> {
+        let launches = lock(&self.followed.launches);
+        let is_followed = |launches: &mut HashSet<LaunchKey>| launches.contains(key);
+        let ended = self.followed.one_ended.wait_timeout_while(launches, LOG_WAIT, is_followed);
+        let (launches, _timed_out) = ended.unwrap_or_else(PoisonError::into_inner);
         // The log is read without the lock.
-        drop(volumes);
-        DialDir::of(&self.run_dir, volume_id).last_log_line()
+        drop(launches);
+        DialDir::of(&self.run_dir, key).last_log_line()
     }
 }
 
-fn lock(volumes: &Mutex<HashSet<VolumeId>>) -> MutexGuard<'_, HashSet<VolumeId>> {
+fn lock(launches: &Mutex<HashSet<LaunchKey>>) -> MutexGuard<'_, HashSet<LaunchKey>> {
     // Nothing panics while it is held.
-    volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    launches.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// To the end of the last writer. Files are written where a thread may wait for the disk.
@@ -200,21 +200,21 @@ mod tests {
         assert_eq!(std::fs::read(&files.log).unwrap(), b"fghij\nkl\n");
     }
 
-    fn logs(dir: &Path) -> (DaemonLogs, VolumeId, DialDir) {
-        let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
-        let dial = DialDir::of(dir, &volume_id);
+    fn logs(dir: &Path) -> (DaemonLogs, LaunchKey, DialDir) {
+        let key = LaunchKey::parse("0123456789abcdef0123456789abcdef").unwrap();
+        let dial = DialDir::of(dir, &key);
         std::fs::create_dir(dial.path()).unwrap();
-        (DaemonLogs::new(dir), volume_id, dial)
+        (DaemonLogs::new(dir), key, dial)
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn the_last_line_of_a_daemon_that_has_ended_is_known() {
         let dir = tempfile::tempdir().unwrap();
-        let (logs, volume_id, dial) = logs(dir.path());
-        let mut daemons = File::from(logs.start(&volume_id).unwrap());
+        let (logs, key, dial) = logs(dir.path());
+        let mut daemons = File::from(logs.start(&key).unwrap());
         daemons.write_all(b"one\nlast words\n").unwrap();
         drop(daemons);
-        let last = tokio::task::spawn_blocking(move || logs.last_line(&volume_id)).await.unwrap();
+        let last = tokio::task::spawn_blocking(move || logs.last_line(&key)).await.unwrap();
         assert_eq!(last.as_deref(), Some("last words"));
         assert_eq!(std::fs::read(dial.log()).unwrap(), b"one\nlast words\n");
     }
@@ -222,8 +222,8 @@ mod tests {
     #[tokio::test]
     async fn without_a_reader_a_daemon_loses_lines_and_does_not_wait() {
         let dir = tempfile::tempdir().unwrap();
-        let (logs, volume_id, _dial) = logs(dir.path());
-        let mut daemons = File::from(logs.start(&volume_id).unwrap());
+        let (logs, key, _dial) = logs(dir.path());
+        let mut daemons = File::from(logs.start(&key).unwrap());
         // This test's only thread: the follower does not run meanwhile.
         let mut written = 0;
         let refused = loop {
@@ -239,14 +239,14 @@ mod tests {
     #[tokio::test]
     async fn the_log_of_a_daemon_that_ended_before_is_not_followed_for_ever() {
         let dir = tempfile::tempdir().unwrap();
-        let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
-        let dial = DialDir::of(dir.path(), &volume_id);
+        let key = LaunchKey::parse("0123456789abcdef0123456789abcdef").unwrap();
+        let dial = DialDir::of(dir.path(), &key);
         std::fs::create_dir(dial.path()).unwrap();
         nix::unistd::mkfifo(&dial.log_fifo(), Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
         let logs = DaemonLogs::new(dir.path());
-        logs.follow(&volume_id).unwrap();
+        logs.follow(&key).unwrap();
         let ended = async {
-            while lock(&logs.followed.volumes).contains(&volume_id) {
+            while lock(&logs.followed.launches).contains(&key) {
                 tokio::task::yield_now().await;
             }
         };

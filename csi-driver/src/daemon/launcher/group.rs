@@ -1,4 +1,4 @@
-//! The control groups of daemons that the driver starts itself: one a volume, with the limits
+//! The control groups of daemons that the driver starts itself: one a launch, with the limits
 //! that a mount pod would have.
 
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use linux::cgroup::{Cgroup, Hierarchies, Limits};
 
-use crate::model::ids::VolumeId;
+use crate::model::launch::LaunchKey;
 use crate::model::settings::LaunchSettings;
 
 /// Its daemon has as many event loops as its class asks for, at most 64, and a few threads more.
@@ -17,7 +17,7 @@ const CPU_PERIOD: u64 = 100_000;
 /// For processes of the group that is to go; its daemon has ended before.
 const END: Duration = Duration::from_secs(5);
 
-/// Below which the groups of all volumes are.
+/// Below which the groups of all daemons are.
 #[derive(Debug)]
 pub(crate) struct GroupParent {
     path: PathBuf,
@@ -35,13 +35,13 @@ impl GroupParent {
         self.hierarchies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn of(&self, volume_id: &VolumeId) -> PathBuf {
-        self.path.join(volume_id.key())
+    fn of(&self, key: &LaunchKey) -> PathBuf {
+        self.path.join(key.as_str())
     }
 
-    /// The volume's group, with its limits; one that is there is used again.
-    pub(super) fn make(&self, volume_id: &VolumeId, limits: &Limits) -> linux::Result<Cgroup> {
-        let (path, known) = (self.of(volume_id), self.known().clone());
+    /// The launch's group, with its limits; one that is there is used again.
+    pub(super) fn make(&self, key: &LaunchKey, limits: &Limits) -> linux::Result<Cgroup> {
+        let (path, known) = (self.of(key), self.known().clone());
         let made = match known.create(&path, limits) {
             Ok((group, unmet)) if unmet.is_empty() => return Ok(group),
             // A hierarchy may have been mounted since, or elsewhere.
@@ -55,15 +55,15 @@ impl GroupParent {
         };
         let (group, unmet) = made?;
         for limit in unmet {
-            tracing::warn!(%volume_id, limit, "the daemon runs without this limit");
+            tracing::warn!(%key, limit, "the daemon runs without this limit");
         }
         Ok(group)
     }
 
     /// Its absence is a success. What the daemon left in it is killed.
-    pub(super) fn remove(&self, volume_id: &VolumeId) -> linux::Result<()> {
+    pub(super) fn remove(&self, key: &LaunchKey) -> linux::Result<()> {
         let hierarchies = self.known().clone();
-        Cgroup::find(&hierarchies, &self.of(volume_id)).end(END)
+        Cgroup::find(&hierarchies, &self.of(key)).end(END)
     }
 }
 
@@ -95,11 +95,11 @@ mod tests {
         assert!(found.has("memory"), "this test needs a memory controller: {found:?}");
         let made = found.ensure_parent(&path).unwrap();
         let parent = GroupParent { path: path.clone(), hierarchies: Mutex::new(Hierarchies::default()) };
-        let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
-        parent.make(&volume_id, &limits(&LaunchSettings::default(), 64 << 20)).unwrap();
-        let dir = found.dir("memory", &parent.of(&volume_id)).unwrap();
+        let key = LaunchKey::parse("0123456789abcdef0123456789abcdef").unwrap();
+        parent.make(&key, &limits(&LaunchSettings::default(), 64 << 20)).unwrap();
+        let dir = found.dir("memory", &parent.of(&key)).unwrap();
         assert!(dir.is_dir());
-        parent.remove(&volume_id).unwrap();
+        parent.remove(&key).unwrap();
         assert!(!dir.exists());
         assert_eq!(linux::cgroup::remove_dirs(&made), Vec::<PathBuf>::new());
     }

@@ -10,7 +10,7 @@ use proto::mount_pod::{NAMESPACE, RUN_DIR_ANNOTATION};
 
 use super::{LaunchId, LaunchSpec, Launched, Launcher};
 use crate::daemon::dial::DialDir;
-use crate::model::ids::VolumeId;
+use crate::model::launch::LaunchKey;
 
 const SUFFIX: &str = ".yaml";
 /// Digits of the nonce in a pod's name; the rest of it stays secret.
@@ -27,7 +27,7 @@ pub(crate) struct ManifestLauncher {
 
 impl Launcher for ManifestLauncher {
     fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId> {
-        let name = launch_name(&spec.settings.name_prefix, spec.volume_id);
+        let name = launch_name(&spec.settings.name_prefix, spec.key);
         // Of this boot alone: after a power cut it may be gone, but a part of one would stay.
         linux::atomic_file::write_whole(&self.path(&name), &self.manifest(spec)?, FILE_MODE)?;
         Ok(LaunchId::StaticPod(name))
@@ -37,10 +37,10 @@ impl Launcher for ManifestLauncher {
         let mut launched = Vec::new();
         for name in file_names(&self.manifests)? {
             if let Some(pod) = name.strip_suffix(SUFFIX)
-                && let Some(volume_id) = parse_launch_name(pod)
-                && self.is_own(&name, &volume_id)?
+                && let Some(key) = parse_launch_name(pod)
+                && self.is_own(&name, &key)?
             {
-                launched.push(Launched { volume_id, id: LaunchId::StaticPod(pod.to_owned()) });
+                launched.push(Launched { key, id: LaunchId::StaticPod(pod.to_owned()) });
             } else if is_temporary(&name) {
                 // Of a driver that was killed before its rename.
                 linux::atomic_file::remove(&self.manifests.join(name))?;
@@ -67,16 +67,16 @@ impl Launcher for ManifestLauncher {
         }
     }
 
-    fn adopt(&self, _volume_id: &VolumeId) -> linux::Result<()> {
+    fn adopt(&self, _key: &LaunchKey) -> linux::Result<()> {
         // kubelet keeps its log.
         Ok(())
     }
 
-    fn last_log_line(&self, _volume_id: &VolumeId) -> Option<String> {
+    fn last_log_line(&self, _key: &LaunchKey) -> Option<String> {
         None
     }
 
-    fn clear(&self, _volume_id: &VolumeId) -> linux::Result<()> {
+    fn clear(&self, _key: &LaunchKey) -> linux::Result<()> {
         // kubelet removes its pod.
         Ok(())
     }
@@ -94,11 +94,11 @@ impl ManifestLauncher {
 
     /// A pod whose name merely looks like one of ours is its user's, or another driver's,
     /// which has its own run directory.
-    fn is_own(&self, file_name: &str, volume_id: &VolumeId) -> linux::Result<bool> {
+    fn is_own(&self, file_name: &str, key: &LaunchKey) -> linux::Result<bool> {
         let path = self.manifests.join(file_name);
         match linux::atomic_file::read(&path) {
             Ok(text) => Ok(serde_json::from_slice(&text)
-                .map_or_else(|_| self.is_of_older_form(&text, volume_id), |pod| self.has_written(&pod))),
+                .map_or_else(|_| self.is_of_older_form(&text, key), |pod| self.has_written(&pod))),
             Err(e) if e.raw_os_error().is_none() || e.kind() == ErrorKind::NotFound => Ok(false),
             Err(e) => Err(linux::Error::at("read", &path, e)),
         }
@@ -110,8 +110,8 @@ impl ManifestLauncher {
     }
 
     /// YAML without the annotation, which drivers wrote until 0.1.0: known by its dial directory.
-    fn is_of_older_form(&self, text: &[u8], volume_id: &VolumeId) -> bool {
-        let dial_dir = DialDir::of(&self.run_dir, volume_id);
+    fn is_of_older_form(&self, text: &[u8], key: &LaunchKey) -> bool {
+        let dial_dir = DialDir::of(&self.run_dir, key);
         let line = format!("      path: {}", serde_json::Value::from(dial_dir.path().to_string_lossy()));
         text.split(|byte| *byte == b'\n').any(|found| found == line.as_bytes())
     }
@@ -124,20 +124,20 @@ impl ManifestLauncher {
     }
 }
 
-/// What the journal and the manifest's file are called by: one a volume.
-fn launch_name(prefix: &str, volume_id: &VolumeId) -> String {
-    format!("{prefix}-{}", volume_id.key())
+/// The name of the launch in the journal, and of the manifest's file.
+fn launch_name(prefix: &str, key: &LaunchKey) -> String {
+    format!("{prefix}-{key}")
 }
 
 /// Another one at each start: kubelet lets a static pod wait, for 10 s and more, while one
 /// of the same name is ending. At most 63 bytes, with the longest prefix.
 fn pod_name(spec: LaunchSpec<'_>) -> String {
     let start = spec.nonce.get(..START_DIGITS).unwrap_or(spec.nonce);
-    format!("{}-{start}", launch_name(&spec.settings.name_prefix, spec.volume_id))
+    format!("{}-{start}", launch_name(&spec.settings.name_prefix, spec.key))
 }
 
-fn parse_launch_name(name: &str) -> Option<VolumeId> {
-    name.rsplit_once('-').and_then(|(_prefix, key)| VolumeId::from_key(key))
+fn parse_launch_name(name: &str) -> Option<LaunchKey> {
+    name.rsplit_once('-').and_then(|(_prefix, key)| LaunchKey::parse(key))
 }
 
 /// `.<pod>.yaml.<number>.tmp`, as atomic files are called before their rename.
@@ -165,6 +165,7 @@ fn file_names(dir: &Path) -> linux::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::ids::VolumeId;
     use crate::model::parameters::LogLevel;
     use crate::model::settings::LaunchSettings;
     use std::os::unix::fs::PermissionsExt;
@@ -186,18 +187,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let launcher = launcher(dir.path());
         let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let key = LaunchKey::from(&volume_id);
         std::fs::write(dir.path().join(".hawser-volume-0123456789abcdef0123456789abcdef.yaml.7.tmp"), "half")
             .unwrap();
         std::fs::write(dir.path().join("users-pod.yaml"), "").unwrap();
         let id = launcher
             .ensure(LaunchSpec {
-                volume_id: &volume_id,
+                key: &key,
+                volume_id: Some(&volume_id),
                 nonce: "n0nce",
                 settings: &LaunchSettings::default(),
                 inode_limit: 0,
             })
             .unwrap();
-        assert_eq!(launcher.list().unwrap(), [Launched { volume_id, id: id.clone() }]);
+        assert_eq!(launcher.list().unwrap(), [Launched { key, id: id.clone() }]);
         let path = dir.path().join("hawser-volume-0123456789abcdef0123456789abcdef.yaml");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, FILE_MODE);
         let pod = read(&path);
@@ -214,9 +217,11 @@ mod tests {
         let launcher = launcher(Path::new("/nonexistent/manifests"));
         assert_eq!(launcher.list().unwrap(), []);
         let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let key = LaunchKey::from(&volume_id);
         let err = launcher
             .ensure(LaunchSpec {
-                volume_id: &volume_id,
+                key: &key,
+                volume_id: Some(&volume_id),
                 nonce: "",
                 settings: &LaunchSettings::default(),
                 inode_limit: 0,
@@ -230,6 +235,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let manifests = launcher(dir.path());
         let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let key = LaunchKey::from(&volume_id);
         let settings = LaunchSettings {
             name_prefix: "fast".into(),
             labels: [("example.com/tier".into(), "1".into())].into(),
@@ -238,11 +244,17 @@ mod tests {
             ..LaunchSettings::default()
         };
         let id = manifests
-            .ensure(LaunchSpec { volume_id: &volume_id, nonce: "n", settings: &settings, inode_limit: 0 })
+            .ensure(LaunchSpec {
+                key: &key,
+                volume_id: Some(&volume_id),
+                nonce: "n",
+                settings: &settings,
+                inode_limit: 0,
+            })
             .unwrap();
         let users = dir.path().join(format!("users-{}.yaml", "0".repeat(32)));
         std::fs::write(&users, "kind: Pod\n").unwrap();
-        assert_eq!(manifests.list().unwrap(), [Launched { volume_id, id: id.clone() }]);
+        assert_eq!(manifests.list().unwrap(), [Launched { key, id: id.clone() }]);
         let other = ManifestLauncher { run_dir: "/run/other".into(), ..launcher(dir.path()) };
         assert_eq!(other.list().unwrap(), [], "of another driver beside it");
         let path = dir.path().join("fast-0123456789abcdef0123456789abcdef.yaml");
@@ -262,9 +274,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let manifests = launcher(dir.path());
         let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
+        let key = LaunchKey::from(&volume_id);
         let settings = LaunchSettings { name_prefix: "p".repeat(24), ..LaunchSettings::default() };
         let started = ["aaaaabbbb", "cccccbbbb"].map(|nonce| {
-            let spec = LaunchSpec { volume_id: &volume_id, nonce, settings: &settings, inode_limit: 0 };
+            let spec = LaunchSpec {
+                key: &key,
+                volume_id: Some(&volume_id),
+                nonce,
+                settings: &settings,
+                inode_limit: 0,
+            };
             let id = manifests.ensure(spec).unwrap();
             let LaunchId::StaticPod(launch) = &id else { panic!("{id:?}") };
             let pod = read(&dir.path().join(format!("{launch}.yaml")));

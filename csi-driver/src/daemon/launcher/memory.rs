@@ -19,7 +19,7 @@ const LEAST_BYTES: u64 = 512 << 20;
 const STEP_BYTES: u64 = 64 << 20;
 
 /// For a volume of so many inodes; 0 stands for any number. `known_inodes` is the daemon's bound.
-pub(super) fn default_limit_bytes(inode_limit: u64, known_inodes: u32) -> u64 {
+pub(crate) fn default_limit_bytes(inode_limit: u64, known_inodes: u32) -> u64 {
     let inodes = if inode_limit == 0 { u64::MAX } else { inode_limit };
     let known = inodes.min(known_inodes.into()) * REFUSED_BEYOND * KNOWN_INODE_BYTES;
     let unsettled = inodes.min(MOST_UNSETTLED) * UNSETTLED_BYTES;

@@ -13,11 +13,12 @@ use super::group::{self, GroupParent};
 use super::{LaunchId, LaunchSpec, Launched, Launcher, memory};
 use crate::daemon::dial::DialDir;
 use crate::error::chain;
-use crate::model::ids::VolumeId;
-use crate::model::launch::ProcessId;
+use crate::model::launch::{LaunchKey, ProcessId};
 
-/// `hawser-volume serve --confine --socket PATH --log-level LEVEL`.
+/// `hawser-volume serve --confine --socket PATH --log-level LEVEL [--wait]`.
 const ARGUMENTS: [&str; 3] = ["serve", "--confine", "--socket"];
+/// For a daemon that is started ahead of its volume.
+pub(super) const WAIT: &str = "--wait";
 
 #[derive(Debug)]
 pub(crate) struct ProcessLauncher {
@@ -30,8 +31,8 @@ pub(crate) struct ProcessLauncher {
 
 impl Launcher for ProcessLauncher {
     fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId> {
-        let dial = DialDir::of(&self.run_dir, spec.volume_id);
-        let log = self.logs.start(spec.volume_id)?;
+        let dial = DialDir::of(&self.run_dir, spec.key);
+        let log = self.logs.start(spec.key)?;
         let log_too = log.try_clone().map_err(|e| linux::Error::at("duplicate", &dial.log_fifo(), e))?;
         let group = self.group(spec)?;
         let mut command = tokio::process::Command::new(&self.volume_binary);
@@ -39,6 +40,7 @@ impl Launcher for ProcessLauncher {
             .args(ARGUMENTS)
             .arg(dial.socket())
             .args(["--log-level", spec.settings.log_level.as_str()])
+            .args(spec.volume_id.is_none().then_some(WAIT))
             .env_clear()
             .env(NONCE_VARIABLE, spec.nonce)
             .stdin(Stdio::null())
@@ -56,7 +58,7 @@ impl Launcher for ProcessLauncher {
         .and_then(|spawned| spawned.map_err(|e| linux::Error::at("start", &self.volume_binary, e)));
         // With it goes the driver's own end of the log.
         drop(command);
-        let mut child = started.inspect_err(|_| self.clear_or_say(spec.volume_id))?;
+        let mut child = started.inspect_err(|_| self.clear_or_say(spec.key))?;
         let pid = child.id().map_or(0, u32::cast_signed);
         let admitted = group.map_or(Ok(()), |group| group.admit(pid));
         // Not reaped before the task below waits for it, so the pid is still its own.
@@ -67,14 +69,14 @@ impl Launcher for ProcessLauncher {
         let process = process.inspect_err(|_| {
             let _has_ended = child.start_kill();
         });
-        let volume_id = spec.volume_id.to_string();
+        let key = spec.key.clone();
         tokio::spawn(async move {
             match child.wait().await {
-                Ok(status) => tracing::debug!(volume_id, pid, %status, "daemon reaped"),
-                Err(error) => tracing::warn!(volume_id, pid, %error, "reap daemon"),
+                Ok(status) => tracing::debug!(%key, pid, %status, "daemon reaped"),
+                Err(error) => tracing::warn!(%key, pid, %error, "reap daemon"),
             }
         });
-        process.map(LaunchId::Process).inspect_err(|_| self.clear_or_say(spec.volume_id))
+        process.map(LaunchId::Process).inspect_err(|_| self.clear_or_say(spec.key))
     }
 
     fn list(&self) -> linux::Result<Vec<Launched>> {
@@ -90,9 +92,9 @@ impl Launcher for ProcessLauncher {
             }
             // A process that ends meanwhile is none of ours any more.
             let Ok(command_line) = std::fs::read(entry.path().join("cmdline")) else { continue };
-            let Some(volume_id) = self.served_by(&command_line) else { continue };
+            let Some(key) = self.launched_as(&command_line) else { continue };
             if let Some(process) = ProcessId::of(pid)? {
-                launched.push(Launched { volume_id, id: LaunchId::Process(process) });
+                launched.push(Launched { key, id: LaunchId::Process(process) });
             }
         }
         Ok(launched)
@@ -110,16 +112,16 @@ impl Launcher for ProcessLauncher {
         }
     }
 
-    fn adopt(&self, volume_id: &VolumeId) -> linux::Result<()> {
-        self.logs.follow(volume_id)
+    fn adopt(&self, key: &LaunchKey) -> linux::Result<()> {
+        self.logs.follow(key)
     }
 
-    fn last_log_line(&self, volume_id: &VolumeId) -> Option<String> {
-        self.logs.last_line(volume_id)
+    fn last_log_line(&self, key: &LaunchKey) -> Option<String> {
+        self.logs.last_line(key)
     }
 
-    fn clear(&self, volume_id: &VolumeId) -> linux::Result<()> {
-        self.groups.as_ref().map_or(Ok(()), |groups| groups.remove(volume_id))
+    fn clear(&self, key: &LaunchKey) -> linux::Result<()> {
+        self.groups.as_ref().map_or(Ok(()), |groups| groups.remove(key))
     }
 
     fn describe(&self, _spec: LaunchSpec<'_>) -> String {
@@ -132,24 +134,24 @@ impl ProcessLauncher {
         let Some(groups) = &self.groups else { return Ok(None) };
         let known_inodes = spec.settings.known_inodes();
         let default_memory = memory::default_limit_bytes(spec.inode_limit, known_inodes);
-        groups.make(spec.volume_id, &group::limits(spec.settings, default_memory)).map(Some)
+        groups.make(spec.key, &group::limits(spec.settings, default_memory)).map(Some)
     }
 
     /// After a failed start, whose cause is what the caller needs.
-    fn clear_or_say(&self, volume_id: &VolumeId) {
-        if let Err(error) = self.clear(volume_id) {
-            tracing::warn!(%volume_id, error = chain(&error), "remove control group");
+    fn clear_or_say(&self, key: &LaunchKey) {
+        if let Err(error) = self.clear(key) {
+            tracing::warn!(%key, error = chain(&error), "remove control group");
         }
     }
 
-    /// Whose daemon a command line is: ours dial into our run directory.
-    fn served_by(&self, command_line: &[u8]) -> Option<VolumeId> {
+    /// Which launch a command line is of: ours dial into our run directory.
+    fn launched_as(&self, command_line: &[u8]) -> Option<LaunchKey> {
         let mut arguments = command_line.split(|b| *b == 0).skip(1);
         let is_daemon = ARGUMENTS.iter().all(|wanted| arguments.next() == Some(wanted.as_bytes()));
         let socket = Path::new(std::str::from_utf8(arguments.next().filter(|_| is_daemon)?).ok()?);
         let dial_dir = socket.parent()?;
-        let volume_id = VolumeId::from_key(dial_dir.file_name()?.to_str()?)?;
-        (DialDir::of(&self.run_dir, &volume_id).socket() == socket).then_some(volume_id)
+        let key = LaunchKey::parse(dial_dir.file_name()?.to_str()?)?;
+        (DialDir::of(&self.run_dir, &key).socket() == socket).then_some(key)
     }
 }
 
@@ -192,14 +194,14 @@ mod tests {
             format!("/bin/hawser-volume\0serve\0--confine\0--socket\0{socket}\0--log-level\0info\0")
         };
         let ours = line(format!("/run/h/{key}/dial.sock"));
-        assert_eq!(launcher.served_by(ours.as_bytes()), VolumeId::from_key(key));
+        assert_eq!(launcher.launched_as(ours.as_bytes()), LaunchKey::parse(key));
         for other in [
             line(format!("/run/other/{key}/dial.sock")),
             line("/run/h/x/dial.sock".into()),
             "sleep\0ten\0".into(),
             String::new(),
         ] {
-            assert_eq!(launcher.served_by(other.as_bytes()), None, "{other:?}");
+            assert_eq!(launcher.launched_as(other.as_bytes()), None, "{other:?}");
         }
     }
 }

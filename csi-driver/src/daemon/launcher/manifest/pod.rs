@@ -1,4 +1,4 @@
-//! The pod of a volume's daemon.
+//! The pod of a volume's daemon, or of one that is started before it gets a volume.
 //!
 //! The pod gets no network, no privilege but the six that serving several owners' files takes,
 //! no system call that RuntimeDefault refuses, no /dev/fuse, and of the host only the directory
@@ -20,6 +20,7 @@ use proto::mount_pod::{
     VOLUME_LABEL,
 };
 
+use super::super::process::WAIT;
 use super::super::{LaunchSpec, memory};
 use crate::daemon::dial::DialDir;
 use crate::model::capacity::parse_bytes;
@@ -35,7 +36,7 @@ const DIAL_DIR: &str = "/run/hawser";
 const DIAL_VOLUME: &str = "dial";
 
 pub(super) fn of(name: String, spec: LaunchSpec<'_>, image: &str, run_dir: &Path) -> Pod {
-    let dial_dir = DialDir::of(run_dir, spec.volume_id);
+    let dial_dir = DialDir::of(run_dir, spec.key);
     let host_path = HostPathVolumeSource {
         path: dial_dir.path().to_string_lossy().into_owned(),
         type_: Some("Directory".to_owned()),
@@ -45,11 +46,7 @@ pub(super) fn of(name: String, spec: LaunchSpec<'_>, image: &str, run_dir: &Path
             name: Some(name),
             namespace: Some(NAMESPACE.to_owned()),
             labels: Some(labels(spec)),
-            annotations: Some(owned([
-                (NETWORK_ANNOTATION, "none"),
-                (VOLUME_ID_ANNOTATION, &spec.volume_id.to_string()),
-                (RUN_DIR_ANNOTATION, &run_dir.to_string_lossy()),
-            ])),
+            annotations: Some(annotations(spec, run_dir)),
             ..ObjectMeta::default()
         },
         spec: Some(PodSpec {
@@ -71,12 +68,16 @@ pub(super) fn of(name: String, spec: LaunchSpec<'_>, image: &str, run_dir: &Path
     }
 }
 
+fn annotations(spec: LaunchSpec<'_>, run_dir: &Path) -> BTreeMap<String, String> {
+    let run_dir = run_dir.to_string_lossy();
+    let mut annotations = owned([(NETWORK_ANNOTATION, "none"), (RUN_DIR_ANNOTATION, &run_dir)]);
+    annotations.extend(spec.volume_id.map(|id| (VOLUME_ID_ANNOTATION.to_owned(), id.to_string())));
+    annotations
+}
+
 fn labels(spec: LaunchSpec<'_>) -> BTreeMap<String, String> {
-    let mut labels = owned([
-        ("app.kubernetes.io/managed-by", "hawser-csi"),
-        (ROLE_LABEL, ROLE),
-        (VOLUME_LABEL, spec.volume_id.key()),
-    ]);
+    let mut labels = owned([("app.kubernetes.io/managed-by", "hawser-csi"), (ROLE_LABEL, ROLE)]);
+    labels.extend(spec.volume_id.map(|id| (VOLUME_LABEL.to_owned(), id.key().to_owned())));
     labels.extend(spec.settings.labels.iter().map(|(key, value)| (key.clone(), value.clone())));
     labels
 }
@@ -85,13 +86,14 @@ fn container(spec: LaunchSpec<'_>, image: &str) -> Container {
     let settings = spec.settings;
     let socket = format!("{DIAL_DIR}/dial.sock");
     let arguments = ["serve", "--socket", &socket, "--log-level", settings.log_level.as_str()];
+    let arguments = arguments.into_iter().chain(spec.volume_id.is_none().then_some(WAIT));
     let default_limit = memory::default_limit_bytes(spec.inode_limit, settings.known_inodes());
     Container {
         name: CONTAINER.to_owned(),
         image: Some(image.to_owned()),
         image_pull_policy: Some("Never".to_owned()),
         command: Some(vec!["/hawser-volume".to_owned()]),
-        args: Some(arguments.map(str::to_owned).to_vec()),
+        args: Some(arguments.map(str::to_owned).collect()),
         env: Some(vec![EnvVar {
             name: NONCE_VARIABLE.to_owned(),
             value: Some(spec.nonce.to_owned()),

@@ -1,0 +1,272 @@
+//! Daemons that are started before they get a volume, so that neither a stage nor a takeover waits for
+//! a start.
+//!
+//! A waiting daemon has dialled in and shown its nonce. It knows no volume, and has the settings that a
+//! volume has by default; a volume with others gets a daemon of its own. The daemons end with the
+//! driver: the next one starts its own.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use tokio::sync::Notify;
+
+use super::launcher::{LaunchSpec, Launcher, memory};
+use crate::daemon::dial::DialDir;
+use crate::daemon::handover::{Dialled, Expected, NoDaemon, wait_for_daemon};
+use crate::daemon::watch;
+use crate::error::chain;
+use crate::model::launch::{LaunchId, LaunchKey};
+use crate::model::settings::LaunchSettings;
+
+/// After a start that failed; doubled with each one in a row.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(60);
+/// A waiting daemon has nothing to finish.
+const NO_GRACE: Duration = Duration::ZERO;
+/// A volume may have any number of inodes.
+const ANY_NUMBER: u64 = 0;
+
+#[derive(Debug)]
+pub(crate) struct WarmDaemons {
+    launcher: Arc<dyn Launcher>,
+    run_dir: PathBuf,
+    /// Limit from a daemon's launch until it dials in.
+    start_timeout: Duration,
+    /// How many daemons are to wait.
+    wanted: usize,
+    state: Mutex<State>,
+    /// Fewer daemons may wait than are wanted.
+    changed: Notify,
+    /// Readable once no more daemon is to start.
+    closed: EventFd,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<WarmDaemon>,
+    is_closed: bool,
+}
+
+/// A daemon that has dialled in.
+#[derive(Debug)]
+pub(crate) struct WarmDaemon {
+    pub(crate) key: LaunchKey,
+    pub(crate) launch: LaunchId,
+    /// The launch, as the launcher describes it in messages.
+    pub(crate) described: String,
+    pub(crate) dialled: Dialled,
+}
+
+impl WarmDaemons {
+    /// Starts nothing yet: that is [`Self::run`].
+    pub(crate) fn new(
+        launcher: Arc<dyn Launcher>,
+        run_dir: PathBuf,
+        start_timeout: Duration,
+        wanted: usize,
+    ) -> linux::Result<Self> {
+        let closed = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|e| linux::Error::new("eventfd", "the waiting daemons", e))?;
+        let (state, changed) = (Mutex::default(), Notify::new());
+        Ok(Self { launcher, run_dir, start_timeout, wanted, state, changed, closed })
+    }
+
+    /// Whether a waiting daemon does for a volume with these settings and so many inodes.
+    pub(crate) fn suits(settings: &LaunchSettings, inode_limit: u64) -> bool {
+        let default = LaunchSettings::default();
+        let LaunchSettings {
+            name_prefix,
+            labels,
+            resources,
+            log_level,
+            grace_seconds,
+            delete_delay_seconds: _,
+            threads: _,
+            known_inode_limit: _,
+        } = settings;
+        let has_default_pod = *name_prefix == default.name_prefix
+            && *labels == default.labels
+            && *resources == default.resources
+            && *log_level == default.log_level
+            && *grace_seconds == default.grace_seconds;
+        let memory = |inodes, known| memory::default_limit_bytes(inodes, known);
+        has_default_pod
+            && memory(inode_limit, settings.known_inodes()) <= memory(ANY_NUMBER, default.known_inodes())
+    }
+
+    /// A waiting daemon, if there is one. Another is started in its place.
+    pub(crate) fn take(&self) -> Option<WarmDaemon> {
+        let waiting = self.locked().waiting.pop_front();
+        self.changed.notify_one();
+        waiting
+    }
+
+    /// Ends a daemon that got no volume, and removes what its launch made.
+    pub(crate) fn end(&self, key: &LaunchKey, launch: &LaunchId, daemon: Option<&Dialled>) {
+        let ended = || -> linux::Result<()> {
+            self.launcher.remove(launch)?;
+            for process in [daemon.map(|dialled| dialled.daemon), launch.process()].into_iter().flatten() {
+                process.end(NO_GRACE)?;
+            }
+            self.launcher.clear(key)?;
+            DialDir::of(&self.run_dir, key).remove()
+        };
+        if let Err(error) = ended() {
+            tracing::warn!(%key, error = chain(&error), "a daemon without a volume left something behind");
+        }
+    }
+
+    /// Starts daemons until [`Self::close`]. A start that fails is tried again later; volumes then
+    /// start daemons of their own.
+    pub(crate) async fn run(self: Arc<Self>) {
+        let mut retry = FIRST_RETRY;
+        loop {
+            while self.lacks() {
+                let daemons = self.clone();
+                let started = tokio::task::spawn_blocking(move || daemons.start()).await;
+                match started {
+                    Ok(Ok(())) => retry = FIRST_RETRY,
+                    Ok(Err(NoDaemon::Abandoned)) => return,
+                    Ok(Err(error)) => {
+                        tracing::warn!(error = chain(&error), again_in = ?retry, "no daemon waits for the next volume");
+                        tokio::time::sleep(retry).await;
+                        retry = (retry * 2).min(LAST_RETRY);
+                    }
+                    // It is in the log.
+                    Err(_panic) => return,
+                }
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    /// Ends the waiting daemons, and starts none from here on.
+    pub(crate) fn close(&self) {
+        // Fails only if the counter is full: then the descriptor is readable already.
+        let _readable_either_way = self.closed.write(1);
+        let waiting = {
+            let mut state = self.locked();
+            state.is_closed = true;
+            std::mem::take(&mut state.waiting)
+        };
+        for WarmDaemon { key, launch, dialled, .. } in waiting {
+            self.end(&key, &launch, Some(&dialled));
+        }
+    }
+
+    fn lacks(&self) -> bool {
+        let state = self.locked();
+        !state.is_closed && state.waiting.len() < self.wanted
+    }
+
+    /// Starts one daemon and waits until it has dialled in.
+    fn start(self: &Arc<Self>) -> Result<(), NoDaemon> {
+        let key = LaunchKey::of_number(u128::from_ne_bytes(linux::random::bytes()?));
+        let listener = DialDir::of(&self.run_dir, &key).listen()?;
+        let nonce = linux::random::hexadecimal()?;
+        let settings = LaunchSettings::default();
+        let spec = LaunchSpec {
+            key: &key,
+            volume_id: None,
+            nonce: &nonce,
+            settings: &settings,
+            inode_limit: ANY_NUMBER,
+        };
+        let described = self.launcher.describe(spec);
+        let launch = match self.launcher.ensure(spec) {
+            Ok(launch) => launch,
+            Err(error) => {
+                drop(listener);
+                DialDir::of(&self.run_dir, &key).remove()?;
+                return Err(error.into());
+            }
+        };
+        let expected = Expected { nonce: &nonce, process: launch.process(), time_limit: self.start_timeout };
+        let dialled = wait_for_daemon(&listener, expected, self.closed.as_fd());
+        drop(listener);
+        match dialled.and_then(|dialled| Ok((dialled.pidfd.try_clone().map_err(not_duplicated)?, dialled))) {
+            Ok((pidfd, dialled)) => {
+                let pid = dialled.daemon.pid;
+                self.add(WarmDaemon { key: key.clone(), launch, described, dialled });
+                tracing::info!(%key, pid, "a daemon waits for the next volume");
+                tokio::spawn(replace_ended(self.clone(), key, pidfd));
+                Ok(())
+            }
+            Err(error) => {
+                self.end(&key, &launch, None);
+                Err(error)
+            }
+        }
+    }
+
+    fn add(&self, daemon: WarmDaemon) {
+        let mut state = self.locked();
+        if state.is_closed {
+            drop(state);
+            self.end(&daemon.key, &daemon.launch, Some(&daemon.dialled));
+        } else {
+            state.waiting.push_back(daemon);
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn not_duplicated(error: std::io::Error) -> linux::Error {
+    linux::Error::new("duplicate", "a daemon's pidfd", error)
+}
+
+/// Removes a daemon that ends while it waits, and has another one started.
+async fn replace_ended(daemons: Arc<WarmDaemons>, key: LaunchKey, pidfd: std::os::fd::OwnedFd) {
+    if let Err(error) = watch::ended(pidfd).await {
+        tracing::warn!(%key, %error, "cannot watch a daemon that waits for a volume");
+        return;
+    }
+    let position = |state: &State| state.waiting.iter().position(|waiting| waiting.key == key);
+    let ended = {
+        let mut state = daemons.locked();
+        position(&state).and_then(|at| state.waiting.remove(at))
+    };
+    let Some(WarmDaemon { launch, dialled, .. }) = ended else { return };
+    tracing::warn!(%key, pid = dialled.daemon.pid, "a daemon ended while it waited for a volume");
+    let ending = daemons.clone();
+    let ending = tokio::task::spawn_blocking(move || ending.end(&key, &launch, Some(&dialled)));
+    // A panic there is in the log.
+    let _ended_or_not = ending.await;
+    daemons.changed.notify_one();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::parameters::{LogLevel, Resources};
+
+    #[test]
+    fn a_waiting_daemon_does_for_default_settings_only() {
+        let default = LaunchSettings::default;
+        assert!(WarmDaemons::suits(&default(), ANY_NUMBER));
+        assert!(WarmDaemons::suits(
+            &LaunchSettings { threads: 8, delete_delay_seconds: 9, ..default() },
+            1 << 40
+        ));
+        let labels = [("tier".to_owned(), "1".to_owned())].into();
+        let resources = Resources { cpu_limit: Some("1".to_owned()), ..Resources::default() };
+        for other in [
+            LaunchSettings { labels, ..default() },
+            LaunchSettings { resources, ..default() },
+            LaunchSettings { name_prefix: "fast".to_owned(), ..default() },
+            LaunchSettings { log_level: LogLevel::Debug, ..default() },
+            LaunchSettings { grace_seconds: 60, ..default() },
+            // Its daemon needs more memory.
+            LaunchSettings { known_inode_limit: 2_000_000, ..default() },
+        ] {
+            assert!(!WarmDaemons::suits(&other, ANY_NUMBER), "{other:?}");
+        }
+    }
+}
