@@ -40,8 +40,11 @@ pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
 
     /// The socket on which the volume's next daemon gives the keeper its removed files. An earlier
     /// daemon's socket is closed. `None`: this keeper holds no connection, so no daemon can follow
-    /// another one.
+    /// another one. While no keeper answers, the socket leads nowhere.
     fn daemon_socket(&self, volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>>;
+
+    /// The volumes whose daemons have a socket that leads to the keeper.
+    fn daemons(&self) -> linux::Result<BTreeSet<VolumeId>>;
 
     /// Closes all that is held for the volume, but a [`Role::ParkedMount`]. No error if nothing is.
     fn forget_connection(&self, volume_id: &VolumeId) -> linux::Result<()>;
@@ -112,6 +115,10 @@ impl Keeper for InProcess {
 
     fn daemon_socket(&self, _volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>> {
         Ok(None)
+    }
+
+    fn daemons(&self) -> linux::Result<BTreeSet<VolumeId>> {
+        Ok(BTreeSet::new())
     }
 
     fn forget_connection(&self, _volume_id: &VolumeId) -> linux::Result<()> {
