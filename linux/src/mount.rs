@@ -220,7 +220,7 @@ pub fn move_mount(tree: impl AsFd, target: &Path) -> Result<()> {
 pub fn fuse_connection_of(device: impl AsFd) -> Result<Option<u32>> {
     let path = format!("/proc/self/fdinfo/{}", device.as_fd().as_raw_fd());
     let path = Path::new(&path);
-    let text = crate::procfs::read(path).map_err(|e| Error::at("read", path, e))?;
+    let text = std::fs::read_to_string(path).map_err(|e| Error::at("read", path, e))?;
     Ok(connection_in(&text))
 }
 
