@@ -306,7 +306,7 @@ mod tests {
             staging_path: "/s".into(),
             access,
             launch: Some(LaunchId::Process(daemon)),
-            serving: Some(Serving { connection_minor: 5, daemon }),
+            serving: Some(Serving { connection_minor: 5, daemon, since: None, is_sole_holder: false }),
             settings: Default::default(),
             data: None,
             aborted: false,

@@ -7,9 +7,16 @@ pub(crate) mod process;
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use keeper::client::Client;
 
 use crate::model::ids::VolumeId;
+
+/// A command that shows something does not wait longer for a keeper.
+const KEEPER_ANSWERS: Duration = Duration::from_millis(500);
 
 /// The purpose of a descriptor. A volume has at most one of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,6 +31,22 @@ pub(crate) enum Role {
     UsageFile,
     /// A detached mount of a parked volume. Closing it ends the connection.
     ParkedMount,
+}
+
+/// Volumes, by who besides the daemon holds their connections.
+#[derive(Debug, Default)]
+pub(crate) struct Holders {
+    pub(crate) driver: BTreeSet<VolumeId>,
+    pub(crate) keeper: BTreeSet<VolumeId>,
+}
+
+impl Holders {
+    /// Asks the keeper itself, which has a little time to answer: for when no driver runs.
+    pub(crate) fn of_keeper_at(socket: &Path) -> Self {
+        let listed = Client::connect(socket, KEEPER_ANSWERS).and_then(|mut client| client.list());
+        let keeper = listed.map(|entries| process::held_in(&entries)).unwrap_or_default();
+        Self { keeper, ..Self::default() }
+    }
 }
 
 /// A call fails if the keeper is another process and does not answer.
@@ -63,6 +86,11 @@ pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
 
     /// The volumes for which something is held.
     fn volumes(&self) -> linux::Result<BTreeSet<VolumeId>>;
+
+    /// The volumes whose connection is held, with what a successor of the daemon needs beside it.
+    fn holders(&self) -> Holders {
+        Holders::default()
+    }
 
     /// Called when the driver stops. A keeper in this process closes all descriptors, and holds
     /// none from then on.

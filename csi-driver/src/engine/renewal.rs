@@ -161,7 +161,7 @@ impl Stages {
             self.daemons.keeper.put(volume_id, role, descriptor).step("give keeper a descriptor")?;
         }
         if is_something {
-            tracing::warn!(%volume_id, "neither driver nor keeper held the volume's connection: taken back from its daemon");
+            tracing::warn!(%volume_id, "neither driver nor keeper held the volume's connection: its daemon has returned it");
         }
         Ok(is_something)
     }

@@ -200,7 +200,7 @@ fn a_new_driver_takes_everything_back_from_a_daemon_that_was_left_alone() {
     kill_keeper(&scene);
     scene.start_driver();
     wait_until_held(&scene, 1);
-    assert!(scene.log().contains("taken back from its daemon"), "{}", scene.log());
+    assert!(scene.log().contains("its daemon has returned it"), "{}", scene.log());
     kill_daemon(&scene);
     assert_eq!(fs::read(target.join("f")).unwrap(), b"kept");
     assert_eq!(read_all(&mut removed), "removed");
@@ -377,5 +377,57 @@ fn a_daemon_of_an_earlier_version_is_served_on_and_reported() {
     drop(impostor);
     kill_daemon(&scene);
     assert_eq!(fs::read(&file).unwrap(), b"kept");
+    end(&scene, &id);
+}
+
+/// The fields of the volume's mount in a pod, as `hawser-csi mounts` shows them.
+fn shown(scene: &Scene, output: &str) -> String {
+    let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+    command.args(["mounts", "-o", output, "--state-dir"]).arg(scene.sandbox.path("state"));
+    command.arg("--run-dir").arg(scene.sandbox.path("run"));
+    let done = command.output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    String::from_utf8(done.stdout).unwrap()
+}
+
+fn published(scene: &Scene) -> serde_json::Value {
+    let mounts: Vec<serde_json::Value> = serde_json::from_str(&shown(scene, "json")).unwrap();
+    mounts.into_iter().find(|mount| mount["state"] == "published").unwrap()
+}
+
+#[test]
+fn mounts_shows_who_holds_a_volume_and_since_when_it_is_served() {
+    let mut scene = Scene::start(with_keeper());
+    let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
+    wait_until_held(&scene, 0);
+    let first = published(&scene);
+    assert_eq!(first["holders"], serde_json::json!(["daemon", "driver", "keeper"]));
+    assert_eq!((first["takeovers"].as_u64(), &first["sole_holder_reason"]), (Some(0), &().into()));
+    kill_daemon(&scene);
+    eventually("the successor is shown", TIMEOUT, || {
+        let mount = published(&scene);
+        let is_next = mount["takeovers"] == 1 && mount["daemon_pid"] != first["daemon_pid"];
+        let is_later = mount["served_since"].as_i64() >= first["served_since"].as_i64();
+        anyhow::ensure!(is_next && is_later, "{mount}");
+        Ok(())
+    })
+    .unwrap();
+    assert!(shown(&scene, "table").contains("daemon,driver,keeper"), "{}", shown(&scene, "table"));
+    scene.kill_driver();
+    assert_eq!(published(&scene)["holders"], serde_json::json!(["daemon", "keeper"]));
+    // As on a kernel before 6.9.
+    let boot = fs::read_dir(scene.sandbox.path("state/boots")).unwrap().next().unwrap().unwrap().path();
+    let path = boot.join(format!("{id}.jsonl"));
+    let journal = fs::read_to_string(&path).unwrap();
+    let alone = journal.replace("\"is_sole_holder\":false", "\"is_sole_holder\":true");
+    assert_ne!(alone, journal, "{journal}");
+    fs::write(&path, alone).unwrap();
+    assert_eq!(published(&scene)["sole_holder_reason"], "kernel before 6.9");
+    fs::write(&path, journal).unwrap();
+    kill_keeper(&scene);
+    assert_eq!(published(&scene)["holders"], serde_json::json!(["daemon"]));
+    scene.start_driver();
+    wait_until_held(&scene, 0);
+    assert_eq!(published(&scene)["holders"], serde_json::json!(["daemon", "driver", "keeper"]));
     end(&scene, &id);
 }

@@ -19,7 +19,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::sync::mpsc::UnboundedSender;
 
 use self::supervisor::{Supervisor, Wake};
-use super::{InProcess, Keeper, Role, duplicate};
+use super::{Holders, InProcess, Keeper, Role, duplicate};
 use crate::config::KeeperProgram;
 use crate::model::ids::VolumeId;
 
@@ -259,6 +259,17 @@ impl Keeper for KeeperProcess {
         Ok(volumes)
     }
 
+    fn holders(&self) -> Holders {
+        let mut state = self.state();
+        let copied = state.copies.keys().map(|(volume_id, _)| volume_id.clone()).collect::<BTreeSet<_>>();
+        let is_whole = |volume_id: &VolumeId| {
+            HELD.iter().all(|role| state.copies.contains_key(&(volume_id.clone(), *role)))
+        };
+        let driver = copied.into_iter().filter(is_whole).collect();
+        let keeper = self.entries(&mut state).map(|entries| held_in(&entries)).unwrap_or_default();
+        Holders { driver, keeper }
+    }
+
     /// The process goes on.
     fn close(&self) {
         self.shared.wake.stop();
@@ -268,6 +279,14 @@ impl Keeper for KeeperProcess {
 
 fn key(volume_id: &VolumeId) -> Result<VolumeKey, keeper::Error> {
     VolumeKey::parse(volume_id.key()).ok_or(keeper::Error::Invalid { op: "VOLUME" })
+}
+
+/// The volumes of which a keeper holds all that a successor needs.
+pub(super) fn held_in(entries: &[Entry]) -> BTreeSet<VolumeId> {
+    let is_whole = |entry: &&Entry| {
+        HELD.iter().filter_map(|role| held_role(*role)).all(|role| entry.roles.contains(role))
+    };
+    entries.iter().filter(is_whole).filter_map(volume_of).collect()
 }
 
 fn volume_of(entry: &Entry) -> Option<VolumeId> {
