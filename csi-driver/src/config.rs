@@ -254,7 +254,7 @@ impl Config {
         };
         let keeper = flags.keeper_binary.map(|path| {
             let binary = absolute("--keeper-binary", &path)?;
-            Ok(KeeperProgram { binary, socket: run_dir.join("keeper.sock") })
+            Ok(KeeperProgram { binary, socket: keeper_socket(&run_dir) })
         });
         let config = Self {
             keeper: keeper.transpose()?,
@@ -308,6 +308,11 @@ impl Config {
 /// Below a driver's run directory.
 pub(crate) fn admin_socket(run_dir: &Path) -> PathBuf {
     run_dir.join("admin.sock")
+}
+
+/// Below a driver's run directory.
+pub(crate) fn keeper_socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("keeper.sock")
 }
 
 /// Below a driver's run directory.

@@ -7,6 +7,7 @@ pub(crate) mod keeper;
 pub(crate) mod launcher;
 pub(crate) mod notes;
 pub(crate) mod process;
+pub(crate) mod returned;
 pub(crate) mod untrusted_text;
 pub(crate) mod waits;
 pub(crate) mod warm;

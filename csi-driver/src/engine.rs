@@ -21,6 +21,7 @@ pub(crate) mod probe;
 pub(crate) mod provision;
 pub(crate) mod publish;
 pub(crate) mod reconcile;
+pub(crate) mod renewal;
 pub(crate) mod serving;
 pub(crate) mod side_by_side;
 pub(crate) mod snapshots;

@@ -161,6 +161,11 @@ pub enum Error {
     #[error("hand over volume {volume_id}: {reason}")]
     HandOver { volume_id: VolumeId, reason: String },
     #[error(
+        "the daemon of volume {volume_id} returned a wrong descriptor as {role}: {reason}: unless its connection is \
+         held elsewhere, it ends with the daemon"
+    )]
+    WrongDescriptor { volume_id: VolumeId, role: &'static str, reason: String },
+    #[error(
         "the daemon of volume {volume_id} (pid {pid}) is still running after SIGKILL: check the pool's disk"
     )]
     DaemonLives { volume_id: VolumeId, pid: i32 },

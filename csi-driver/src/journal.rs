@@ -308,7 +308,7 @@ mod tests {
             access,
             launch: Some(LaunchId::Process(daemon)),
             launch_key: None,
-            serving: Some(Serving { connection_minor: 5, daemon }),
+            serving: Some(Serving { connection_minor: 5, daemon, since: None, is_sole_holder: false }),
             settings: Default::default(),
             data: None,
             aborted: false,

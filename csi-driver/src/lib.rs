@@ -139,10 +139,14 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let warm = tokio::spawn(driver.daemons.warm.clone().run());
     let ended = driver.ended_daemons.lock().unwrap_or_else(PoisonError::into_inner).take();
     let takeovers = ended.map(|ended| tokio::spawn(engine::takeover::serve(driver.stages.clone(), ended)));
+    let renewed = driver.renewed_keepers.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let renewals =
+        renewed.map(|renewed| tokio::spawn(engine::renewal::serve(driver.stages.clone(), renewed)));
     let served = tokio::try_join!(csi, registration, metrics, admin, waits, forgetting);
     hang_watch.abort();
     warm.abort();
     takeovers.inspect(tokio::task::JoinHandle::abort);
+    renewals.inspect(tokio::task::JoinHandle::abort);
     signals.abort();
     let ending = tokio::task::spawn_blocking(move || {
         driver.daemons.warm.close();

@@ -112,6 +112,11 @@ impl Client {
         Counts::decode(answer.body()).ok_or(Error::Invalid { op: "PING" })
     }
 
+    /// Becomes readable when the process that listens on the main socket ends; `None` if it has ended.
+    pub fn pidfd(&self) -> Result<Option<OwnedFd>, Error> {
+        linux::peer_process::peer_pidfd(&self.socket).map_err(|cause| Error::Connect { cause })
+    }
+
     fn call(&mut self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Answer, Error> {
         let deadline = self.deadline(call);
         let number = self.send(&deadline, call, fds)?;

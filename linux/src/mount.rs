@@ -215,6 +215,20 @@ pub fn move_mount(tree: impl AsFd, target: &Path) -> Result<()> {
         .map_err(|e| Error::at("move_mount", target, e))
 }
 
+/// The minor device number of the FUSE mount whose connection this /dev/fuse is; `None` if it is of
+/// no mount, or if the kernel does not report it (before Linux 6.16).
+pub fn fuse_connection_of(device: impl AsFd) -> Result<Option<u32>> {
+    let path = format!("/proc/self/fdinfo/{}", device.as_fd().as_raw_fd());
+    let path = Path::new(&path);
+    let text = std::fs::read_to_string(path).map_err(|e| Error::at("read", path, e))?;
+    Ok(connection_in(&text))
+}
+
+/// In a file of /proc/PID/fdinfo.
+fn connection_in(fdinfo: &str) -> Option<u32> {
+    fdinfo.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?.trim().parse().ok()
+}
+
 /// The minor device number of a mount's files, as in mountinfo. Sends no request to the file system
 /// (statx(2), `AT_STATX_DONT_SYNC`), since a FUSE daemon may be stuck. If a daemon has reported
 /// invalid attributes of the root, statx(2) fails with `EIO`; then mountinfo is read.
@@ -409,3 +423,16 @@ impl FuseConnections {
 }
 
 const NONE: Option<&str> = None;
+
+#[cfg(test)]
+mod fdinfo_tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_known_only_once_it_is_mounted() {
+        let fuse = open_fuse_device().unwrap();
+        assert_eq!(fuse_connection_of(&fuse).unwrap(), None);
+        assert_eq!(connection_in("pos:\t0\nfuse_connection:\t39\n"), Some(39));
+        assert_eq!(connection_in("fuse_connection:\tx\n"), None);
+    }
+}

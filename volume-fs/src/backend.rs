@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::ops::Range;
 use std::sync::Arc;
 
+use keeper::daemon::Removed;
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
 
 use crate::failure::Result;
@@ -149,6 +150,9 @@ pub trait Backend: Pausing {
     fn figures(&self) -> Figures;
     /// Sets both limits or none; unchanged limits are a success. Must never wait.
     fn set_limits(&self, wanted: Limits) -> std::result::Result<(), Shrinks>;
+    /// Another keeper holds the removed files from now on: it gets those that the earlier one held.
+    /// Returns how many. May wait for the keeper.
+    fn replace_keeper(&self, keeper: Removed) -> std::result::Result<usize, String>;
     /// The volume was unmounted.
     fn end(&self);
 }

@@ -4,28 +4,33 @@
 //! One thread for both listeners and all connections. It waits only in poll(2), so that leases end
 //! in time.
 
+mod descriptors;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod listener;
 mod pauses;
 mod scrapes;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use keeper::daemon::Removed;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use prost::Message;
-use proto::control::{Done, Pong, Reply, Request, Stats, Usage, reply, request};
+use proto::control::{Descriptors, Done, Pong, Reply, Request, Stats, Usage, reply, request};
+use proto::handover::Role;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::RecvFlags;
 
 use self::listener::Listener;
 use self::pauses::{Pauses, Who, refused};
 use self::scrapes::Scrapes;
+use crate::KEEPER_TIMEOUT;
 use crate::backend::Backend;
+use crate::descriptors::check_packet_socket;
 use crate::figures::{Figures, Limits};
 use crate::metrics::{Gauges, Metrics};
 use crate::notifications::MountPoints;
@@ -62,6 +67,8 @@ pub(crate) struct Control<B> {
     pauses: Pauses<B>,
     connections: Vec<Connection>,
     next: Who,
+    /// What a successor of this daemon needs; empty if none can follow.
+    left: Vec<(Role, OwnedFd)>,
 }
 
 struct Connection {
@@ -89,7 +96,13 @@ impl<B: Backend> Control<B> {
             subject,
             connections: Vec::new(),
             next: 0,
+            left: Vec::new(),
         })
+    }
+
+    /// Returns these descriptors to a driver that asks for them.
+    pub(crate) fn leave(&mut self, left: Vec<(Role, OwnedFd)>) {
+        self.left = left;
     }
 
     /// Answers on a separate thread until the process ends.
@@ -185,20 +198,42 @@ impl<B: Backend> Control<B> {
     fn receive(&mut self, who: Who, now: Instant) {
         let Some(connection) = self.connections.iter().find(|one| one.who == who) else { return };
         let mut packet = vec![0_u8; MOST_REQUEST_BYTES];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-        let answer = match rustix::net::recv(&connection.fd, &mut packet, flags) {
+        // Without a buffer for descriptors: those that a packet carries are closed by the kernel.
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC | RecvFlags::PEEK;
+        let asked = match rustix::net::recv(&connection.fd, &mut packet, flags) {
             Err(Errno::AGAIN | Errno::INTR) => return,
             Err(_) | Ok((_, 0)) => return self.close(who, now),
             Ok((_, length)) => match packet.get(..length).map(Request::decode) {
-                Some(Ok(Request { kind: Some(asked) })) => self.act(who, asked, now),
-                Some(Ok(Request { kind: None })) => {
-                    Some(refused("kind: not a request of this version".to_owned()))
-                }
-                Some(Err(error)) => Some(refused(format!("no Request: {error}"))),
-                None => Some(refused(format!("{length} bytes are more than {MOST_REQUEST_BYTES}"))),
+                Some(Ok(Request { kind: Some(asked) })) => Ok(asked),
+                Some(Ok(Request { kind: None })) => Err("kind: not a request of this version".to_owned()),
+                Some(Err(error)) => Err(format!("no Request: {error}")),
+                None => Err(format!("{length} bytes are more than {MOST_REQUEST_BYTES}")),
             },
         };
+        let answer = match asked {
+            Ok(request::Kind::ReplaceKeeper(_)) => {
+                let socket = descriptors::receive_one(&connection.fd);
+                Some(socket.and_then(|socket| self.replace_keeper(socket)).unwrap_or_else(refused))
+            }
+            other => {
+                // This thread alone reads, so the packet is still the first one.
+                let taken = rustix::net::recv(&connection.fd, &mut packet[..1], RecvFlags::DONTWAIT);
+                match (taken, other) {
+                    (Err(_), _) => return self.close(who, now),
+                    (Ok(_), Ok(asked)) => self.act(who, asked, now),
+                    (Ok(_), Err(reason)) => Some(refused(reason)),
+                }
+            }
+        };
         self.send(answer.map(|answer| (who, answer)), now);
+    }
+
+    fn replace_keeper(&self, socket: OwnedFd) -> Result<reply::Kind, String> {
+        check_packet_socket(&socket)?;
+        let keeper = Removed::new(socket, KEEPER_TIMEOUT).map_err(|error| linux::chain(&error))?;
+        let given = self.subject.backend.replace_keeper(keeper)?;
+        tracing::info!(given, "uses another keeper");
+        Ok(reply::Kind::Done(Done {}))
     }
 
     fn act(&mut self, who: Who, asked: request::Kind, now: Instant) -> Option<reply::Kind> {
@@ -215,6 +250,11 @@ impl<B: Backend> Control<B> {
             request::Kind::Quiesce(wanted) => return self.pauses.quiesce(who, wanted.lease_ms, now),
             request::Kind::Resume(_) => self.pauses.resume(who, now),
             request::Kind::GetStats(_) => reply::Kind::Stats(self.stats()),
+            request::Kind::GetDescriptors(_) => {
+                let roles = self.left.iter().map(|(role, _)| i32::from(*role)).collect();
+                reply::Kind::Descriptors(Descriptors { roles })
+            }
+            request::Kind::ReplaceKeeper(_) => refused("a descriptor that was not received".to_owned()),
             request::Kind::MountPoints(list) => {
                 if self.subject.mount_points.answer(list.round, list.paths) {
                     reply::Kind::Done(Done {})
@@ -251,9 +291,13 @@ impl<B: Backend> Control<B> {
     fn send(&mut self, answer: Option<(Who, reply::Kind)>, now: Instant) {
         let Some((who, kind)) = answer else { return };
         let Some(connection) = self.connections.iter().find(|one| one.who == who) else { return };
+        let beside: Vec<BorrowedFd<'_>> = match &kind {
+            reply::Kind::Descriptors(_) => self.left.iter().map(|(_, fd)| fd.as_fd()).collect(),
+            _ => Vec::new(),
+        };
         let packet = Reply { kind: Some(kind) }.encode_to_vec();
         // A client that does not read its answers is disconnected.
-        if rustix::net::send(&connection.fd, &packet, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_err() {
+        if descriptors::send(&connection.fd, &packet, &beside).is_err() {
             self.close(who, now);
         }
     }

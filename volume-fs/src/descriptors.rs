@@ -39,6 +39,18 @@ impl Descriptors {
         Ok(Self(found))
     }
 
+    /// Duplicates of those that a successor of the daemon needs: all but the sockets, which each
+    /// daemon gets anew.
+    pub(crate) fn for_successor(&self) -> Result<Vec<(Role, OwnedFd)>, Wrong> {
+        let is_socket =
+            |role: &Role| matches!(role, Role::ControlListener | Role::MetricsListener | Role::Keeper);
+        let left = self.0.iter().filter(|(role, _)| !is_socket(role));
+        let duplicates = left.map(|(role, fd)| {
+            fd.try_clone().map(|fd| (*role, fd)).map_err(|e| (role.as_str_name(), format!("duplicate: {e}")))
+        });
+        duplicates.collect()
+    }
+
     pub(crate) fn has(&self, role: Role) -> bool {
         self.0.iter().any(|(found, _)| *found == role)
     }

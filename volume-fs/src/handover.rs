@@ -69,6 +69,8 @@ pub(crate) struct Succession {
     pub(crate) keeper: OwnedFd,
     /// An earlier daemon had the connection.
     pub(crate) continues: bool,
+    /// What a successor of this daemon needs in turn.
+    pub(crate) left: Vec<(Role, OwnedFd)>,
 }
 
 impl Dialled {
@@ -170,6 +172,7 @@ impl<A> Assignment<A> {
         check_backend: impl FnOnce(Option<assignment::Backend>, &mut Descriptors) -> Checked<A>,
     ) -> Checked<Self> {
         let mut descriptors = Descriptors::new(&wire.descriptors, descriptors)?;
+        let left = if descriptors.has(Role::StateTable) { descriptors.for_successor()? } else { Vec::new() };
         let for_backend = check_backend(wire.backend, &mut descriptors)?;
         let threads = match usize::try_from(wire.threads) {
             Ok(0) => None,
@@ -184,6 +187,7 @@ impl<A> Assignment<A> {
                 state_table: descriptors.take(Role::StateTable, |_| Ok(()))?,
                 keeper: descriptors.take(Role::Keeper, check_packet_socket)?,
                 continues: wire.continues,
+                left,
             }),
             false if wire.continues => {
                 return Err(("continues", "no descriptor has ROLE_STATE_TABLE".to_owned()));

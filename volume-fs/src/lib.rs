@@ -147,14 +147,14 @@ fn start<S: Service>(
     let threads = terms.event_loops;
     let Assignment { fuse_device, listeners, for_backend, succession, .. } = assignment;
     let continues = succession.as_ref().is_some_and(|succession| succession.continues);
-    let (table, succession) = match succession {
-        Some(handover::Succession { state_table, keeper, continues }) => {
+    let (table, succession, left) = match succession {
+        Some(handover::Succession { state_table, keeper, continues, left }) => {
             let table = StateTable::open(state_table)?;
             let state = table.region();
             let removed = Removed::new(keeper, KEEPER_TIMEOUT).map_err(|source| Error::Keeper { source })?;
-            (Some(table), Some(Succession { state, removed, continues }))
+            (Some(table), Some(Succession { state, removed, continues }), left)
         }
-        None => (None, None),
+        None => (None, None, Vec::new()),
     };
     let backend = service.open(for_backend, Terms { succession, ..terms })?;
     let metrics = Arc::new(Metrics::default());
@@ -165,12 +165,16 @@ fn start<S: Service>(
     })?;
     let kernel = Kernel::new(notified, Arc::clone(&mount_points));
     let subject = Subject { backend: Arc::clone(&backend), metrics: Arc::clone(&metrics), mount_points };
-    let control = Control::new(listeners, subject).map_err(|errno| Error::Kernel {
+    let mut control = Control::new(listeners, subject).map_err(|errno| Error::Kernel {
         step: "control socket",
         source: linux::Error::new("eventfd", "", errno),
     })?;
     let adapter = Adapter::new(Arc::clone(&backend), metrics);
     let opened = connection::open(adapter, &fuse_device, threads, table.as_ref(), continues)?;
+    let can_be_continued = opened.has_resend && table.is_some();
+    if can_be_continued {
+        control.leave(left);
+    }
     lock_in(S::CAPABILITIES, S::SYSTEM_CALLS)?;
     control.start().map_err(|source| Error::Thread { name: "control", source })?;
     Arc::clone(&backend).start(kernel)?;
@@ -178,7 +182,6 @@ fn start<S: Service>(
         // Before the event loops begin to read, so that these requests come first.
         connection::resend(&fuse_device)?;
     }
-    let can_be_continued = opened.has_resend && table.is_some();
     Ok(Started { session: opened.session, backend, can_be_continued })
 }
 

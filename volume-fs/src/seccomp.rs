@@ -30,6 +30,8 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_sendmsg,
     libc::SYS_accept4,
     libc::SYS_recvfrom,
+    // The socket to another keeper, from the driver.
+    libc::SYS_recvmsg,
     libc::SYS_ppoll,
     // The last capability is dropped after the filter is installed.
     libc::SYS_capset,
@@ -97,14 +99,18 @@ fn narrow_unless_the_backend_widens() -> Result<BTreeMap<c_long, Vec<SeccompRule
     }
     // Only to the connected peer, never to an address.
     let to_peer = rule(4, Width::Qword, SeccompCmpOp::Eq, 0)?;
-    let level = condition(1, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::SOL_SOCKET.unsigned_abs()))?;
-    let option = condition(2, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::SO_PEERCRED.unsigned_abs()))?;
-    let credentials_of_peer = SeccompRule::new(vec![level, option]).map_err(backend)?;
+    let mut getsockopt = Vec::new();
+    // Of the driver: its credentials. Of a socket that it sends: what it is.
+    for option in [libc::SO_PEERCRED, libc::SO_DOMAIN, libc::SO_TYPE, libc::SO_ACCEPTCONN] {
+        let level = condition(1, Width::Dword, SeccompCmpOp::Eq, u64::from(libc::SOL_SOCKET.unsigned_abs()))?;
+        let option = condition(2, Width::Dword, SeccompCmpOp::Eq, u64::from(option.unsigned_abs()))?;
+        getsockopt.push(SeccompRule::new(vec![level, option]).map_err(backend)?);
+    }
     Ok(BTreeMap::from([
         (libc::SYS_prctl, vec![name]),
         (libc::SYS_fcntl, fcntl),
         (libc::SYS_sendto, vec![to_peer]),
-        (libc::SYS_getsockopt, vec![credentials_of_peer]),
+        (libc::SYS_getsockopt, getsockopt),
     ]))
 }
 

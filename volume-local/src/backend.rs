@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use keeper::daemon::Removed;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
 use volume_fs::backend::{Backend, CannotPause, DataReply, KnownListing, Listing, Pausing, Reply};
@@ -335,6 +336,10 @@ impl Backend for Local {
 
     fn set_limits(&self, wanted: Limits) -> std::result::Result<(), Shrinks> {
         self.capacity.expand(wanted)
+    }
+
+    fn replace_keeper(&self, keeper: Removed) -> std::result::Result<usize, String> {
+        self.volume.nodes().replace_keeper(keeper)
     }
 
     /// If no change is in progress, the next daemon need not count.

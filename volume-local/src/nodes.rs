@@ -19,6 +19,7 @@
 //! Lock order: the table, then the quota's.
 
 mod bound;
+mod keeping;
 mod restored;
 
 use std::collections::{HashMap, VecDeque};
@@ -33,6 +34,7 @@ use rustix::io::Errno;
 
 use self::bound::Nameless;
 pub(crate) use self::bound::{Admission, Pressure};
+use self::keeping::KeeperSocket;
 use self::restored::Count;
 use crate::attributes::{Origin, ROOT};
 use crate::errno::Result;
@@ -72,7 +74,7 @@ pub(crate) struct Nodes {
     asked_to_forget: AtomicU64,
     refused: AtomicU64,
     /// Holds descriptors of removed files for a successor.
-    keeper: Option<Arc<Removed>>,
+    keeper: Option<KeeperSocket>,
     /// Wakes the sweeper.
     doubted: Condvar,
 }
@@ -189,7 +191,7 @@ impl Nodes {
             relief: Condvar::new(),
             asked_to_forget: AtomicU64::new(0),
             refused: AtomicU64::new(0),
-            keeper,
+            keeper: keeper.map(KeeperSocket::new),
             doubted: Condvar::new(),
         }
     }

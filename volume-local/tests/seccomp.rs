@@ -17,7 +17,7 @@ const REFUSED: &[(&str, i64, [i64; 3])] = &[
     (
         "getsockopt of another option",
         libc::SYS_getsockopt,
-        [0, libc::SOL_SOCKET as i64, libc::SO_TYPE as i64],
+        [0, libc::SOL_SOCKET as i64, libc::SO_SNDBUF as i64],
     ),
     ("setsockopt", libc::SYS_setsockopt, [0, 0, 0]),
     ("execve", libc::SYS_execve, [0, 0, 0]),

@@ -3,13 +3,14 @@
 //! (proto/proto/hawser/control/v1/control.proto).
 //!
 //! Every wait is limited: a stopped daemon is [`Error::Silent`] after [`limits::CONTROL`]. A daemon
-//! is not trusted: the driver reads one packet of limited size for each request, accepts no
-//! descriptors, and shortens the daemon's text.
+//! is not trusted: the driver reads one packet of limited size for each request, accepts descriptors
+//! only from [`Control::descriptors`], and shortens the daemon's text.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 
 use std::collections::BTreeSet;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -18,8 +19,10 @@ use linux::fd_passing::PacketSocket;
 use nix::errno::Errno;
 use prost::Message;
 use proto::control::{
-    GetUsage, Ping, Pong, Quiesce, Reply, Request, Resume, SetCapacity, Usage, VERSION, reply, request,
+    GetDescriptors, GetUsage, Ping, Pong, Quiesce, ReplaceKeeper, Reply, Request, Resume, SetCapacity, Usage,
+    VERSION, reply, request,
 };
+use proto::handover::Role;
 
 use crate::daemon::dial::DialDir;
 use crate::daemon::notes::Noted;
@@ -32,6 +35,9 @@ use crate::model::records::Timestamp;
 
 /// Each takes a thread.
 const MOST_ASKED_AT_ONCE: usize = 256;
+
+/// Of one daemon, with room for roles of later versions.
+const MOST_DESCRIPTORS: usize = 16;
 
 /// The newest version of a daemon that is in the log, so that each is there once.
 static NEWEST_LOGGED: AtomicU32 = AtomicU32::new(VERSION);
@@ -55,6 +61,11 @@ impl Control {
     /// Checks that it answers. A daemon of any version stays supervised: it knows the requests of
     /// older versions, and refuses those that it does not know.
     pub(crate) fn ping(&self) -> Result<()> {
+        self.version().map(drop)
+    }
+
+    /// The version of this protocol that the daemon speaks.
+    pub(crate) fn version(&self) -> Result<u32> {
         match self.ask("Ping", request::Kind::Ping(Ping {}))? {
             reply::Kind::Pong(pong) => {
                 if let Some(version) = newer_version(pong)
@@ -63,7 +74,8 @@ impl Control {
                     let (volume_id, driver) = (&self.volume_id, VERSION);
                     tracing::debug!(%volume_id, version, driver, "a daemon speaks a newer version of the control protocol");
                 }
-                Ok(())
+                // Daemons before the field existed send 0.
+                Ok(pong.version.max(1))
             }
             other => Err(self.unexpected("Ping", &other)),
         }
@@ -94,6 +106,42 @@ impl Control {
         Ok(Quiesced { at: Timestamp::now(), since, used_bytes, used_inodes, control: self, _noted: noted })
     }
 
+    /// Gives the daemon the socket to a keeper that takes the place of its own. On success, the keeper
+    /// has all that the earlier one held of the daemon.
+    pub(crate) fn replace_keeper(&self, socket: BorrowedFd<'_>) -> Result<()> {
+        let asked = request::Kind::ReplaceKeeper(ReplaceKeeper {});
+        match self.ask_with("ReplaceKeeper", asked, &[socket])? {
+            reply::Kind::Done(_) => Ok(()),
+            other => Err(self.unexpected("ReplaceKeeper", &other)),
+        }
+    }
+
+    /// What the daemon calls the descriptors that a successor needs. Nothing about them is checked,
+    /// except that each role is known and there at most once.
+    pub(crate) fn descriptors(&self) -> Result<Vec<(Role, OwnedFd)>> {
+        const WHAT: &str = "GetDescriptors";
+        self.send(WHAT, request::Kind::GetDescriptors(GetDescriptors {}), &[])?;
+        let received = self.socket.receive_with_fds(MOST_DESCRIPTORS).map_err(|e| self.failed(WHAT, e))?;
+        let (packet, descriptors) = received.ok_or_else(|| self.lost(WHAT))?;
+        let roles = match self.reply(WHAT, &packet)? {
+            reply::Kind::Descriptors(found) => found.roles,
+            other => return Err(self.unexpected(WHAT, &other)),
+        };
+        if roles.len() != descriptors.len() {
+            let reason = format!("{} roles for {} descriptors", roles.len(), descriptors.len());
+            return Err(self.refused(WHAT, reason));
+        }
+        let mut found: Vec<(Role, OwnedFd)> = Vec::new();
+        for (number, descriptor) in roles.into_iter().zip(descriptors) {
+            match Role::try_from(number) {
+                Ok(role) if found.iter().all(|(other, _)| *other != role) => found.push((role, descriptor)),
+                Ok(role) => return Err(self.refused(WHAT, format!("two have {}", role.as_str_name()))),
+                Err(_) => return Err(self.refused(WHAT, format!("{number} is not a known role"))),
+            }
+        }
+        Ok(found)
+    }
+
     fn hold(&self, lease: Duration) -> Result<proto::control::Quiesced> {
         let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
         match self.ask("Quiesce", request::Kind::Quiesce(Quiesce { lease_ms }))? {
@@ -104,17 +152,41 @@ impl Control {
 
     /// `what` is the request's name, for errors.
     pub(crate) fn ask(&self, what: &'static str, kind: request::Kind) -> Result<reply::Kind> {
+        self.ask_with(what, kind, &[])
+    }
+
+    fn ask_with(
+        &self,
+        what: &'static str,
+        kind: request::Kind,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<reply::Kind> {
+        self.send(what, kind, descriptors)?;
+        let packet =
+            self.socket.receive().map_err(|e| self.failed(what, e))?.ok_or_else(|| self.lost(what))?;
+        self.reply(what, &packet)
+    }
+
+    fn send(&self, what: &'static str, kind: request::Kind, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         let request = Request { kind: Some(kind) };
-        let failed = |e| unreachable(&self.volume_id, what, self.limit, e);
-        self.socket.send(&request.encode_to_vec(), &[]).map_err(failed)?;
-        let lost = || Error::ControlLost { volume_id: self.volume_id.clone(), what };
-        let packet = self.socket.receive().map_err(failed)?.ok_or_else(lost)?;
-        let reply = Reply::decode(&*packet).map_err(|e| self.refused(what, format!("no Reply: {e}")))?;
+        self.socket.send(&request.encode_to_vec(), descriptors).map_err(|e| self.failed(what, e))
+    }
+
+    fn reply(&self, what: &'static str, packet: &[u8]) -> Result<reply::Kind> {
+        let reply = Reply::decode(packet).map_err(|e| self.refused(what, format!("no Reply: {e}")))?;
         match reply.kind {
             Some(reply::Kind::Refused(refused)) => Err(self.refused(what, abridged(&refused.reason))),
             Some(kind) => Ok(kind),
             None => Err(self.refused(what, "a Reply of no kind".to_owned())),
         }
+    }
+
+    fn failed(&self, what: &'static str, error: linux::Error) -> Error {
+        unreachable(&self.volume_id, what, self.limit, error)
+    }
+
+    fn lost(&self, what: &'static str) -> Error {
+        Error::ControlLost { volume_id: self.volume_id.clone(), what }
     }
 
     pub(crate) fn unexpected(&self, what: &'static str, reply: &reply::Kind) -> Error {

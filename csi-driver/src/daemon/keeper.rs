@@ -7,9 +7,16 @@ pub(crate) mod process;
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use keeper::client::Client;
 
 use crate::model::ids::VolumeId;
+
+/// A command that shows something does not wait longer for a keeper.
+const KEEPER_ANSWERS: Duration = Duration::from_millis(500);
 
 /// The purpose of a descriptor. A volume has at most one of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,6 +33,22 @@ pub(crate) enum Role {
     ParkedMount,
 }
 
+/// Volumes, by who besides the daemon holds their connections.
+#[derive(Debug, Default)]
+pub(crate) struct Holders {
+    pub(crate) driver: BTreeSet<VolumeId>,
+    pub(crate) keeper: BTreeSet<VolumeId>,
+}
+
+impl Holders {
+    /// Asks the keeper itself, which has a little time to answer: for when no driver runs.
+    pub(crate) fn of_keeper_at(socket: &Path) -> Self {
+        let listed = Client::connect(socket, KEEPER_ANSWERS).and_then(|mut client| client.list());
+        let keeper = listed.map(|entries| process::held_in(&entries)).unwrap_or_default();
+        Self { keeper, ..Self::default() }
+    }
+}
+
 /// A call fails if the keeper is another process and does not answer.
 pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
     /// Holds the descriptor, and replaces one with the same role. Returns false, and closes the
@@ -40,8 +63,11 @@ pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
 
     /// The socket on which the volume's next daemon gives the keeper its removed files. An earlier
     /// daemon's socket is closed. `None`: this keeper holds no connection, so no daemon can follow
-    /// another one.
+    /// another one. While no keeper answers, the socket leads nowhere.
     fn daemon_socket(&self, volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>>;
+
+    /// The volumes whose daemons have a socket that leads to the keeper.
+    fn daemons(&self) -> linux::Result<BTreeSet<VolumeId>>;
 
     /// Closes all that is held for the volume, but a [`Role::ParkedMount`]. No error if nothing is.
     fn forget_connection(&self, volume_id: &VolumeId) -> linux::Result<()>;
@@ -60,6 +86,11 @@ pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
 
     /// The volumes for which something is held.
     fn volumes(&self) -> linux::Result<BTreeSet<VolumeId>>;
+
+    /// The volumes whose connection is held, with what a successor of the daemon needs beside it.
+    fn holders(&self) -> Holders {
+        Holders::default()
+    }
 
     /// Called when the driver stops. A keeper in this process closes all descriptors, and holds
     /// none from then on.
@@ -112,6 +143,10 @@ impl Keeper for InProcess {
 
     fn daemon_socket(&self, _volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>> {
         Ok(None)
+    }
+
+    fn daemons(&self) -> linux::Result<BTreeSet<VolumeId>> {
+        Ok(BTreeSet::new())
     }
 
     fn forget_connection(&self, _volume_id: &VolumeId) -> linux::Result<()> {

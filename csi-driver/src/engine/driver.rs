@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::backend::VolumeBackend;
 use crate::backend::local::{Pool, PoolSettings};
@@ -64,6 +64,8 @@ pub(crate) struct Driver {
     pub(crate) hang_watch: Arc<HangWatch>,
     /// For [`crate::engine::takeover::serve`], which takes it.
     pub(crate) ended_daemons: Mutex<Option<UnboundedReceiver<Ended>>>,
+    /// For [`crate::engine::renewal::serve`], which takes it.
+    pub(crate) renewed_keepers: Mutex<Option<UnboundedReceiver<()>>>,
     pub(crate) mount_point_lists: Arc<MountPointLists>,
 }
 
@@ -86,12 +88,13 @@ impl Driver {
             config.start_timeout,
             config.warm_daemons,
         );
+        let (renewed, renewed_keepers) = mpsc::unbounded_channel();
         let daemons = Arc::new(Daemons {
             run_dir: config.run_dir.clone(),
             launcher,
             warm: Arc::new(warm.step("prepare warm daemons")?),
             start_timeout: config.start_timeout,
-            keeper: keeper(&config)?,
+            keeper: keeper(&config, renewed)?,
             watch: DaemonWatch::new(counts.clone(), daemon_ended),
             hangs: Arc::default(),
             waits: Waits::default(),
@@ -197,6 +200,7 @@ impl Driver {
             reconciler,
             hang_watch,
             ended_daemons: Mutex::new(Some(ended_daemons)),
+            renewed_keepers: Mutex::new(Some(renewed_keepers)),
             mount_point_lists,
         })
     }
@@ -225,9 +229,9 @@ pub(crate) fn check_mode(mode: Mode, topology: &Topology) -> std::result::Result
 }
 
 /// The keeper that the configuration names.
-fn keeper(config: &Config) -> Result<Arc<dyn Keeper>> {
+fn keeper(config: &Config, renewed: UnboundedSender<()>) -> Result<Arc<dyn Keeper>> {
     Ok(match config.keeper.clone() {
-        Some(program) => Arc::new(KeeperProcess::start(program).step("start keeper")?),
+        Some(program) => Arc::new(KeeperProcess::start(program, renewed).step("start keeper")?),
         None => Arc::new(InProcess::default()),
     })
 }

@@ -28,7 +28,7 @@ use crate::kernel::place::Place;
 use crate::model::capability::{Access, Parsed};
 use crate::model::counts::Counts;
 use crate::model::ids::VolumeId;
-use crate::model::records::{Serving, StageRecord, VolumeRecord};
+use crate::model::records::{Serving, StageRecord, Timestamp, VolumeRecord};
 use crate::model::settings::LaunchSettings;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -260,6 +260,7 @@ impl Stages {
         let data_id = assigned.id;
         let state_table = self.daemons.state_table(&spec.settings)?;
         let settings = &spec.settings;
+        let wants_successors = state_table.is_some();
         let start = Start { volume_id, settings, assignment, fuse_device, assigned, state_table };
         let served = self.daemons.start(start, None, |key, launch| {
             self.update_stage(volume_id, record, |stage| {
@@ -267,7 +268,12 @@ impl Stages {
                 stage.data = Some(data_id);
             })
         })?;
-        let serving = Serving { connection_minor: mount.minor, daemon: served.daemon };
+        let is_sole_holder = wants_successors && !served.can_be_continued;
+        if is_sole_holder {
+            tracing::warn!(%volume_id, "no keeper holds the volume's connection, since this kernel is older than Linux 6.9: if its daemon ends, its pods get ENOTCONN");
+        }
+        let since = Some(Timestamp::now().seconds);
+        let serving = Serving { connection_minor: mount.minor, daemon: served.daemon, since, is_sole_holder };
         self.update_stage(volume_id, record, |stage| stage.serving = Some(serving))?;
         tracing::info!(pid = served.daemon.pid, max_write_bytes = served.max_write_bytes, "served");
         self.daemons.watch.start(volume_id, served.daemon, served.pidfd);

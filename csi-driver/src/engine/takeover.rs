@@ -25,7 +25,7 @@ use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
-use crate::model::records::{Serving, StageRecord, VolumeRecord};
+use crate::model::records::{Serving, StageRecord, Timestamp, VolumeRecord};
 
 /// Pauses before the third, fourth, … daemon in such a row.
 const PAUSES: [Duration; 4] = [
@@ -136,7 +136,8 @@ impl Stages {
             })
         })?;
         self.update_stage(volume_id, record, |stage| {
-            stage.serving = Some(Serving { daemon: served.daemon, ..serving });
+            let since = Some(Timestamp::now().seconds);
+            stage.serving = Some(Serving { daemon: served.daemon, since, ..serving });
             stage.takeovers = stage.takeovers.saturating_add(1);
         })?;
         self.daemons.watch.start(volume_id, served.daemon, served.pidfd);

@@ -203,6 +203,12 @@ pub(crate) struct Serving {
     /// `st_dev` minor of the FUSE mount (its major is 0); also the name of its fusectl directory.
     pub connection_minor: u32,
     pub daemon: ProcessId,
+    /// Of this daemon, in seconds since 1970; unknown for a daemon of an earlier version.
+    #[serde(default)]
+    pub since: Option<i64>,
+    /// The kernel sends no request again (before Linux 6.9), so no other process holds the connection.
+    #[serde(default)]
+    pub is_sole_holder: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

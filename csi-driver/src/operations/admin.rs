@@ -139,7 +139,13 @@ impl Admin for AdminService {
         request: Request<ListMountsRequest>,
     ) -> std::result::Result<Response<ListMountsResponse>, Status> {
         self.look(&request.get_ref().state_dir, |driver| {
-            Ok(ListMountsResponse { mounts: views::mounts(&journal(driver)?, &driver.config.run_dir)? })
+            Ok(ListMountsResponse {
+                mounts: views::mounts(
+                    &journal(driver)?,
+                    &driver.config.run_dir,
+                    &driver.daemons.keeper.holders(),
+                )?,
+            })
         })
         .await
     }

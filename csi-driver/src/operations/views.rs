@@ -18,6 +18,8 @@ use serde::Serialize;
 use tonic::Status;
 use tonic::transport::Channel;
 
+use crate::config;
+use crate::daemon::keeper::Holders;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::{self, Journal};
 use crate::kernel::mounts::FS_TYPE;
@@ -26,6 +28,10 @@ use crate::model::launch::ProcessId;
 use crate::model::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
 use crate::operations::admin::client::ask;
 use daemons::Daemon;
+
+/// FUSE_NOTIFY_RESEND: without it, a connection that is held makes requests of a dead daemon wait for
+/// ever.
+const OLD_KERNEL: &str = "kernel before 6.9";
 
 /// What to show instead of running the driver.
 #[derive(Debug, Clone, Subcommand)]
@@ -95,7 +101,10 @@ impl View {
                 };
                 let rows = match ask(run_dir, state_dir, asked) {
                     Some(answer) => answer?.mounts,
-                    None => mounts(&Journal::look(state_dir)?, run_dir)?,
+                    None => {
+                        let holders = Holders::of_keeper_at(&config::keeper_socket(run_dir));
+                        mounts(&Journal::look(state_dir)?, run_dir, &holders)?
+                    }
                 };
                 output.print(&rows)
             }
@@ -293,7 +302,7 @@ fn snapshot_row(id: &SnapshotId, record: Result<SnapshotRecord>, copies: &Copies
 
 impl Row for Mount {
     const HEADINGS: &'static [&'static str] =
-        &["VOLUME", "STATE", "DAEMON", "PID", "TAKEOVERS", "MODE", "CONNECTION", "PATH"];
+        &["VOLUME", "STATE", "DAEMON", "PID", "SINCE", "TAKEOVERS", "HOLDERS", "MODE", "CONNECTION", "PATH"];
 
     fn cells(&self) -> Vec<String> {
         vec![
@@ -301,7 +310,12 @@ impl Row for Mount {
             self.state.clone(),
             self.daemon.clone().unwrap_or_default(),
             self.daemon_pid.map(|pid| pid.to_string()).unwrap_or_default(),
+            self.served_since.map(age).unwrap_or_default(),
             self.takeovers.to_string(),
+            match &self.sole_holder_reason {
+                Some(reason) => format!("{} ({reason})", self.holders.join(",")),
+                None => self.holders.join(","),
+            },
             if self.read_only { "ro" } else { "rw" }.to_owned(),
             self.connection.to_string(),
             self.path.clone(),
@@ -309,7 +323,7 @@ impl Row for Mount {
     }
 }
 
-pub(crate) fn mounts(journal: &Journal, run_dir: &Path) -> Result<Vec<Mount>> {
+pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Result<Vec<Mount>> {
     let daemons = daemons::look(run_dir, &journal.entries());
     let all = linux::mountinfo::read().step("read mountinfo")?;
     let row = |mount: linux::mountinfo::MountEntry| {
@@ -319,6 +333,10 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path) -> Result<Vec<Mount>> {
         let stage = record.as_ref().and_then(|record| record.stage.as_ref());
         let serving = stage.and_then(|stage| stage.serving);
         let is_its = serving.filter(|serving| serving.connection_minor == mount.minor);
+        let holders = match (&id, is_its) {
+            (Some(id), Some(_)) => holders_of(id, daemons.get(id).copied(), holders),
+            _ => Vec::new(),
+        };
         let takeovers = stage.filter(|_| is_its.is_some()).map_or(0, |stage| stage.takeovers);
         let daemon = match (id, serving) {
             (Some(id), Some(serving)) if serving.connection_minor == mount.minor => daemons.get(&id).copied(),
@@ -333,11 +351,23 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path) -> Result<Vec<Mount>> {
             connection: mount.minor,
             daemon_pid: is_its.map(|serving| serving.daemon.pid),
             takeovers,
+            holders,
+            sole_holder_reason: is_its.filter(|its| its.is_sole_holder).map(|_| OLD_KERNEL.to_owned()),
+            served_since: is_its.and_then(|its| its.since),
             path: text(&mount.mount_point),
             volume,
         }
     };
     Ok(all.into_iter().filter(|mount| mount.fs_type == FS_TYPE).map(row).collect())
+}
+
+fn holders_of(volume_id: &VolumeId, daemon: Option<Daemon>, holders: &Holders) -> Vec<String> {
+    let all = [
+        ("daemon", daemon.is_some_and(|daemon| daemon != Daemon::Dead)),
+        ("driver", holders.driver.contains(volume_id)),
+        ("keeper", holders.keeper.contains(volume_id)),
+    ];
+    all.into_iter().filter(|(_, holds)| *holds).map(|(name, _)| name.to_owned()).collect()
 }
 
 fn mount_state(record: &VolumeRecord, path: &Path) -> &'static str {

@@ -67,6 +67,7 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::DaemonRefused { .. }
         | Error::DaemonVersion { .. }
         | Error::HandOver { .. }
+        | Error::WrongDescriptor { .. }
         | Error::ControlRefused { .. }
         | Error::SnapshotFailed { .. }
         | Error::Kernel { .. } => Code::Internal,

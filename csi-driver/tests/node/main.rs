@@ -10,6 +10,7 @@ mod displaced;
 mod graces;
 mod group;
 mod hung;
+mod keepers;
 mod killed;
 mod metrics;
 mod parking;

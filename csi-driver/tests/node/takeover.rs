@@ -10,50 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
 use tests::{Sandbox, eventually};
 
+use crate::keepers::{end_keeper, keepers, kill_daemon, with_keeper};
+
 /// Longer than what the driver takes for a daemon that died at once.
 const LIVES: Duration = Duration::from_millis(60);
-
-fn with_keeper() -> Flags {
-    let Flags(mut flags) = Flags::process();
-    let keeper = volume_binary().with_file_name("hawser-keeper");
-    assert!(keeper.is_file(), "{} is missing: run `cargo build -p keeper` first", keeper.display());
-    flags.extend(["--keeper-binary".to_owned(), keeper.display().to_string()]);
-    Flags(flags)
-}
-
-/// Ends the keeper, as an administrator does when no volume is staged.
-fn end_keeper(scene: &Scene) {
-    for pid in keepers(scene) {
-        let pidfd = linux::process::open_pidfd(pid).unwrap().unwrap();
-        linux::process::signal_pidfd(&pidfd, Signal::SIGTERM as i32).unwrap();
-        assert!(linux::process::wait_for_end(&pidfd, TIMEOUT).unwrap(), "the keeper holds something");
-    }
-}
-
-fn keepers(scene: &Scene) -> Vec<i32> {
-    let processes = scene.sandbox.tag().processes().unwrap();
-    processes
-        .into_iter()
-        .filter(|process| process.name == "hawser-keeper")
-        .map(|process| process.pid)
-        .collect()
-}
-
-/// Kills the volume's daemon, and waits until another one serves.
-fn kill_daemon(scene: &Scene) {
-    let before = scene.daemons();
-    scene.kill_daemon();
-    eventually("another daemon serves", TIMEOUT, || {
-        let now = scene.daemons();
-        anyhow::ensure!(now.len() == 1 && now != before, "{before:?}, then {now:?}");
-        Ok(())
-    })
-    .unwrap_or_else(|error| panic!("{error:#}\n{}", scene.log()));
-}
 
 /// Threads that change names and content of the volume, and check every answer.
 struct Load {

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use keeper::daemon::Removed;
 use prost::Message;
 use proto::control::{Reply as Packet, reply};
 use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
@@ -215,6 +216,10 @@ impl Backend for Limited {
 
     fn start(self: Arc<Self>, _: Kernel) -> crate::Result<()> {
         Ok(())
+    }
+
+    fn replace_keeper(&self, _keeper: Removed) -> std::result::Result<usize, String> {
+        Ok(0)
     }
 
     fn end(&self) {}

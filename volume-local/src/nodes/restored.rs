@@ -5,7 +5,7 @@
 //! the kernel which inodes it knows. The kernel forgets an inode with its whole count: what is left
 //! after that is checked too.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError};
 
 use super::{Left, Node, Nodes, Table};
@@ -87,21 +87,6 @@ impl Nodes {
         others
     }
 
-    /// The node has kept its name: the keeper need not hold it.
-    pub(crate) fn let_keeper_release(&self, id: u64) {
-        if self.keeper.is_none() {
-            return;
-        }
-        let was_kept = self
-            .table()
-            .nodes
-            .get_mut(&id)
-            .is_some_and(|node| node.place.is_some() && std::mem::take(&mut node.kept));
-        if was_kept {
-            self.let_keeper_drop(id);
-        }
-    }
-
     /// Removed files that the kernel knows, with their descriptors.
     pub(crate) fn removed_files(&self) -> Vec<(u64, Arc<OwnedFd>)> {
         let table = self.table();
@@ -120,37 +105,6 @@ impl Nodes {
         }
         let left = table.take_place(id);
         self.release(table, left);
-    }
-
-    /// Called before a node loses its place: gives the keeper a descriptor for a successor.
-    pub(crate) fn let_keeper_hold(&self, id: u64, held: &OwnedFd) {
-        let Some(keeper) = &self.keeper else { return };
-        {
-            let mut table = self.table();
-            match table.nodes.get_mut(&id) {
-                Some(node) if !node.kept => node.kept = true,
-                _ => return,
-            }
-        }
-        if let Err(error) = keeper.put_removed(id, held.as_fd()) {
-            tracing::debug!(error = linux::chain(&error), "the keeper does not hold a removed file");
-        }
-    }
-
-    pub(crate) fn let_keeper_drop(&self, id: u64) {
-        let Some(keeper) = &self.keeper else { return };
-        if let Err(error) = keeper.drop_removed(id) {
-            tracing::debug!(error = linux::chain(&error), "the keeper still holds a removed file");
-        }
-    }
-
-    /// Whether the node is to be reached by its descriptor alone, which the keeper does not hold.
-    pub(crate) fn lacks_keeper(&self, id: u64) -> bool {
-        if self.keeper.is_none() {
-            return false;
-        }
-        let table = self.table();
-        table.nodes.get(&id).is_some_and(|node| node.place.is_none() && !node.kept && id != ROOT)
     }
 
     /// Whether the node's place is this one.

@@ -21,7 +21,7 @@ use linux::fd_passing::{PacketListener, PacketSocket};
 use linux::mount::{self, FuseMountOptions, FuseName, MountFlags, UnmountMode};
 use nix::mount::MsFlags;
 use prost::Message;
-use proto::control::{GetUsage, Reply, Request, Usage, reply, request};
+use proto::control::{Done, GetUsage, ReplaceKeeper, Reply, Request, Usage, reply, request};
 use proto::handover::{
     Answer, Assignment, Hello, HelloReply, Local, Ready, Role, answer, assignment, hello_reply,
     state_table_bytes,
@@ -426,6 +426,23 @@ impl Volume {
     /// The removed files that the keeper holds.
     pub(crate) fn kept_nodes(&self) -> Vec<u64> {
         self.kept.as_ref().expect("the volume was served with `successors`").keeper.nodes()
+    }
+
+    /// Another keeper takes the place of the one that the daemon knows.
+    pub(crate) fn replace_keeper(&mut self) {
+        let keeper = Keeper::default();
+        let socket = keeper.socket();
+        let control = self.control();
+        let asked = Request { kind: Some(request::Kind::ReplaceKeeper(ReplaceKeeper {})) };
+        control.socket.send(&asked.encode_to_vec(), &[socket.as_fd()]).unwrap();
+        assert_eq!(control.hear(), reply::Kind::Done(Done {}));
+        let begun = Instant::now();
+        let kept = self.kept.as_mut().expect("the volume was served with `successors`");
+        while keeper.nodes().len() < kept.keeper.nodes().len() {
+            assert!(begun.elapsed() < here(DAEMON_DEADLINE), "{:?}", keeper.nodes());
+            std::thread::yield_now();
+        }
+        kept.keeper = keeper;
     }
 
     /// As if no daemon had written anything down.

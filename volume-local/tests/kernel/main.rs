@@ -11,6 +11,7 @@ mod directories;
 mod files;
 mod fixture;
 mod hand_over;
+mod keepers;
 mod known;
 mod metrics;
 mod ownership;

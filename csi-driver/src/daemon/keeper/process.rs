@@ -1,102 +1,160 @@
 //! The keeper in a process of its own (`hawser-keeper`), and copies in this one: a volume's
 //! connection survives the daemon together with either of them.
 //!
-//! The driver starts the process if none answers, in a process group of its own, and never ends it.
-//! After the process's death, which the next call notices, it starts another one and gives it all
-//! copies. A daemon that was given the old process's socket then holds its removed files alone.
+//! A thread notices the process's death, starts another one and gives it all copies ([`supervisor`]).
+//! Until then this process alone holds the connections, and no call fails because of that. A daemon
+//! holds the removed files alone until it gets a socket to the new process (`engine::renewal`).
+
+mod program;
+mod supervisor;
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use keeper::client::Client;
-use keeper::wire::{self, VolumeKey};
+use keeper::wire::{self, Entry, VolumeKey};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use tokio::sync::mpsc::UnboundedSender;
 
-use super::{InProcess, Keeper, Role, duplicate};
+use self::supervisor::{Supervisor, Wake};
+use super::{Holders, InProcess, Keeper, Role, duplicate};
 use crate::config::KeeperProgram;
 use crate::model::ids::VolumeId;
 
-/// For connecting and for each call: the keeper waits for nothing.
-const TIMEOUT: Duration = Duration::from_secs(2);
-/// From its start until it answers.
-const START: Duration = Duration::from_secs(10);
-const RETRY: Duration = Duration::from_millis(5);
+/// How long a daemon's start waits for a keeper: as long as starting one takes, and a little more.
+const APPEARS: Duration = Duration::from_secs(1);
+
+const HELD: [Role; 4] = [Role::StateTable, Role::Directory, Role::UsageFile, Role::Connection];
 
 #[derive(Debug)]
 pub(crate) struct KeeperProcess {
-    program: KeeperProgram,
+    shared: Arc<Shared>,
     /// The mounts of parked volumes, which this driver's end is to close.
     parked: InProcess,
-    /// What the process holds too. Locked before `client`.
-    copies: Mutex<HashMap<(VolumeId, Role), OwnedFd>>,
-    client: Mutex<Option<Client>>,
+}
+
+/// What the supervisor uses too.
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// A client has come.
+    connected: Condvar,
+    wake: Wake,
+    /// Another process holds the copies now.
+    renewed: UnboundedSender<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What the process holds too.
+    copies: HashMap<(VolumeId, Role), OwnedFd>,
+    /// A process that did not answer may still hold something of them.
+    unreleased: BTreeSet<VolumeId>,
+    /// `None`: no process answers.
+    client: Option<Client>,
+}
+
+/// Why a call has no result.
+enum Failure {
+    /// The process answers, and refuses.
+    Refused(linux::Error),
+    Unanswered(linux::Error),
+}
+
+impl From<Failure> for linux::Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Refused(error) | Failure::Unanswered(error) => error,
+        }
+    }
 }
 
 impl KeeperProcess {
-    /// Connects to the process, or starts it.
-    pub(crate) fn start(program: KeeperProgram) -> linux::Result<Self> {
-        let client = connect_or_start(&program)?;
-        Ok(Self {
-            program,
-            parked: InProcess::default(),
-            copies: Mutex::default(),
-            client: Mutex::new(Some(client)),
-        })
+    /// Connects to the process, or starts it, and sends to `renewed` whenever another process has
+    /// taken its place. Fails only if the program cannot be started.
+    pub(crate) fn start(program: KeeperProgram, renewed: UnboundedSender<()>) -> linux::Result<Self> {
+        let client = program::connect_or_start(&program)?;
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            connected: Condvar::new(),
+            wake: Wake::new()?,
+            renewed,
+        });
+        Supervisor::new(program, Arc::clone(&shared)).start(client)?;
+        Ok(Self { shared, parked: InProcess::default() })
     }
 
-    /// Calls the process. If it has died, starts another one, which gets all copies, and calls that.
+    /// Runs `call` if a process answers.
     fn call<T>(
         &self,
         op: &'static str,
-        copies: &HashMap<(VolumeId, Role), OwnedFd>,
-        call: impl Fn(&mut Client) -> Result<T, keeper::Error>,
-    ) -> linux::Result<T> {
-        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(connected) = client.as_mut() {
-            match call(connected) {
-                Ok(answer) => return Ok(answer),
-                Err(error @ (keeper::Error::Closed { .. } | keeper::Error::Socket { .. })) => {
-                    tracing::error!(
-                        error = linux::chain(&error),
-                        "the keeper has ended: starting another one"
-                    );
-                }
-                Err(error) => return Err(failed(op, &error)),
+        state: &mut State,
+        call: impl FnOnce(&mut Client) -> Result<T, keeper::Error>,
+    ) -> Result<T, Failure> {
+        let Some(mut client) = state.client.take() else {
+            return Err(Failure::Unanswered(linux::Error::new(
+                op,
+                "the keeper",
+                nix::errno::Errno::ENOTCONN,
+            )));
+        };
+        match call(&mut client) {
+            Ok(answer) => {
+                state.client = Some(client);
+                Ok(answer)
+            }
+            Err(error @ keeper::Error::Refused { .. }) => {
+                state.client = Some(client);
+                Err(Failure::Refused(failed(op, &error)))
+            }
+            Err(error) => {
+                // The supervisor connects again, or starts another process.
+                self.shared.wake.now();
+                Err(Failure::Unanswered(failed(op, &error)))
             }
         }
-        *client = None;
-        let mut connected = connect_or_start(&self.program)?;
-        // Connections last: without the rest, one would only make requests to a dead daemon wait.
-        let (connections, rest): (Vec<_>, Vec<_>) =
-            copies.iter().partition(|((_, role), _)| *role == Role::Connection);
-        for ((volume_id, role), descriptor) in rest.into_iter().chain(connections) {
-            let put = held_role(*role).map(|role| connected.put(key(volume_id)?, role, descriptor.as_fd()));
-            if let Some(Err(error)) = put {
-                tracing::error!(%volume_id, ?role, error = linux::chain(&error), "the keeper does not hold it");
-            }
-        }
-        let answer = call(&mut connected).map_err(|error| failed(op, &error));
-        *client = Some(connected);
-        answer
     }
 
-    fn copies(&self) -> MutexGuard<'_, HashMap<(VolumeId, Role), OwnedFd>> {
-        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state()
+    }
+
+    fn entries(&self, state: &mut State) -> linux::Result<Vec<Entry>> {
+        self.call("list", state, Client::list).map_err(linux::Error::from)
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for KeeperProcess {
+    fn drop(&mut self) {
+        self.shared.wake.stop();
     }
 }
 
 impl Keeper for KeeperProcess {
+    /// True also while no process answers: this one holds it, and the next process gets it.
     fn put(&self, volume_id: &VolumeId, role: Role, descriptor: OwnedFd) -> linux::Result<bool> {
         let Some(held) = held_role(role) else { return self.parked.put(volume_id, role, descriptor) };
-        let mut copies = self.copies();
-        let put = self.call("hold a descriptor in", &copies, |client| {
+        let mut state = self.state();
+        let put = self.call("hold a descriptor in", &mut state, |client| {
             client.put(key(volume_id)?, held, descriptor.as_fd())
         });
-        copies.insert((volume_id.clone(), role), descriptor);
-        put.map(|_| true)
+        match put {
+            Ok(_) => {}
+            Err(Failure::Refused(error)) => return Err(error),
+            Err(Failure::Unanswered(error)) => {
+                tracing::warn!(%volume_id, ?role, error = linux::chain(&error), "only this driver holds it for now");
+            }
+        }
+        state.copies.insert((volume_id.clone(), role), descriptor);
+        Ok(true)
     }
 
     fn keeps_connections(&self) -> bool {
@@ -105,28 +163,55 @@ impl Keeper for KeeperProcess {
 
     fn get(&self, volume_id: &VolumeId, role: Role) -> linux::Result<Option<OwnedFd>> {
         let Some(held) = held_role(role) else { return self.parked.get(volume_id, role) };
-        let mut copies = self.copies();
-        if let Some(copy) = copies.get(&(volume_id.clone(), role)) {
+        let mut state = self.state();
+        if let Some(copy) = state.copies.get(&(volume_id.clone(), role)) {
             return duplicate(copy).map(Some);
         }
         // Held since an earlier driver.
-        let found =
-            self.call("get a descriptor from", &copies, |client| client.get(key(volume_id)?, held))?;
+        let found = self
+            .call("get a descriptor from", &mut state, |client| client.get(key(volume_id)?, held))
+            .map_err(linux::Error::from)?;
         if let Some(found) = &found {
-            copies.insert((volume_id.clone(), role), duplicate(found)?);
+            state.copies.insert((volume_id.clone(), role), duplicate(found)?);
         }
         Ok(found)
     }
 
     fn daemon_socket(&self, volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>> {
-        let copies = self.copies();
-        self.call("get a socket from", &copies, |client| client.daemon_socket(key(volume_id)?)).map(Some)
+        let state = self.state();
+        let waits = |state: &mut State| state.client.is_none();
+        let waited = self.shared.connected.wait_timeout_while(state, APPEARS, waits);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let asked =
+            self.call("get a socket from", &mut state, |client| client.daemon_socket(key(volume_id)?));
+        match asked {
+            Ok(socket) => Ok(Some(socket)),
+            Err(Failure::Refused(error)) => Err(error),
+            Err(Failure::Unanswered(error)) => {
+                tracing::warn!(%volume_id, error = linux::chain(&error), "the volume's daemon holds its removed files alone for now");
+                without_peer().map(Some)
+            }
+        }
+    }
+
+    fn daemons(&self) -> linux::Result<BTreeSet<VolumeId>> {
+        let entries = self.entries(&mut self.state())?;
+        Ok(entries.iter().filter(|entry| entry.has_daemon).filter_map(volume_of).collect())
     }
 
     fn forget_connection(&self, volume_id: &VolumeId) -> linux::Result<()> {
-        let mut copies = self.copies();
-        copies.retain(|(id, _), _| id != volume_id);
-        self.call("release descriptors of", &copies, |client| client.forget_volume(key(volume_id)?)).map(drop)
+        let mut state = self.state();
+        state.copies.retain(|(id, _), _| id != volume_id);
+        let forgotten =
+            self.call("release descriptors of", &mut state, |client| client.forget_volume(key(volume_id)?));
+        match forgotten {
+            Ok(_) => Ok(()),
+            Err(Failure::Refused(error)) => Err(error),
+            Err(Failure::Unanswered(_)) => {
+                state.unreleased.insert(volume_id.clone());
+                Ok(())
+            }
+        }
     }
 
     fn take(&self, volume_id: &VolumeId, role: Role) -> linux::Result<Option<OwnedFd>> {
@@ -141,43 +226,71 @@ impl Keeper for KeeperProcess {
 
     fn list(&self, volume_id: &VolumeId) -> linux::Result<Vec<Role>> {
         let mut roles = self.parked.list(volume_id)?;
-        let copies = self.copies();
-        let entries = self.call("list", &copies, Client::list)?;
-        let wanted = key(volume_id).map_err(|error| failed("list", &error))?;
-        let entry = entries.into_iter().find(|entry| entry.volume == wanted);
-        let held = [Role::Connection, Role::StateTable, Role::Directory, Role::UsageFile];
+        let mut state = self.state();
+        let copied: Vec<Role> =
+            HELD.into_iter().filter(|role| state.copies.contains_key(&(volume_id.clone(), *role))).collect();
+        if copied.len() == HELD.len() {
+            roles.extend(copied);
+            return Ok(roles);
+        }
+        let entries = self.entries(&mut state)?;
+        let entry = entries.iter().find(|entry| volume_of(entry).as_ref() == Some(volume_id));
         let is_held = |role: &Role| {
-            entry
-                .as_ref()
-                .is_some_and(|entry| held_role(*role).is_some_and(|role| entry.roles.contains(role)))
+            copied.contains(role)
+                || entry.is_some_and(|entry| held_role(*role).is_some_and(|role| entry.roles.contains(role)))
         };
-        roles.extend(held.into_iter().filter(is_held));
+        roles.extend(HELD.into_iter().filter(is_held));
         Ok(roles)
     }
 
     fn forget(&self, volume_id: &VolumeId, role: Role) -> linux::Result<()> {
         let Some(held) = held_role(role) else { return self.parked.forget(volume_id, role) };
-        let mut copies = self.copies();
-        copies.remove(&(volume_id.clone(), role));
-        self.call("release a descriptor of", &copies, |client| client.forget(key(volume_id)?, held)).map(drop)
+        let mut state = self.state();
+        state.copies.remove(&(volume_id.clone(), role));
+        self.call("release a descriptor of", &mut state, |client| client.forget(key(volume_id)?, held))
+            .map(drop)
+            .map_err(linux::Error::from)
     }
 
     fn volumes(&self) -> linux::Result<BTreeSet<VolumeId>> {
-        let copies = self.copies();
-        let entries = self.call("list", &copies, Client::list)?;
+        let entries = self.entries(&mut self.state())?;
         let mut volumes = self.parked.volumes()?;
-        volumes.extend(entries.iter().filter_map(|entry| VolumeId::from_key(&entry.volume.to_string())));
+        volumes.extend(entries.iter().filter_map(volume_of));
         Ok(volumes)
+    }
+
+    fn holders(&self) -> Holders {
+        let mut state = self.state();
+        let copied = state.copies.keys().map(|(volume_id, _)| volume_id.clone()).collect::<BTreeSet<_>>();
+        let is_whole = |volume_id: &VolumeId| {
+            HELD.iter().all(|role| state.copies.contains_key(&(volume_id.clone(), *role)))
+        };
+        let driver = copied.into_iter().filter(is_whole).collect();
+        let keeper = self.entries(&mut state).map(|entries| held_in(&entries)).unwrap_or_default();
+        Holders { driver, keeper }
     }
 
     /// The process goes on.
     fn close(&self) {
+        self.shared.wake.stop();
         self.parked.close();
     }
 }
 
 fn key(volume_id: &VolumeId) -> Result<VolumeKey, keeper::Error> {
     VolumeKey::parse(volume_id.key()).ok_or(keeper::Error::Invalid { op: "VOLUME" })
+}
+
+/// The volumes of which a keeper holds all that a successor needs.
+pub(super) fn held_in(entries: &[Entry]) -> BTreeSet<VolumeId> {
+    let is_whole = |entry: &&Entry| {
+        HELD.iter().filter_map(|role| held_role(*role)).all(|role| entry.roles.contains(role))
+    };
+    entries.iter().filter(is_whole).filter_map(volume_of).collect()
+}
+
+fn volume_of(entry: &Entry) -> Option<VolumeId> {
+    VolumeId::from_key(&entry.volume.to_string())
 }
 
 /// As the keeper calls it; `None` for what only this process holds.
@@ -191,38 +304,12 @@ fn held_role(role: Role) -> Option<wire::Role> {
     }
 }
 
-fn connect_or_start(program: &KeeperProgram) -> linux::Result<Client> {
-    if let Ok(client) = Client::connect(&program.socket, TIMEOUT) {
-        return Ok(client);
-    }
-    start(program)?;
-    let deadline = Instant::now() + START;
-    loop {
-        match Client::connect(&program.socket, TIMEOUT) {
-            Ok(client) => return Ok(client),
-            Err(error) if Instant::now() >= deadline => return Err(failed("connect to", &error)),
-            // No event tells when a socket listens.
-            Err(_) => std::thread::park_timeout(RETRY),
-        }
-    }
-}
-
-/// Starts the keeper in a process group of its own, so that no signal to the driver's group reaches it.
-/// The keeper may outlive this driver; the process that adopts orphans then becomes its parent.
-fn start(program: &KeeperProgram) -> linux::Result<()> {
-    let KeeperProgram { binary, socket } = program;
-    let mut command = Command::new(binary);
-    command.arg("--socket").arg(socket).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
-    let mut child = command.spawn().map_err(|e| linux::Error::at("start", binary, e))?;
-    tracing::info!(pid = child.id(), socket = %socket.display(), "the keeper was started");
-    // Reaps it if it ends while this driver runs.
-    std::thread::Builder::new()
-        .name("keeper".to_owned())
-        .spawn(move || {
-            let _reaped = child.wait();
-        })
-        .map(drop)
-        .map_err(|e| linux::Error::at("watch", binary, e))
+/// A daemon's socket that leads nowhere: each use of it fails at once.
+fn without_peer() -> linux::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map(|(daemons, _closed)| daemons)
+        .map_err(|e| linux::Error::new("socketpair", "for a volume's daemon", e))
 }
 
 fn failed(op: &'static str, error: &keeper::Error) -> linux::Error {
@@ -238,7 +325,7 @@ mod tests {
     fn a_program_that_is_missing_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let program = KeeperProgram { binary: dir.path().join("none"), socket: dir.path().join("s") };
-        let error = KeeperProcess::start(program).unwrap_err();
+        let error = KeeperProcess::start(program, tokio::sync::mpsc::unbounded_channel().0).unwrap_err();
         assert_eq!(error.errno(), nix::errno::Errno::ENOENT);
         assert!(error.to_string().contains("none"), "{error}");
     }

@@ -116,6 +116,7 @@ fn examples() -> Vec<Error> {
             driver: Versions { oldest: 3, newest: 4 },
         },
         Error::HandOver { volume_id: volume_id(), reason: text("REASON") },
+        Error::WrongDescriptor { volume_id: volume_id(), role: "ROLE_FUSE_DEVICE", reason: text("REASON") },
         Error::ControlRefused { volume_id: volume_id(), what: "SetCapacity", reason: text("REASON") },
         Error::Kernel { step: "mount volume", source: kernel() },
         Error::SnapshotFailed { snapshot_id: SnapshotId::for_name(&name), reason: text("REASON") },

@@ -1,0 +1,148 @@
+//! Another keeper takes the place of a daemon's own.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use linux::fd_passing::PacketSocket;
+use prost::Message;
+use proto::control::{GetDescriptors, Ping, Pong, ReplaceKeeper, Reply, Request, reply, request};
+use proto::handover::Role;
+
+use crate::fixture::{Setup, Volume};
+
+const SETUP: Setup = Setup {
+    capacity_bytes: 0,
+    inode_limit: 0,
+    read_only: false,
+    confine: true,
+    descriptors: 0,
+    known_inodes: 0,
+    successors: 1,
+};
+
+fn ask(volume: &Volume, kind: request::Kind, beside: &[BorrowedFd<'_>]) -> reply::Kind {
+    let control = volume.control();
+    control.socket.send(&Request { kind: Some(kind) }.encode_to_vec(), beside).unwrap();
+    control.hear()
+}
+
+fn refusal(volume: &Volume, beside: &[BorrowedFd<'_>]) -> String {
+    match ask(volume, request::Kind::ReplaceKeeper(ReplaceKeeper {}), beside) {
+        reply::Kind::Refused(refused) => refused.reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn open_files(volume: &Volume) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", volume.pid())).unwrap().count()
+}
+
+/// The daemon closes a connection soon after its client has.
+fn wait_for_open_files(volume: &Volume, count: usize) {
+    let begun = Instant::now();
+    while open_files(volume) != count {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{}, not {count}", open_files(volume));
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_new_keeper_gets_all_that_the_earlier_one_held() {
+    let mut volume = Volume::with(SETUP);
+    let open = |name: String| {
+        OpenOptions::new().read(true).write(true).create_new(true).open(volume.path(&name)).unwrap()
+    };
+    let mut removed: Vec<File> = (0..300).map(|number| open(format!("f{number}"))).collect();
+    for (number, file) in removed.iter_mut().enumerate() {
+        file.write_all(number.to_string().as_bytes()).unwrap();
+        fs::remove_file(volume.path(&format!("f{number}"))).unwrap();
+    }
+    let named = open("named".to_owned());
+    volume.replace_keeper();
+    assert_eq!(volume.kept_nodes().len(), 300);
+    // What is removed from now on goes there too.
+    fs::remove_file(volume.path("named")).unwrap();
+    let begun = Instant::now();
+    while volume.kept_nodes().len() < 301 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{}", volume.kept_nodes().len());
+        std::thread::yield_now();
+    }
+    volume.kill();
+    volume.take_over(SETUP);
+    for (number, file) in removed.iter_mut().enumerate() {
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, number.to_string());
+    }
+    drop((removed, named));
+}
+
+#[test]
+fn only_one_packet_socket_is_taken_for_a_keeper() {
+    let volume = Volume::with(SETUP);
+    let before = open_files(&volume);
+    let (one, _other) = PacketSocket::pair().unwrap();
+    let null = OwnedFd::from(File::open("/dev/null").unwrap());
+    let stream = std::os::unix::net::UnixStream::pair().unwrap().0;
+    let pair = [null.as_fd(), null.as_fd()];
+    for (beside, words) in [
+        (&[][..], "no descriptor beside the packet"),
+        (&pair[..], "more than one descriptor beside the packet"),
+        (&[null.as_fd(); 250], "more than one descriptor beside the packet"),
+        (&pair[..1], "not a socket: "),
+        (&[stream.as_fd()], "not a unix socket of SocketType"),
+        (&[one.as_fd()], "not a non-blocking socket"),
+    ] {
+        let reason = refusal(&volume, beside);
+        assert!(reason.starts_with(words), "{reason}");
+    }
+    wait_for_open_files(&volume, before);
+}
+
+#[test]
+fn a_daemon_without_successors_takes_no_keeper_and_returns_nothing() {
+    let volume = Volume::with(Setup { successors: 0, ..SETUP });
+    let (one, _other) = PacketSocket::pair().unwrap();
+    let one = OwnedFd::from(one);
+    rustix::fs::fcntl_setfl(&one, rustix::fs::OFlags::NONBLOCK).unwrap();
+    let reason = refusal(&volume, &[one.as_fd()]);
+    assert_eq!(reason, "no other daemon can continue this one's connection");
+    match ask(&volume, request::Kind::GetDescriptors(GetDescriptors {}), &[]) {
+        reply::Kind::Descriptors(found) => assert_eq!(found.roles, [0_i32; 0]),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn descriptors_beside_other_requests_are_never_opened() {
+    let volume = Volume::with(SETUP);
+    let before = open_files(&volume);
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    for _ in 0..20 {
+        let pong = ask(&volume, request::Kind::Ping(Ping {}), &[writer.as_fd(); 16]);
+        assert_eq!(pong, reply::Kind::Pong(Pong { version: proto::control::VERSION }));
+    }
+    drop(writer);
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0, "a copy is open");
+    wait_for_open_files(&volume, before);
+}
+
+#[test]
+fn a_daemon_returns_what_it_was_given() {
+    let volume = Volume::with(SETUP);
+    let control = volume.control();
+    let asked = Request { kind: Some(request::Kind::GetDescriptors(GetDescriptors {})) };
+    control.socket.send(&asked.encode_to_vec(), &[]).unwrap();
+    let (packet, found) = control.socket.receive_with_fds(8).unwrap().unwrap();
+    let Some(reply::Kind::Descriptors(roles)) = Reply::decode(&*packet).unwrap().kind else { panic!() };
+    let roles: Vec<Role> = roles.roles.into_iter().map(|role| Role::try_from(role).unwrap()).collect();
+    assert_eq!(roles, [Role::FuseDevice, Role::Directory, Role::UsageFile, Role::StateTable]);
+    assert_eq!(linux::mount::fuse_connection_of(&found[0]).unwrap(), Some(volume.device().1));
+    let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+    let inode_at = |path: &std::path::Path| rustix::fs::stat(path).unwrap().st_ino;
+    assert_eq!(inode(&found[1]), inode_at(&volume.backing));
+    assert_eq!(inode(&found[2]), inode_at(volume.usage_file()));
+}
