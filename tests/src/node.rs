@@ -55,6 +55,8 @@ pub struct NodeOptions {
     pub kubelet_flags: Vec<String>,
     /// A keeper holds the volumes' connections.
     pub keeper: bool,
+    /// Daemons that wait for a volume.
+    pub warm_daemons: u8,
 }
 
 impl Default for NodeOptions {
@@ -69,6 +71,7 @@ impl Default for NodeOptions {
             disk: None,
             kubelet_flags: Vec::new(),
             keeper: false,
+            warm_daemons: 0,
         }
     }
 }
@@ -250,6 +253,37 @@ impl<'a> Node<'a> {
         Ok(processes.into_iter().filter(|process| process.name == name).map(|process| process.pid).collect())
     }
 
+    /// The daemons that have a FUSE connection.
+    pub fn serving_daemons(&self) -> Result<Vec<i32>> {
+        let daemons = self.processes("hawser-volume")?;
+        Ok(daemons.into_iter().filter(|pid| has_connection(*pid)).collect())
+    }
+
+    /// The daemons that wait for a volume.
+    pub fn waiting_daemons(&self) -> Result<Vec<i32>> {
+        let daemons = self.processes("hawser-volume")?;
+        Ok(daemons.into_iter().filter(|pid| !has_connection(*pid)).collect())
+    }
+
+    /// Starts the driver anew, so that this number of daemons wait for a volume, and waits for them.
+    pub fn set_warm_daemons(&mut self, number: u8) -> Result<()> {
+        let ended = self.driver()?.stop(TIMEOUT)?;
+        ensure!(ended.success(), "the driver ended with {ended}");
+        self.options.warm_daemons = number;
+        self.start_driver()?;
+        let dialled = format!("{number} daemons have dialled in");
+        eventually(&dialled, TIMEOUT, || {
+            let waiting = self.waiting_daemons()?;
+            let log = self.driver.as_ref().map(Daemon::output).unwrap_or_default();
+            let log = log.rsplit_once(" serving ").map_or("", |(_, since)| since);
+            let dialled = log.matches("a daemon waits for the next volume").count();
+            let number = usize::from(number);
+            ensure!(waiting.len() == number && dialled >= number, "{waiting:?}");
+            Ok(())
+        })
+        .with_context(|| self.outputs())
+    }
+
     /// Removes every manifest, deletes what only a deletion removes, waits until
     /// the node is as `idle` was, and stops it; then nothing may be left at all.
     pub fn finish(self, idle: &LeakCheck) -> Result<()> {
@@ -336,6 +370,7 @@ impl<'a> Node<'a> {
             .arg(self.volume_binary()?)
             .arg("--cgroup-root")
             .arg(sandbox.volumes_cgroup_root())
+            .args(["--warm-daemons", &self.options.warm_daemons.to_string()])
             .arg("--trace-file")
             .arg(self.trace_file());
         if let Some(seconds) = self.options.start_timeout {
@@ -551,6 +586,13 @@ impl<'a> Node<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether the process has a FUSE connection open.
+pub fn has_connection(pid: i32) -> bool {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut targets = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+    targets.any(|target| target == Path::new("/dev/fuse"))
 }
 
 /// The text of a JSON string, or its JSON.

@@ -551,17 +551,37 @@ done
 
 #[test]
 fn a_killed_mount_pod_is_a_pause_for_a_pod_whose_volume_has_a_keeper() {
-    daemon_killed_with_keeper(Launcher::Manifest);
+    daemon_killed_with_keeper(Launcher::Manifest, 0);
 }
 
 #[test]
 fn a_killed_child_daemon_is_a_pause_for_a_pod_whose_volume_has_a_keeper() {
-    daemon_killed_with_keeper(Launcher::Process);
+    daemon_killed_with_keeper(Launcher::Process, 0);
 }
 
-fn daemon_killed_with_keeper(launcher: Launcher) {
+#[test]
+fn a_mount_pod_that_waits_follows_a_killed_one() {
+    daemon_killed_with_keeper(Launcher::Manifest, 1);
+}
+
+#[test]
+fn a_pod_gets_its_volume_from_a_mount_pod_that_waited() {
     let sandbox = Sandbox::new();
-    let (node, idle) = node(&sandbox, NodeOptions { launcher, keeper: true, ..NodeOptions::default() });
+    let (mut node, idle) = node(&sandbox, NodeOptions::default());
+    node.set_warm_daemons(1).unwrap();
+    let waiting = node.waiting_daemons().unwrap();
+    put_user_and_claim(&node);
+    node.wait_for_phase("user", "Running").unwrap();
+    assert_eq!(node.serving_daemons().unwrap(), waiting);
+    node.set_warm_daemons(0).unwrap();
+    assert_eq!(node.serving_daemons().unwrap(), waiting, "adopted");
+    node.finish(&idle).unwrap();
+}
+
+fn daemon_killed_with_keeper(launcher: Launcher, warm: u8) {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, NodeOptions { launcher, keeper: true, ..NodeOptions::default() });
+    node.set_warm_daemons(warm).expect("daemons wait");
     attacker::install(&node).expect("busybox");
     node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi")).expect("put");
     let stream = Attack::new("stream", STREAM)
@@ -569,7 +589,7 @@ fn daemon_killed_with_keeper(launcher: Launcher) {
         .with_container_fields("volumeMounts: [{name: data, mountPath: /data}]");
     node.put_manifest("stream.yaml", &stream.yaml()).expect("put");
     node.wait_for_phase("stream", "Running").expect("the pod runs");
-    let progress = || {
+    let progress = |node: &Node<'_>| {
         let lines = || node.logs("stream").map(|log| log.lines().count());
         let before = lines().expect("its log");
         eventually("the pod makes progress", TIMEOUT, || {
@@ -584,16 +604,17 @@ fn daemon_killed_with_keeper(launcher: Launcher) {
         .expect("progress");
     };
     for _ in 0..5 {
-        progress();
-        let [daemon] = node.processes("hawser-volume").expect("processes")[..] else { panic!("one daemon") };
+        progress(&node);
+        let [daemon] = node.serving_daemons().expect("processes")[..] else { panic!("one daemon") };
         kill(Pid::from_raw(daemon), Signal::SIGKILL).expect("kill -9");
         eventually("another daemon serves", TIMEOUT, || {
-            let now = node.processes("hawser-volume")?;
+            let now = node.serving_daemons()?;
             ensure!(now.len() == 1 && now[0] != daemon, "{now:?}: {}", node.outputs());
             Ok(())
         })
         .expect("a takeover");
     }
-    progress();
+    progress(&node);
+    node.set_warm_daemons(0).expect("no daemon waits");
     node.finish(&idle).expect("nothing is left");
 }

@@ -214,12 +214,12 @@ impl Scene {
 
     /// Those that have a FUSE connection.
     pub fn serving_daemons(&self) -> Vec<i32> {
-        self.daemons().into_iter().filter(|pid| has_connection(*pid)).collect()
+        self.daemons().into_iter().filter(|pid| crate::node::has_connection(*pid)).collect()
     }
 
     /// Those that wait for a volume.
     pub fn waiting_daemons(&self) -> Vec<i32> {
-        self.daemons().into_iter().filter(|pid| !has_connection(*pid)).collect()
+        self.daemons().into_iter().filter(|pid| !crate::node::has_connection(*pid)).collect()
     }
 
     pub fn kill_daemon(&self) {
@@ -477,10 +477,4 @@ fn remove_empty(dir: &Path, end: &Path) {
         }
         dir = dir.parent().unwrap();
     }
-}
-
-fn has_connection(pid: i32) -> bool {
-    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let mut targets = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
-    targets.any(|target| target == Path::new("/dev/fuse"))
 }
