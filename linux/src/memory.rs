@@ -2,8 +2,14 @@
 
 #![cfg_attr(
     target_env = "gnu",
-    expect(unsafe_code, reason = "mallopt(3) and malloc_trim(3) are functions of C")
+    expect(
+        unsafe_code,
+        reason = "mallopt(3) and malloc_trim(3) are functions of C, and an allocator returns pointers"
+    )
 )]
+
+#[cfg(target_env = "gnu")]
+use std::alloc::{GlobalAlloc, Layout, System};
 
 #[cfg(any(target_env = "gnu", test))]
 use nix::errno::Errno;
@@ -56,6 +62,53 @@ pub fn give_back() {
     }
 }
 
+/// The system's allocator. It also makes the begin of large zeroed allocations present in memory: the
+/// kernel cannot do that any more while it copies to the buffer of a process that is being killed.
+#[cfg(target_env = "gnu")]
+#[derive(Debug)]
+pub struct Populating {
+    /// The smallest allocation that is large.
+    pub from: usize,
+    /// How much of it is made present; no more than `from`.
+    pub bytes: usize,
+}
+
+/// The smallest page of any processor.
+#[cfg(target_env = "gnu")]
+const PAGE_BYTES: usize = 4096;
+
+// SAFETY: all memory is the system allocator's. Writing a zero to zeroed memory that has not been
+// returned yet changes nothing.
+#[cfg(target_env = "gnu")]
+unsafe impl GlobalAlloc for Populating {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promises are those of the system allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above; `at` is the system allocator's.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as above; `at` is the system allocator's.
+        unsafe { System.realloc(at, layout, size) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        let at = unsafe { System.alloc_zeroed(layout) };
+        if !at.is_null() && layout.size() >= self.from {
+            for offset in (0..self.bytes.min(layout.size())).step_by(PAGE_BYTES) {
+                // SAFETY: inside the allocation, which has `layout.size()` bytes.
+                unsafe { at.add(offset).write_volatile(0) }
+            }
+        }
+        at
+    }
+}
+
 /// Disables huge pages on machines that use them by default (transparent_hugepage=always): there,
 /// the first byte of a large buffer takes 2 MiB.
 pub fn refuse_huge_pages() -> Result<()> {
@@ -65,6 +118,28 @@ pub fn refuse_huge_pages() -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn only_the_begin_of_a_large_allocation_is_present() {
+        const MIB: usize = 1 << 20;
+        let allocator = Populating { from: 16 * MIB, bytes: 2 * MIB };
+        let present = |layout: Layout| {
+            // SAFETY: the layout is not empty, and the memory is released once.
+            let at = unsafe { allocator.alloc_zeroed(layout) };
+            let page = at.map_addr(|at| at.next_multiple_of(PAGE_BYTES));
+            let mut pages = vec![0; layout.size() / PAGE_BYTES - 1];
+            // SAFETY: mincore(2) writes a byte for each whole page of the allocation.
+            let asked = unsafe { libc::mincore(page.cast(), pages.len() * PAGE_BYTES, pages.as_mut_ptr()) };
+            // SAFETY: from the same allocator, with the same layout.
+            unsafe { allocator.dealloc(at, layout) };
+            assert_eq!(asked, 0);
+            pages.iter().filter(|page| **page & 1 == 1).count()
+        };
+        let large = present(Layout::from_size_align(16 * MIB, 1).unwrap());
+        assert!((2 * MIB / PAGE_BYTES - 2..3 * MIB / PAGE_BYTES).contains(&large), "{large}");
+        assert!(present(Layout::from_size_align(8 * MIB, 1).unwrap()) < 8);
+    }
 
     #[test]
     fn what_the_c_library_cannot_take_is_refused() {

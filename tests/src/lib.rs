@@ -28,6 +28,7 @@ pub mod netlink;
 pub mod network_state;
 pub mod node;
 mod process;
+pub mod random;
 pub mod sandbox;
 pub mod seeds;
 pub mod subvolume;

@@ -27,6 +27,8 @@ use crate::request::{Changes, Data, Permissions, Position, RequestId, Requester,
 
 /// The kernel's default maximum (fs.fuse.max_pages_limit = 256 pages).
 pub(crate) const MAX_WRITE_BYTES: u32 = 1024 * 1024;
+/// With its headers, at any place in its first page.
+pub(crate) const LARGEST_REQUEST_BYTES: usize = MAX_WRITE_BYTES as usize + 2 * 4096;
 
 /// docs/SEMANTICS.md depends on these: umask and default ACLs (DONT_MASK), enforced ACLs
 /// (POSIX_ACL), and suid and sgid cleared without a GETXATTR round trip before every write

@@ -118,8 +118,16 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     Ok(())
 }
 
-/// The request buffers have 16 MiB for each event loop, but must take memory only for the used
-/// part. The largest request and the largest answer are allocated on the heap.
+/// A kill while the kernel copies a request to a buffer whose pages are not present would answer the
+/// request with EIO (fuse_dev_do_read): a killed process gets no more pages. So the part of each
+/// event loop's buffer that a request can fill is present from the start.
+#[cfg(target_env = "gnu")]
+#[global_allocator]
+static ALLOCATOR: linux::memory::Populating =
+    linux::memory::Populating { from: 16 << 20, bytes: filesystem::LARGEST_REQUEST_BYTES };
+
+/// The request buffers have 16 MiB for each event loop, but must take memory only for the part that
+/// a request can fill. The largest request and the largest answer are allocated on the heap.
 fn keep_small() -> Result<()> {
     const LARGE: u32 = 4 * filesystem::MAX_WRITE_BYTES;
     linux::memory::map_allocations_from(LARGE)

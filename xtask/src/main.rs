@@ -45,6 +45,9 @@ enum Task {
     Test {
         /// Only tests whose name contains this
         filter: Option<String>,
+        /// Kill daemon, keeper and driver 300 times instead of 40, and soak for ten minutes
+        #[arg(long)]
+        long: bool,
     },
     /// Against third-party software; installs it or reports what is missing
     #[command(disable_help_flag = true)]
@@ -109,7 +112,7 @@ fn main() -> ExitCode {
     let done = match task {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Check { advisories } => check::run(advisories),
-        Task::Test { filter } => test::run(filter.as_deref()),
+        Task::Test { filter, long } => test::run(filter.as_deref(), long),
         Task::Conformance(passed) => launch("conformance", "conformance", &passed.arguments),
         Task::Lab(passed) => launch("conformance", "lab", &passed.arguments),
         Task::Bench(passed) => launch("bench", "bench", &passed.arguments),

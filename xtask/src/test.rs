@@ -11,8 +11,9 @@ use xtask::progress::{part, say};
 
 /// Programs that the tests start, and their Debian packages: mkfs makes the pools
 /// of csi-driver's tests; ip, nft, iptables and conntrack witness what the plugins
-/// made; busybox is the attacker of `tests/tests/hostile`.
-const PROGRAMS: [(&str, &str); 8] = [
+/// made; busybox is the attacker of `tests/tests/hostile`; fio, git, sqlite3, PostgreSQL and tar are
+/// applications of `tests/tests/chaos`.
+const PROGRAMS: [(&str, &str); 13] = [
     ("mkfs.btrfs", "btrfs-progs"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
@@ -21,9 +22,17 @@ const PROGRAMS: [(&str, &str); 8] = [
     ("iptables", "iptables"),
     ("conntrack", "conntrack"),
     ("busybox", "busybox-static"),
+    ("fio", "fio"),
+    ("git", "git"),
+    ("sqlite3", "sqlite3"),
+    ("pg_ctlcluster", "postgresql"),
+    ("tar", "tar"),
 ];
 
-pub(crate) fn run(filter: Option<&str>) -> Result<()> {
+/// Tests that have a long form take it.
+const LONG: &str = "HAWSER_TEST_LONG";
+
+pub(crate) fn run(filter: Option<&str>, long: bool) -> Result<()> {
     require_root("test")?;
     part("programs of the tests", || {
         for (program, package) in PROGRAMS {
@@ -38,6 +47,9 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
         let mut command = cargo();
         command.args(["test", "--workspace", "--no-fail-fast"]).args(filter);
         command.env("HAWSER_BIN_DIR", &bin_dir).stdout(Stdio::piped());
+        if long {
+            command.env(LONG, "1");
+        }
         let mut child = command.spawn().context("start cargo test")?;
         let stdout = child.stdout.take().context("cargo test has a piped stdout")?;
         for line in BufReader::new(stdout).lines() {

@@ -1,6 +1,7 @@
 //! Daemons as child processes of the driver, which outlive it: each in a PID namespace, a
 //! process group and a control group of its own, found again by what it was started with.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -83,11 +84,12 @@ impl Launcher for ProcessLauncher {
         let proc = Path::new("/proc");
         let mut launched = Vec::new();
         let Ok(ours) = file_id(&self.volume_binary) else { return Ok(launched) };
+        let name = name_of_process(&self.volume_binary);
         for entry in std::fs::read_dir(proc).map_err(|e| linux::Error::at("list", proc, e))? {
             let entry = entry.map_err(|e| linux::Error::at("list", proc, e))?;
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             // First: the command line of another one may lie in memory that is never served.
-            if !is_daemon(&entry.path(), ours) {
+            if !is_daemon(&entry.path(), name, ours) {
                 continue;
             }
             // A process that ends meanwhile is none of ours any more.
@@ -157,11 +159,23 @@ impl ProcessLauncher {
 
 /// Whether a process, by its directory in /proc, is root's and runs the program `ours`. Neither
 /// its memory is read, nor its program's file system asked: a daemon may never answer.
-fn is_daemon(process: &Path, ours: FileId) -> bool {
+///
+/// The name is compared before the link is followed. The kernel makes a reader of the link wait while
+/// the process executes another program, and that closes files, which may wait for a daemon. Until
+/// then, such a process has the name of the program that it came from.
+fn is_daemon(process: &Path, name: &[u8], ours: FileId) -> bool {
     let status = linux::procfs::read(&process.join("status")).unwrap_or_default();
-    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
-    uids.split_whitespace().take(2).eq(["0", "0"])
+    let field =
+        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+    field("Name:").as_bytes() == name
+        && field("Uid:").split_whitespace().take(2).eq(["0", "0"])
         && file_id(&process.join("exe")).is_ok_and(|running| running == ours)
+}
+
+/// What the kernel calls a process that executes this program: 15 bytes of its file's name.
+fn name_of_process(program: &Path) -> &[u8] {
+    let name = program.file_name().unwrap_or_default().as_bytes();
+    &name[..name.len().min(15)]
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
