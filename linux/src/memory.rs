@@ -10,6 +10,8 @@
 
 #[cfg(target_env = "gnu")]
 use std::alloc::{GlobalAlloc, Layout, System};
+#[cfg(target_env = "gnu")]
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[cfg(any(target_env = "gnu", test))]
 use nix::errno::Errno;
@@ -68,9 +70,22 @@ pub fn give_back() {
 #[derive(Debug)]
 pub struct Populating {
     /// The smallest allocation that is large.
-    pub from: usize,
-    /// How much of it is made present; no more than `from`.
-    pub bytes: usize,
+    from: usize,
+    /// How much of it is made present.
+    bytes: AtomicUsize,
+}
+
+#[cfg(target_env = "gnu")]
+impl Populating {
+    /// Allocations of `from` bytes and more are large. Nothing is made present yet.
+    pub const fn new(from: usize) -> Self {
+        Self { from, bytes: AtomicUsize::new(0) }
+    }
+
+    /// Makes so many bytes of each large allocation present from here on.
+    pub fn populate(&self, bytes: usize) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
 }
 
 /// The smallest page of any processor.
@@ -100,7 +115,8 @@ unsafe impl GlobalAlloc for Populating {
         // SAFETY: as above.
         let at = unsafe { System.alloc_zeroed(layout) };
         if !at.is_null() && layout.size() >= self.from {
-            for offset in (0..self.bytes.min(layout.size())).step_by(PAGE_BYTES) {
+            let present = self.bytes.load(Ordering::Relaxed).min(layout.size());
+            for offset in (0..present).step_by(PAGE_BYTES) {
                 // SAFETY: inside the allocation, which has `layout.size()` bytes.
                 unsafe { at.add(offset).write_volatile(0) }
             }
@@ -123,7 +139,8 @@ mod tests {
     #[test]
     fn only_the_begin_of_a_large_allocation_is_present() {
         const MIB: usize = 1 << 20;
-        let allocator = Populating { from: 16 * MIB, bytes: 2 * MIB };
+        let allocator = Populating::new(16 * MIB);
+        allocator.populate(2 * MIB);
         let present = |layout: Layout| {
             // SAFETY: the layout is not empty, and the memory is released once.
             let at = unsafe { allocator.alloc_zeroed(layout) };

@@ -101,6 +101,10 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
         descriptor_limit,
     };
     let threads = terms.event_loops;
+    #[cfg(target_env = "gnu")]
+    if assignment.succession.is_some() {
+        ALLOCATOR.populate(filesystem::LARGEST_REQUEST_BYTES);
+    }
     let Started { session, backend, can_be_continued } = match start(service, assignment, terms) {
         Ok(started) => started,
         Err(error) => {
@@ -119,12 +123,12 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
 }
 
 /// A kill while the kernel copies a request to a buffer whose pages are not present would answer the
-/// request with EIO (fuse_dev_do_read): a killed process gets no more pages. So the part of each
-/// event loop's buffer that a request can fill is present from the start.
+/// request with EIO (fuse_dev_do_read): a killed process gets no more pages. So in a daemon that
+/// another one can follow, the part of each event loop's buffer that a request can fill is present
+/// from the start.
 #[cfg(target_env = "gnu")]
 #[global_allocator]
-static ALLOCATOR: linux::memory::Populating =
-    linux::memory::Populating { from: 16 << 20, bytes: filesystem::LARGEST_REQUEST_BYTES };
+static ALLOCATOR: linux::memory::Populating = linux::memory::Populating::new(16 << 20);
 
 /// The request buffers have 16 MiB for each event loop, but must take memory only for the part that
 /// a request can fill. The largest request and the largest answer are allocated on the heap.
