@@ -87,6 +87,7 @@ impl Server {
         // Before anything that a signal could leave half done.
         let signals = linux::process::signal_descriptor(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])
             .map_err(|cause| StartError::Signals { cause })?;
+        start::leave_session(log);
         start::lower_oom_score(log);
         let most_open = start::raise_descriptor_limit(log);
         let listener = start::bind(socket)?;

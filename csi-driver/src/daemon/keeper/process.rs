@@ -324,7 +324,8 @@ mod tests {
     #[test]
     fn a_program_that_is_missing_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let program = KeeperProgram { binary: dir.path().join("none"), socket: dir.path().join("s") };
+        let program =
+            KeeperProgram { binary: dir.path().join("none"), socket: dir.path().join("s"), cgroup: None };
         let error = KeeperProcess::start(program, tokio::sync::mpsc::unbounded_channel().0).unwrap_err();
         assert_eq!(error.errno(), nix::errno::Errno::ENOENT);
         assert!(error.to_string().contains("none"), "{error}");
