@@ -19,6 +19,7 @@ const DEFAULT_CGROUP_ROOT: &str = "/hawser-volumes";
 const NO_CGROUPS: &str = "none";
 /// For `--keeper-binary`.
 const NO_KEEPER: &str = "none";
+const KEEPER_SERVICE: &str = "service";
 const DAEMON_DEADLINE_SECONDS: u64 = limits::DAEMON.as_secs();
 const MAX_DAEMON_DEADLINE_SECONDS: u64 = 3600;
 /// More would only take memory.
@@ -92,8 +93,8 @@ pub struct Flags {
     #[arg(long, value_name = "PATH", default_value = DEFAULT_CGROUP_ROOT)]
     pub cgroup_root: PathBuf,
     /// The program hawser-keeper, which holds volumes' FUSE connections: if a daemon dies, another one
-    /// continues, and pods see a pause. `none`: their I/O fails with ENOTCONN [default: hawser-keeper
-    /// beside this program]
+    /// continues, and pods see a pause. `none`: their I/O fails with ENOTCONN. `service`: a service
+    /// manager starts it [default: hawser-keeper beside this program]
     #[arg(long, value_name = "PATH")]
     pub keeper_binary: Option<PathBuf>,
     /// How many daemons are started before a volume needs one: a stage or a takeover then does not wait
@@ -181,12 +182,15 @@ pub enum KeeperBinary {
     None,
     BesideDriver,
     At(PathBuf),
+    /// Another program starts it.
+    Service,
 }
 
 /// The process that holds volumes' connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeeperProgram {
-    pub binary: PathBuf,
+    /// `None`: another program starts it.
+    pub binary: Option<PathBuf>,
     /// Where it listens.
     pub socket: PathBuf,
     /// The control group in which it is started; `None`: the driver's.
@@ -268,6 +272,7 @@ impl Config {
         let keeper = match flags.keeper_binary {
             None => KeeperBinary::BesideDriver,
             Some(path) if path == Path::new(NO_KEEPER) => KeeperBinary::None,
+            Some(path) if path == Path::new(KEEPER_SERVICE) => KeeperBinary::Service,
             Some(path) => KeeperBinary::At(absolute("--keeper-binary", &path)?),
         };
         let config = Self {
@@ -309,8 +314,8 @@ impl Config {
         metrics_socket(&self.run_dir)
     }
 
-    /// How to start the keeper whose program is `binary`.
-    pub fn keeper_program(&self, binary: PathBuf) -> KeeperProgram {
+    /// How to reach the keeper, and to start it if its program is `binary`.
+    pub fn keeper_program(&self, binary: Option<PathBuf>) -> KeeperProgram {
         let cgroup = match &self.launcher {
             LauncherKind::Process { cgroup_root: Some(root), .. } => Some(root.join("keeper")),
             LauncherKind::Process { cgroup_root: None, .. } | LauncherKind::Manifest { .. } => None,
@@ -418,8 +423,9 @@ mod tests {
         let keeper = |more: &[&str]| check(more).unwrap().keeper;
         assert_eq!(keeper(&[]), KeeperBinary::BesideDriver);
         assert_eq!(keeper(&["--keeper-binary", "none"]), KeeperBinary::None);
+        assert_eq!(keeper(&["--keeper-binary", "service"]), KeeperBinary::Service);
         assert_eq!(keeper(&["--keeper-binary", "/k"]), KeeperBinary::At("/k".into()));
-        let cgroup = |more: &[&str]| check(more).unwrap().keeper_program("/k".into()).cgroup;
+        let cgroup = |more: &[&str]| check(more).unwrap().keeper_program(Some("/k".into())).cgroup;
         assert_eq!(cgroup(&["--cgroup-root", "/g"]), Some("/g/keeper".into()));
         assert_eq!(cgroup(&["--cgroup-root", "none"]), None);
     }

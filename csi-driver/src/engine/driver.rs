@@ -236,19 +236,23 @@ pub(crate) fn check_mode(mode: Mode, topology: &Topology) -> std::result::Result
 fn keeper(config: &Config, renewed: UnboundedSender<()>) -> Result<Arc<dyn Keeper>> {
     let binary = match &config.keeper {
         KeeperBinary::None => return Ok(Arc::new(InProcess::default())),
+        KeeperBinary::Service => {
+            let program = config.keeper_program(None);
+            return Ok(Arc::new(KeeperProcess::start(program, renewed).step("connect to keeper")?));
+        }
         KeeperBinary::At(binary) => {
-            let program = config.keeper_program(binary.clone());
+            let program = config.keeper_program(Some(binary.clone()));
             return Ok(Arc::new(KeeperProcess::start(program, renewed).step("start keeper")?));
         }
         KeeperBinary::BesideDriver => beside_this_program(KEEPER).step("look for the keeper")?,
     };
-    let started = KeeperProcess::start(config.keeper_program(binary.clone()), renewed);
+    let started = KeeperProcess::start(config.keeper_program(Some(binary.clone())), renewed);
     Ok(started.map_or_else(
         |error| {
             tracing::warn!(
                 error = chain(&error),
-                "no keeper: if a volume's daemon ends, its pods get ENOTCONN: put hawser-keeper at {}, or name it \
-                 with --keeper-binary PATH; `--keeper-binary none` says that none is wanted",
+                "no keeper: if a volume's daemon ends, its pods get ENOTCONN: put hawser-keeper at {}, name it \
+                 with --keeper-binary PATH, or pass `--keeper-binary none` if none is wanted",
                 binary.display()
             );
             Arc::new(InProcess::default()) as Arc<dyn Keeper>

@@ -493,3 +493,32 @@ fn a_driver_without_a_keeper_beside_it_serves_and_says_what_is_lost() {
     scene.caller().delete(&id).unwrap();
     driver.stop(TIMEOUT).unwrap();
 }
+
+#[test]
+fn a_keeper_that_another_program_starts_gets_everything_when_it_comes() {
+    let Flags(mut flags) = Flags::process_with_keeper();
+    flags.extend(["--keeper-binary", "service"].map(str::to_owned));
+    let scene = Scene::start(Flags(flags));
+    let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
+    let target = scene.caller().target_path("one");
+    assert_eq!(published(&scene)["holders"], serde_json::json!(["daemon", "driver"]));
+    let mut removed = File::create_new(target.join("f")).unwrap();
+    removed.write_all(b"removed").unwrap();
+    fs::remove_file(target.join("f")).unwrap();
+    let mut command = scene.sandbox.command(&keeper_binary());
+    command.arg("--socket").arg(scene.sandbox.path("run/keeper.sock"));
+    let mut keeper =
+        tests::Daemon::start("hawser-keeper", command, &scene.sandbox.path("keeper.log")).unwrap();
+    wait_until_held(&scene, 1);
+    kill_daemon(&scene);
+    assert_eq!(read_all(&mut removed), "removed");
+    keeper.kill().unwrap();
+    kill_daemon(&scene);
+    fs::write(target.join("g"), "served").unwrap_or_else(|error| panic!("{error}\n{}", scene.log()));
+    assert!(keepers(&scene).is_empty(), "the driver has started one");
+    drop(removed);
+    let caller = scene.caller();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+}

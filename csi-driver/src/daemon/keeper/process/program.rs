@@ -22,14 +22,17 @@ const RETRY: Duration = Duration::from_millis(5);
 pub(super) fn connect_or_start(program: &KeeperProgram) -> linux::Result<Option<Client>> {
     let found = match connect(program) {
         Ok(client) => Ok(client),
-        Err(error) if is_gone(&error) => {
-            start(program)?;
-            wait_for(program)
-        }
+        Err(error) if is_gone(&error) => match &program.binary {
+            Some(binary) => {
+                start(binary, program)?;
+                wait_for(program)
+            }
+            None => Err(error),
+        },
         Err(error) => Err(error),
     };
     Ok(found
-        .inspect_err(|error| tracing::error!(error = linux::chain(error), "the keeper does not answer"))
+        .inspect_err(|error| tracing::debug!(error = linux::chain(error), "the keeper does not answer"))
         .ok())
 }
 
@@ -60,8 +63,8 @@ fn connect(program: &KeeperProgram) -> Result<Client, keeper::Error> {
 
 /// Starts the keeper, which makes a session of its own, so that no signal to the driver's group reaches
 /// it. It may outlive this driver; the process that adopts orphans then becomes its parent.
-fn start(program: &KeeperProgram) -> linux::Result<()> {
-    let KeeperProgram { binary, socket, cgroup } = program;
+fn start(binary: &Path, program: &KeeperProgram) -> linux::Result<()> {
+    let KeeperProgram { socket, cgroup, .. } = program;
     let mut command = Command::new(binary);
     command.arg("--socket").arg(socket).env_clear().stdin(Stdio::null()).stdout(Stdio::null());
     command.current_dir("/");
