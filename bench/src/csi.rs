@@ -128,7 +128,10 @@ impl std::fmt::Display for Table {
 /// A driver with daemons as child processes, over the sandbox's directory `pool`.
 fn start(sandbox: &Sandbox) -> Result<(Daemon, Client)> {
     sandbox.make_dir("pool")?;
-    let driver = lone_driver::start(sandbox, &["--node-id", "bench", "--pool-capacity", "100Gi"])?;
+    let driver = lone_driver::start(
+        sandbox,
+        &["--node-id", "bench", "--pool-capacity", "100Gi", "--keeper-binary", "none"],
+    )?;
     Ok((driver, client(sandbox)))
 }
 

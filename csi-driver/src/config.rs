@@ -17,6 +17,9 @@ const MAX_START_TIMEOUT_SECONDS: u64 = limits::START_POD.as_secs();
 const DEFAULT_CGROUP_ROOT: &str = "/hawser-volumes";
 /// For `--cgroup-root`.
 const NO_CGROUPS: &str = "none";
+/// For `--keeper-binary`.
+const NO_KEEPER: &str = "none";
+const KEEPER_SERVICE: &str = "service";
 const DAEMON_DEADLINE_SECONDS: u64 = limits::DAEMON.as_secs();
 const MAX_DAEMON_DEADLINE_SECONDS: u64 = 3600;
 /// More would only take memory.
@@ -90,7 +93,8 @@ pub struct Flags {
     #[arg(long, value_name = "PATH", default_value = DEFAULT_CGROUP_ROOT)]
     pub cgroup_root: PathBuf,
     /// The program hawser-keeper, which holds volumes' FUSE connections: if a daemon dies, another one
-    /// continues, and pods see a pause. Without it, their I/O fails with ENOTCONN
+    /// continues, and pods see a pause. `none`: their I/O fails with ENOTCONN. `service`: a service
+    /// manager starts it [default: hawser-keeper beside this program]
     #[arg(long, value_name = "PATH")]
     pub keeper_binary: Option<PathBuf>,
     /// How many daemons are started before a volume needs one: a stage or a takeover then does not wait
@@ -171,12 +175,26 @@ pub enum LauncherKind {
     },
 }
 
+/// Which program holds volumes' connections.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeeperBinary {
+    /// A daemon's death ends its connection.
+    None,
+    BesideDriver,
+    At(PathBuf),
+    /// Another program starts it.
+    Service,
+}
+
 /// The process that holds volumes' connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeeperProgram {
-    pub binary: PathBuf,
+    /// `None`: another program starts it.
+    pub binary: Option<PathBuf>,
     /// Where it listens.
     pub socket: PathBuf,
+    /// The control group in which it is started; `None`: the driver's.
+    pub cgroup: Option<PathBuf>,
 }
 
 /// Checked: paths are absolute, every socket path fits.
@@ -200,8 +218,7 @@ pub struct Config {
     pub state_dir: PathBuf,
     pub run_dir: PathBuf,
     pub launcher: LauncherKind,
-    /// `None`: a daemon's death ends its connection.
-    pub keeper: Option<KeeperProgram>,
+    pub keeper: KeeperBinary,
     /// Daemons that wait for a volume.
     pub warm_daemons: usize,
     pub start_timeout: Duration,
@@ -252,12 +269,14 @@ impl Config {
                 (LauncherKind::Manifest { manifests, mount_image }, limits::START_POD)
             }
         };
-        let keeper = flags.keeper_binary.map(|path| {
-            let binary = absolute("--keeper-binary", &path)?;
-            Ok(KeeperProgram { binary, socket: keeper_socket(&run_dir) })
-        });
+        let keeper = match flags.keeper_binary {
+            None => KeeperBinary::BesideDriver,
+            Some(path) if path == Path::new(NO_KEEPER) => KeeperBinary::None,
+            Some(path) if path == Path::new(KEEPER_SERVICE) => KeeperBinary::Service,
+            Some(path) => KeeperBinary::At(absolute("--keeper-binary", &path)?),
+        };
         let config = Self {
-            keeper: keeper.transpose()?,
+            keeper,
             kubelet_dir,
             mode: flags.mode,
             paths: flags.paths,
@@ -293,6 +312,15 @@ impl Config {
     /// No longer than a volume's sockets, for which `--run-dir` is checked.
     pub fn metrics_socket(&self) -> PathBuf {
         metrics_socket(&self.run_dir)
+    }
+
+    /// How to reach the keeper, and to start it if its program is `binary`.
+    pub fn keeper_program(&self, binary: Option<PathBuf>) -> KeeperProgram {
+        let cgroup = match &self.launcher {
+            LauncherKind::Process { cgroup_root: Some(root), .. } => Some(root.join("keeper")),
+            LauncherKind::Process { cgroup_root: None, .. } | LauncherKind::Manifest { .. } => None,
+        };
+        KeeperProgram { binary, socket: keeper_socket(&self.run_dir), cgroup }
     }
 
     pub fn registration_socket(&self) -> PathBuf {
@@ -388,6 +416,18 @@ mod tests {
         assert_eq!(config.csi_socket(), Path::new("/k/plugins/csi.hawser.dev/csi.sock"));
         assert_eq!(config.registration_socket(), Path::new("/k/plugins_registry/csi.hawser.dev-reg.sock"));
         assert_eq!(config.start_timeout, limits::START_PROCESS);
+    }
+
+    #[test]
+    fn a_keeper_is_the_default_and_none_turns_it_off() {
+        let keeper = |more: &[&str]| check(more).unwrap().keeper;
+        assert_eq!(keeper(&[]), KeeperBinary::BesideDriver);
+        assert_eq!(keeper(&["--keeper-binary", "none"]), KeeperBinary::None);
+        assert_eq!(keeper(&["--keeper-binary", "service"]), KeeperBinary::Service);
+        assert_eq!(keeper(&["--keeper-binary", "/k"]), KeeperBinary::At("/k".into()));
+        let cgroup = |more: &[&str]| check(more).unwrap().keeper_program(Some("/k".into())).cgroup;
+        assert_eq!(cgroup(&["--cgroup-root", "/g"]), Some("/g/keeper".into()));
+        assert_eq!(cgroup(&["--cgroup-root", "none"]), None);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What is held: the descriptors of all volumes. Its only I/O is to close them.
+//! What is held: the descriptors of all volumes. Its only I/O is to close them, and to leave copies with
+//! the service manager.
 //!
 //! Invariant: a volume has an entry exactly as long as something of it is held or its daemon is
 //! connected.
@@ -8,6 +9,8 @@ use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::closer::Closer;
+use crate::descriptors;
+use crate::store::{Name, Store};
 use crate::wire::{Counts, Entry, Refusal, Role, Roles, VolumeKey};
 
 /// Removed files of one volume.
@@ -22,6 +25,7 @@ pub(crate) struct Held {
     /// Descriptors that may be open for volumes.
     most_open: u64,
     closer: Closer,
+    store: Option<Store>,
 }
 
 /// Of all volumes.
@@ -64,7 +68,36 @@ pub(crate) struct Forgotten {
 
 impl Held {
     pub(crate) fn new(most_open: u64, closer: Closer) -> Self {
-        Self { volumes: BTreeMap::new(), totals: Totals::default(), most_open, closer }
+        Self { volumes: BTreeMap::new(), totals: Totals::default(), most_open, closer, store: None }
+    }
+
+    /// From here on the service manager has a copy of everything.
+    pub(crate) fn stored_in(self, store: Option<Store>) -> Self {
+        Self { store, ..self }
+    }
+
+    pub(crate) fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
+    }
+
+    /// Holds what an earlier keeper has stored. The service manager drops what is refused.
+    pub(crate) fn take_over(&mut self, name: Name, fd: OwnedFd) -> Result<(), Refusal> {
+        let taken = match name {
+            Name::Role(volume, role) => descriptors::check(role, fd.as_fd()).map(|()| {
+                self.hold(volume, role, fd);
+            }),
+            Name::Removed(volume, node) => {
+                let directory = self.get(volume, Role::Directory);
+                let checked = directory
+                    .ok_or(Refusal::NotHeld)
+                    .and_then(|directory| descriptors::check_removed(fd.as_fd(), Some(directory)));
+                checked.and_then(|()| self.hold_removed(volume, node, fd))
+            }
+        };
+        if let (Err(_), Some(store)) = (&taken, &self.store) {
+            store.remove(name);
+        }
+        taken
     }
 
     /// Closes a descriptor that is not held, in the background.
@@ -74,6 +107,17 @@ impl Held {
 
     /// Returns whether it replaced another descriptor, which is closed.
     pub(crate) fn put(&mut self, volume: VolumeKey, role: Role, fd: OwnedFd) -> bool {
+        if let Some(store) = &self.store {
+            let name = Name::Role(volume, role);
+            if self.get(volume, role).is_some() {
+                store.remove(name);
+            }
+            store.add(name, fd.as_fd());
+        }
+        self.hold(volume, role, fd)
+    }
+
+    fn hold(&mut self, volume: VolumeKey, role: Role, fd: OwnedFd) -> bool {
         let replaced = self.volumes.entry(volume).or_default().role(role).replace(fd);
         self.totals.descriptors += usize::from(replaced.is_none());
         self.close_role(role, replaced)
@@ -86,6 +130,9 @@ impl Held {
     /// Closes it. Returns whether there was one.
     pub(crate) fn forget(&mut self, volume: VolumeKey, role: Role) -> bool {
         let forgotten = self.volumes.get_mut(&volume).and_then(|found| found.role(role).take());
+        if let (Some(_), Some(store)) = (&forgotten, &self.store) {
+            store.remove(Name::Role(volume, role));
+        }
         self.totals.descriptors -= usize::from(forgotten.is_some());
         self.prune(volume);
         self.close_role(role, forgotten)
@@ -97,6 +144,11 @@ impl Held {
         self.totals.descriptors -= descriptors;
         self.totals.removed -= removed;
         self.totals.daemons -= usize::from(found.daemon.is_some());
+        if let Some(store) = &self.store {
+            let roles = Role::ALL.into_iter().zip(&found.roles).filter(|(_, fd)| fd.is_some());
+            roles.for_each(|(role, _)| store.remove(Name::Role(volume, role)));
+            found.removed.keys().for_each(|node| store.remove(Name::Removed(volume, *node)));
+        }
         for (role, fd) in Role::ALL.into_iter().zip(found.roles) {
             self.close_role(role, fd);
         }
@@ -141,6 +193,20 @@ impl Held {
     /// Closes an older one of this node, or this one if it is refused. The volume's daemon must be
     /// connected.
     pub(crate) fn put_removed(&mut self, volume: VolumeKey, node: u64, fd: OwnedFd) -> Result<(), Refusal> {
+        let Some(store) = &self.store else { return self.hold_removed(volume, node, fd) };
+        let name = Name::Removed(volume, node);
+        if self.volumes.get(&volume).is_some_and(|found| found.removed.contains_key(&node)) {
+            store.remove(name);
+        }
+        store.add(name, fd.as_fd());
+        let held = self.hold_removed(volume, node, fd);
+        if let (Err(_), Some(store)) = (&held, &self.store) {
+            store.remove(name);
+        }
+        held
+    }
+
+    fn hold_removed(&mut self, volume: VolumeKey, node: u64, fd: OwnedFd) -> Result<(), Refusal> {
         // Twice what is left: one volume can take two thirds of all, and leaves room for others.
         let most = MOST_REMOVED.min(self.room().saturating_mul(2));
         let found = self.volumes.get_mut(&volume).map(|found| &mut found.removed);
@@ -161,6 +227,9 @@ impl Held {
     pub(crate) fn drop_removed(&mut self, volume: VolumeKey, node: u64) {
         if let Some(dropped) = self.volumes.get_mut(&volume).and_then(|found| found.removed.remove(&node)) {
             self.totals.removed -= 1;
+            if let Some(store) = &self.store {
+                store.remove(Name::Removed(volume, node));
+            }
             self.closer.close(dropped);
             self.prune(volume);
         }

@@ -21,8 +21,10 @@ mod log;
 mod packets;
 pub mod server;
 mod start;
+mod store;
 pub mod wire;
 
 pub use error::Error;
 pub use log::{Level, Log};
 pub use start::StartError;
+pub use store::Inherited;

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use keeper::config::{self, Command, Config, HELP};
-use keeper::{Level, Log, server};
+use keeper::{Inherited, Level, Log, server};
 
 const USAGE_ERROR: u8 = 2;
 
@@ -22,7 +22,14 @@ fn main() -> ExitCode {
 }
 
 fn serve(config: &Config) -> ExitCode {
-    match server::run(config) {
+    let inherited = match Inherited::of_environment() {
+        Ok(inherited) => inherited,
+        Err(e) => {
+            report(&e);
+            return ExitCode::FAILURE;
+        }
+    };
+    match server::run(config, inherited) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             report(&e);

@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::held::Held;
 use crate::log::Log;
 use crate::start::{self, StartError};
+use crate::store::{Inherited, Store};
 use crate::wire::VolumeKey;
 
 mod connection;
@@ -70,10 +71,12 @@ enum Turn {
     Closed,
 }
 
-/// Serves until a signal ends it, and removes the socket.
-pub fn run(config: &Config) -> Result<(), StartError> {
+/// Serves until a signal ends it, and removes the socket. `inherited` is what an earlier keeper has left
+/// with the service manager.
+pub fn run(config: &Config, inherited: Inherited) -> Result<(), StartError> {
     let log = Log { most: config.log_level };
     let mut server = Server::start(&config.socket, log)?;
+    server.take_over(inherited);
     server.serve()?;
     if let Err(e) = std::fs::remove_file(&config.socket) {
         log.warn(format_args!("remove {}: {e}", config.socket.display()));
@@ -87,6 +90,7 @@ impl Server {
         // Before anything that a signal could leave half done.
         let signals = linux::process::signal_descriptor(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])
             .map_err(|cause| StartError::Signals { cause })?;
+        start::leave_session(log);
         start::lower_oom_score(log);
         let most_open = start::raise_descriptor_limit(log);
         let listener = start::bind(socket)?;
@@ -97,7 +101,8 @@ impl Server {
         }
         // With this thread's signals blocked, so that none is handled there.
         let closer = Closer::start().map_err(|cause| StartError::System { op: "start a thread", cause })?;
-        let held = Held::new(most_open.saturating_sub(OWN_DESCRIPTORS), closer);
+        let store = Store::of_environment(log);
+        let held = Held::new(most_open.saturating_sub(OWN_DESCRIPTORS), closer).stored_in(store);
         log.info(format_args!(
             "version {} listens on {}; room for {} removed files",
             crate::wire::VERSION,
@@ -116,6 +121,28 @@ impl Server {
             accepts: true,
             is_ending: false,
         })
+    }
+
+    /// Holds what was inherited, if it passes the checks that it would pass if a peer sent it.
+    fn take_over(&mut self, inherited: Inherited) {
+        let (mut held, mut refused) = (0_usize, 0_usize);
+        for (name, fd) in inherited.into_named(self.held.store()) {
+            match self.held.take_over(name, fd) {
+                Ok(()) => held += 1,
+                Err(refusal) => {
+                    refused += 1;
+                    if refused <= LOGGED_REFUSALS as usize {
+                        self.log.warn(format_args!("refused stored descriptor {name}: {refusal}"));
+                    }
+                }
+            }
+        }
+        if held + refused > 0 {
+            self.log.info(format_args!("{held} descriptors of an earlier keeper, {refused} refused"));
+        }
+        if let Some(store) = self.held.store() {
+            store.ready();
+        }
     }
 
     fn serve(&mut self) -> Result<(), StartError> {

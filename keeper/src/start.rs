@@ -102,6 +102,13 @@ fn new_socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
+/// So that no signal to the session or process group of its parent reaches the keeper.
+pub(crate) fn leave_session(log: Log) {
+    if let Err(e) = linux::process::new_session() {
+        log.warn(format_args!("stays in the session of its parent: {e}: {}", e.reason()));
+    }
+}
+
 /// The keeper is the last process that should be killed when memory runs out. Without
 /// CAP_SYS_RESOURCE the score stays as it is.
 pub(crate) fn lower_oom_score(log: Log) {

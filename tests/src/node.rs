@@ -377,7 +377,10 @@ impl<'a> Node<'a> {
             command.args(["--start-timeout", &seconds.to_string()]);
         }
         if self.options.keeper {
-            command.arg("--keeper-binary").arg(binaries::find("hawser-keeper")?);
+            // It lies beside the driver.
+            binaries::find("hawser-keeper")?;
+        } else {
+            command.args(["--keeper-binary", "none"]);
         }
         self.driver = Some(Daemon::start("hawser-csi", command, &sandbox.path("csi.out"))?);
         Ok(())

@@ -72,6 +72,7 @@ fn show(sandbox: &Sandbox, arguments: &DemoArguments) -> Result<()> {
             .transpose()
             .context("--cni-bin-dir")?,
         oci_runtime: arguments.oci_runtime.clone(),
+        keeper: true,
         ..NodeOptions::default()
     };
     let mut phases = Phases::default();

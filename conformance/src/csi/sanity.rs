@@ -18,7 +18,7 @@ use super::report::{Counts, Report};
 
 /// Everything that may be opted in to; more may be claimed than the pool has, and
 /// four volumes a node are soon reached.
-const FLAGS: [&str; 11] = [
+const FLAGS: [&str; 13] = [
     "--node-id",
     "sanity-node",
     "--pool-capacity",
@@ -28,6 +28,8 @@ const FLAGS: [&str; 11] = [
     "--attach",
     "--max-volumes",
     "4",
+    "--keeper-binary",
+    "none",
     "--log",
     "debug",
 ];

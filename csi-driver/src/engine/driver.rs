@@ -1,12 +1,13 @@
 //! The parts of a driver, and how they refer to each other.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::backend::VolumeBackend;
 use crate::backend::local::{Pool, PoolSettings};
-use crate::config::{self, Config, ConfigError, LauncherKind, Mode};
+use crate::config::{self, Config, ConfigError, KeeperBinary, LauncherKind, Mode};
 use crate::daemon::keeper::process::KeeperProcess;
 use crate::daemon::keeper::{InProcess, Keeper};
 use crate::daemon::launcher::Launcher;
@@ -34,12 +35,15 @@ use crate::engine::reconcile::Reconciler;
 use crate::engine::snapshots::Snapshots;
 use crate::engine::stage::Stages;
 use crate::engine::statistics::Statistics;
-use crate::error::{Result, Step};
+use crate::error::{Result, Step, chain};
 use crate::journal::{self, Journal};
 use crate::kernel::bounded::{OneEach, Shared};
 use crate::kernel::host_path::HostPaths;
 use crate::model::counts::Counts;
 use crate::model::topology::{Segment, Topology};
+
+/// The program of the keeper.
+const KEEPER: &str = "hawser-keeper";
 
 #[derive(Debug)]
 pub(crate) struct Driver {
@@ -228,12 +232,39 @@ pub(crate) fn check_mode(mode: Mode, topology: &Topology) -> std::result::Result
     }
 }
 
-/// The keeper that the configuration names.
+/// The keeper that the configuration names. Without a program for it, volumes are served all the same.
 fn keeper(config: &Config, renewed: UnboundedSender<()>) -> Result<Arc<dyn Keeper>> {
-    Ok(match config.keeper.clone() {
-        Some(program) => Arc::new(KeeperProcess::start(program, renewed).step("start keeper")?),
-        None => Arc::new(InProcess::default()),
-    })
+    let binary = match &config.keeper {
+        KeeperBinary::None => return Ok(Arc::new(InProcess::default())),
+        KeeperBinary::Service => {
+            let program = config.keeper_program(None);
+            return Ok(Arc::new(KeeperProcess::start(program, renewed).step("connect to keeper")?));
+        }
+        KeeperBinary::At(binary) => {
+            let program = config.keeper_program(Some(binary.clone()));
+            return Ok(Arc::new(KeeperProcess::start(program, renewed).step("start keeper")?));
+        }
+        KeeperBinary::BesideDriver => beside_this_program(KEEPER).step("look for the keeper")?,
+    };
+    let started = KeeperProcess::start(config.keeper_program(Some(binary.clone())), renewed);
+    Ok(started.map_or_else(
+        |error| {
+            tracing::warn!(
+                error = chain(&error),
+                "no keeper: if a volume's daemon ends, its pods get ENOTCONN: put hawser-keeper at {}, name it \
+                 with --keeper-binary PATH, or pass `--keeper-binary none` if none is wanted",
+                binary.display()
+            );
+            Arc::new(InProcess::default()) as Arc<dyn Keeper>
+        },
+        |keeper| Arc::new(keeper) as Arc<dyn Keeper>,
+    ))
+}
+
+fn beside_this_program(name: &str) -> linux::Result<PathBuf> {
+    let own = Path::new("/proc/self/exe");
+    let program = std::fs::read_link(own).map_err(|e| linux::Error::at("read link", own, e))?;
+    Ok(program.with_file_name(name))
 }
 
 /// The launcher that the configuration names.

@@ -24,6 +24,8 @@ fn flags(start_timeout: &str) -> Flags {
             "hawser/volume:test",
             "--start-timeout",
             start_timeout,
+            "--keeper-binary",
+            "none",
         ]
         .map(str::to_owned)
         .to_vec(),

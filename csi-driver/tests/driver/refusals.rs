@@ -98,7 +98,9 @@ fn the_pool_is_committed_claim_by_claim() {
 #[test]
 fn a_claim_is_measured_against_the_file_system_when_no_capacity_is_given() {
     let scene = Scene::start(Flags(
-        ["--launcher", "process", "--volume-binary", "/bin/false"].map(str::to_owned).to_vec(),
+        ["--launcher", "process", "--volume-binary", "/bin/false", "--keeper-binary", "none"]
+            .map(str::to_owned)
+            .to_vec(),
     ));
     let mut request = create_request("huge");
     request.capacity_range = Some(CapacityRange { required_bytes: i64::MAX, limit_bytes: 0 });

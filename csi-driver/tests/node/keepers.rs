@@ -27,7 +27,7 @@ pub(crate) fn keeper_binary() -> PathBuf {
 }
 
 pub(crate) fn with_keeper() -> Flags {
-    let Flags(mut flags) = Flags::process();
+    let Flags(mut flags) = Flags::process_with_keeper();
     flags.extend(["--keeper-binary".to_owned(), keeper_binary().display().to_string()]);
     Flags(flags)
 }
@@ -430,4 +430,95 @@ fn mounts_shows_who_holds_a_volume_and_since_when_it_is_served() {
     wait_until_held(&scene, 0);
     assert_eq!(published(&scene)["holders"], serde_json::json!(["daemon", "driver", "keeper"]));
     end(&scene, &id);
+}
+
+/// Fields of /proc/PID/stat from the third one on.
+fn stat(pid: i32) -> Vec<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, rest) = text.rsplit_once(") ").unwrap();
+    rest.split(' ').map(str::to_owned).collect()
+}
+
+#[test]
+fn a_keeper_runs_by_default_in_a_session_and_a_control_group_of_its_own() {
+    let scene = Scene::start(Flags::process_with_keeper());
+    let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
+    let file = scene.caller().target_path("one").join("f");
+    fs::write(&file, "kept").unwrap();
+    let [keeper] = keepers(&scene)[..] else { panic!("{:?}", keepers(&scene)) };
+    let session = &stat(keeper)[3];
+    assert_eq!(*session, keeper.to_string());
+    let groups = fs::read_to_string(format!("/proc/{keeper}/cgroup")).unwrap();
+    let own = scene.sandbox.volumes_cgroup_root().join("keeper");
+    assert!(groups.lines().any(|line| line.ends_with(own.to_str().unwrap())), "{groups}\n{}", scene.log());
+    kill_daemon(&scene);
+    assert_eq!(fs::read(&file).unwrap(), b"kept");
+    kill_keeper(&scene);
+    wait_until_held(&scene, 0);
+    let [another] = keepers(&scene)[..] else { panic!("{:?}", keepers(&scene)) };
+    let groups = fs::read_to_string(format!("/proc/{another}/cgroup")).unwrap();
+    assert!(groups.lines().any(|line| line.ends_with(own.to_str().unwrap())), "{groups}");
+    end(&scene, &id);
+}
+
+#[test]
+fn a_driver_without_a_keeper_beside_it_serves_and_says_what_is_lost() {
+    let mut scene = Scene::start(Flags::process());
+    scene.kill_driver();
+    let alone = scene.sandbox.make_dir("alone").unwrap().join("hawser-csi");
+    fs::copy(env!("CARGO_BIN_EXE_hawser-csi"), &alone).unwrap();
+    let mut command = scene.sandbox.command(&alone);
+    let is_default = |argument: &&std::ffi::OsStr| *argument != "--keeper-binary" && *argument != "none";
+    command.args(scene.driver_command().get_args().filter(is_default));
+    let log = scene.sandbox.path("alone.log");
+    let mut driver = tests::Daemon::start("hawser-csi", command, &log).unwrap();
+    eventually("the driver serves", TIMEOUT, || {
+        anyhow::ensure!(driver.ended()?.is_none(), "it ended:\n{}", driver.output());
+        anyhow::ensure!(driver.output().contains(" serving "), "not yet:\n{}", driver.output());
+        Ok(())
+    })
+    .unwrap();
+    let said = driver.output();
+    let wanted = format!("put hawser-keeper at {}", alone.with_file_name("hawser-keeper").display());
+    assert!(
+        said.contains("if a volume's daemon ends, its pods get ENOTCONN") && said.contains(&wanted),
+        "{said}"
+    );
+    let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
+    scene.kill_daemon();
+    let dead = fs::metadata(scene.caller().target_path("one").join("f")).unwrap_err();
+    assert_eq!(dead.raw_os_error(), Some(nix::errno::Errno::ENOTCONN as i32));
+    scene.caller().unpublish(&id, "one").unwrap();
+    scene.caller().unstage(&id).unwrap();
+    scene.caller().delete(&id).unwrap();
+    driver.stop(TIMEOUT).unwrap();
+}
+
+#[test]
+fn a_keeper_that_another_program_starts_gets_everything_when_it_comes() {
+    let Flags(mut flags) = Flags::process_with_keeper();
+    flags.extend(["--keeper-binary", "service"].map(str::to_owned));
+    let scene = Scene::start(Flags(flags));
+    let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
+    let target = scene.caller().target_path("one");
+    assert_eq!(published(&scene)["holders"], serde_json::json!(["daemon", "driver"]));
+    let mut removed = File::create_new(target.join("f")).unwrap();
+    removed.write_all(b"removed").unwrap();
+    fs::remove_file(target.join("f")).unwrap();
+    let mut command = scene.sandbox.command(&keeper_binary());
+    command.arg("--socket").arg(scene.sandbox.path("run/keeper.sock"));
+    let mut keeper =
+        tests::Daemon::start("hawser-keeper", command, &scene.sandbox.path("keeper.log")).unwrap();
+    wait_until_held(&scene, 1);
+    kill_daemon(&scene);
+    assert_eq!(read_all(&mut removed), "removed");
+    keeper.kill().unwrap();
+    kill_daemon(&scene);
+    fs::write(target.join("g"), "served").unwrap_or_else(|error| panic!("{error}\n{}", scene.log()));
+    assert!(keepers(&scene).is_empty(), "the driver has started one");
+    drop(removed);
+    let caller = scene.caller();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
 }

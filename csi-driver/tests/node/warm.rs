@@ -19,7 +19,7 @@ struct Warm {
 
 impl Warm {
     fn start(more: &[String]) -> Self {
-        let with = |flags: Flags| Flags(flags.0.into_iter().chain(more.iter().cloned()).collect());
+        let with = |flags: Flags| flags.with(more);
         let cold = with(Flags::process());
         let mut scene = Scene::start(cold.clone());
         scene.flags = with(Flags::warm_process(1));

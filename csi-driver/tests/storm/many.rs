@@ -38,8 +38,13 @@ fn take_down(caller: &Caller, claim: &Claim) {
 #[test]
 fn two_hundred_volumes_twenty_at_a_time_leave_nothing() {
     let volume_binary = volume_binary().display().to_string();
-    let flags = ["--launcher", "process", "--volume-binary", &volume_binary, "--pool-capacity", "200Gi"];
-    let scene = Scene::start(Flags(flags.map(str::to_owned).to_vec()));
+    let flags = [
+        ["--launcher", "process"],
+        ["--volume-binary", &volume_binary],
+        ["--pool-capacity", "200Gi"],
+        ["--keeper-binary", "none"],
+    ];
+    let scene = Scene::start(Flags(flags.concat().into_iter().map(str::to_owned).collect()));
     let caller = scene.caller();
     let names: Vec<String> = (0..VOLUMES).map(|number| format!("pvc-{number}")).collect();
     let claims = all(AT_ONCE, &names, |name| bring_up(&caller, name));

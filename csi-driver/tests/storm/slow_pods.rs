@@ -47,6 +47,7 @@ fn mount_pods_that_never_come_do_not_starve_the_others() {
         ["--mount-image", "hawser/volume:test"],
         ["--start-timeout", &timeout],
         ["--pool-capacity", "100Gi"],
+        ["--keeper-binary", "none"],
     ];
     let scene = Scene::start(Flags(flags.concat().into_iter().map(str::to_owned).collect()));
     let caller = scene.caller();
@@ -100,6 +101,7 @@ fn hundreds_of_waiting_stages_leave_room_for_all_other_calls() {
         ["--mount-image", "hawser/volume:test"],
         ["--start-timeout", "40"],
         ["--pool-capacity", "1000Gi"],
+        ["--keeper-binary", "none"],
     ];
     let scene = Scene::start(Flags(flags.concat().into_iter().map(str::to_owned).collect()));
     let caller = scene.caller();

@@ -9,3 +9,4 @@ mod memory;
 mod removed;
 mod roles;
 mod start;
+mod stored;

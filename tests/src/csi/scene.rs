@@ -52,14 +52,35 @@ pub fn volume_binary() -> PathBuf {
 pub struct Flags(pub Vec<String>);
 
 impl Flags {
-    /// Daemons as child processes, each started for its volume, a pool of 10 Gi.
+    /// Daemons as child processes, each started for its volume, a pool of 10 Gi, no keeper: a daemon's
+    /// death ends its connection.
     pub fn process() -> Self {
         Self::warm_process(0)
     }
 
     /// The same, and so many daemons wait for a volume.
     pub fn warm_process(daemons: u8) -> Self {
-        let (volume_binary, daemons) = (volume_binary().display().to_string(), daemons.to_string());
+        let Self(mut flags) = Self::children(daemons);
+        flags.extend(["--keeper-binary", "none"].map(str::to_owned));
+        Self(flags)
+    }
+
+    /// As [`Self::process`], with the keeper beside the driver.
+    pub fn process_with_keeper() -> Self {
+        let keeper = driver_binary().with_file_name("hawser-keeper");
+        assert!(keeper.is_file(), "{} is missing: run `cargo build -p keeper` first", keeper.display());
+        Self::children(0)
+    }
+
+    /// With these flags, each with its value, in place of those of the same names.
+    pub fn with(self, more: &[String]) -> Self {
+        let is_replaced = |flag: &[String]| more.chunks(2).any(|other| other.first() == flag.first());
+        let kept = self.0.chunks(2).filter(|flag| !is_replaced(flag)).flatten().cloned();
+        Self(kept.chain(more.iter().cloned()).collect())
+    }
+
+    fn children(warm_daemons: u8) -> Self {
+        let (volume_binary, daemons) = (volume_binary().display().to_string(), warm_daemons.to_string());
         let flags = ["--launcher", "process", "--volume-binary", &volume_binary, "--pool-capacity", "10Gi"];
         Self(flags.into_iter().chain(["--warm-daemons", &daemons]).map(str::to_owned).collect())
     }

@@ -23,8 +23,8 @@ use super::{Holders, InProcess, Keeper, Role, duplicate};
 use crate::config::KeeperProgram;
 use crate::model::ids::VolumeId;
 
-/// How long a daemon's start waits for a keeper: as long as starting one takes, and a little more.
-const APPEARS: Duration = Duration::from_secs(1);
+/// How long a daemon's start waits for a keeper, while users of the volume wait too. Starting one takes some 10 ms.
+const APPEARS: Duration = Duration::from_millis(200);
 
 const HELD: [Role; 4] = [Role::StateTable, Role::Directory, Role::UsageFile, Role::Connection];
 
@@ -324,7 +324,11 @@ mod tests {
     #[test]
     fn a_program_that_is_missing_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let program = KeeperProgram { binary: dir.path().join("none"), socket: dir.path().join("s") };
+        let program = KeeperProgram {
+            binary: Some(dir.path().join("none")),
+            socket: dir.path().join("s"),
+            cgroup: None,
+        };
         let error = KeeperProcess::start(program, tokio::sync::mpsc::unbounded_channel().0).unwrap_err();
         assert_eq!(error.errno(), nix::errno::Errno::ENOENT);
         assert!(error.to_string().contains("none"), "{error}");

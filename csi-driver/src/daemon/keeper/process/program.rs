@@ -1,15 +1,19 @@
 //! The program of the keeper: connecting to it, and starting it.
 
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use keeper::client::Client;
+use linux::cgroup::{Cgroup, Hierarchies, Limits};
 
 use crate::config::KeeperProgram;
 
 /// For connecting and for each call: the keeper waits for nothing.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// Many times what it needs with all the removed files that it can hold.
+const MEMORY_BYTES: i64 = 128 << 20;
+const TASKS: i64 = 16;
 /// From its start until it answers.
 const START: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(5);
@@ -18,14 +22,17 @@ const RETRY: Duration = Duration::from_millis(5);
 pub(super) fn connect_or_start(program: &KeeperProgram) -> linux::Result<Option<Client>> {
     let found = match connect(program) {
         Ok(client) => Ok(client),
-        Err(error) if is_gone(&error) => {
-            start(program)?;
-            wait_for(program)
-        }
+        Err(error) if is_gone(&error) => match &program.binary {
+            Some(binary) => {
+                start(binary, program)?;
+                wait_for(program)
+            }
+            None => Err(error),
+        },
         Err(error) => Err(error),
     };
     Ok(found
-        .inspect_err(|error| tracing::error!(error = linux::chain(error), "the keeper does not answer"))
+        .inspect_err(|error| tracing::debug!(error = linux::chain(error), "the keeper does not answer"))
         .ok())
 }
 
@@ -54,13 +61,15 @@ fn connect(program: &KeeperProgram) -> Result<Client, keeper::Error> {
     Ok(client)
 }
 
-/// Starts the keeper in a process group of its own, so that no signal to the driver's group reaches it.
-/// The keeper may outlive this driver; the process that adopts orphans then becomes its parent.
-fn start(program: &KeeperProgram) -> linux::Result<()> {
-    let KeeperProgram { binary, socket } = program;
+/// Starts the keeper, which makes a session of its own, so that no signal to the driver's group reaches
+/// it. It may outlive this driver; the process that adopts orphans then becomes its parent.
+fn start(binary: &Path, program: &KeeperProgram) -> linux::Result<()> {
+    let KeeperProgram { socket, cgroup, .. } = program;
     let mut command = Command::new(binary);
-    command.arg("--socket").arg(socket).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
-    let mut child = command.spawn().map_err(|e| linux::Error::at("start", binary, e))?;
+    command.arg("--socket").arg(socket).env_clear().stdin(Stdio::null()).stdout(Stdio::null());
+    command.current_dir("/");
+    let group = cgroup.as_deref().and_then(|path| logged(make_group(path)));
+    let mut child = spawn_in(group.as_ref(), command).map_err(|e| linux::Error::at("start", binary, e))?;
     tracing::info!(pid = child.id(), socket = %socket.display(), "the keeper was started");
     // Reaps it if it ends while this driver runs.
     std::thread::Builder::new()
@@ -70,4 +79,35 @@ fn start(program: &KeeperProgram) -> linux::Result<()> {
         })
         .map(drop)
         .map_err(|e| linux::Error::at("watch", binary, e))
+}
+
+fn make_group(path: &Path) -> linux::Result<Cgroup> {
+    let limits = Limits { memory_bytes: Some(MEMORY_BYTES), pids: Some(TASKS), ..Limits::default() };
+    let (group, unmet) = Hierarchies::detect()?.create(path, &limits)?;
+    for limit in unmet {
+        tracing::warn!(limit, "the keeper runs without this limit");
+    }
+    Ok(group)
+}
+
+/// A thread that joins the group starts the process, since on cgroup v1 a child begins in the groups of
+/// its parent's thread.
+fn spawn_in(group: Option<&Cgroup>, mut command: Command) -> std::io::Result<Child> {
+    let spawn = move || {
+        logged(group.map_or(Ok(()), Cgroup::join_as_thread));
+        let child = command.spawn()?;
+        logged(group.map_or(Ok(()), |group| group.admit(child.id().cast_signed())));
+        Ok(child)
+    };
+    let ended = std::thread::scope(|scope| scope.spawn(spawn).join());
+    ended.unwrap_or_else(|_panic| Err(std::io::Error::other("the thread that starts it has panicked")))
+}
+
+/// What ends the driver's group would end the keeper too; it works all the same.
+fn logged<T>(result: linux::Result<T>) -> Option<T> {
+    result
+        .inspect_err(|error| {
+            tracing::warn!(error = linux::chain(error), "the keeper stays in the driver's control group");
+        })
+        .ok()
 }

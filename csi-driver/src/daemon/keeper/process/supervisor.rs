@@ -127,18 +127,18 @@ impl Supervisor {
                 return;
             }
             self.in_a_row += 1;
-            match self.connect() {
-                Ok(found) => watched = found,
-                // Not every attempt: they may go on for long.
-                Err(error) if self.in_a_row.is_power_of_two() => {
-                    let attempts = self.in_a_row;
-                    tracing::error!(
-                        attempts,
-                        error = linux::chain(&error),
-                        "no keeper: this driver alone holds the volumes' connections"
-                    );
+            let why = match self.connect() {
+                Ok(Some(found)) => {
+                    watched = Some(found);
+                    continue;
                 }
-                Err(_) => {}
+                Ok(None) => "it does not answer".to_owned(),
+                Err(error) => linux::chain(&error),
+            };
+            // Not every attempt: they may go on for long.
+            if self.in_a_row.is_power_of_two() {
+                let attempts = self.in_a_row;
+                tracing::error!(why, attempts, "no keeper: this driver alone holds the volumes' connections");
             }
         }
     }
