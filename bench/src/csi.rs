@@ -130,7 +130,7 @@ fn start(sandbox: &Sandbox) -> Result<(Daemon, Client)> {
     sandbox.make_dir("pool")?;
     let driver = lone_driver::start(
         sandbox,
-        &["--node-id", "bench", "--pool-capacity", "100Gi", "--keeper-binary", "none"],
+        &["--node-id", "bench", "--pool-capacity", "100Gi", "--keeper-binary", "none", "--warm-daemons", "0"],
     )?;
     Ok((driver, client(sandbox)))
 }

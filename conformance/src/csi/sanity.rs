@@ -18,7 +18,9 @@ use super::report::{Counts, Report};
 
 /// Everything that may be opted in to; more may be claimed than the pool has, and
 /// four volumes a node are soon reached.
-const FLAGS: [&str; 13] = [
+const FLAGS: [&str; 15] = [
+    "--warm-daemons",
+    "0",
     "--node-id",
     "sanity-node",
     "--pool-capacity",
