@@ -26,6 +26,8 @@ fn flags(start_timeout: &str) -> Flags {
             start_timeout,
             "--keeper-binary",
             "none",
+            "--warm-daemons",
+            "0",
         ]
         .map(str::to_owned)
         .to_vec(),

@@ -43,6 +43,7 @@ fn two_hundred_volumes_twenty_at_a_time_leave_nothing() {
         ["--volume-binary", &volume_binary],
         ["--pool-capacity", "200Gi"],
         ["--keeper-binary", "none"],
+        ["--warm-daemons", "0"],
     ];
     let scene = Scene::start(Flags(flags.concat().into_iter().map(str::to_owned).collect()));
     let caller = scene.caller();

@@ -48,6 +48,7 @@ fn mount_pods_that_never_come_do_not_starve_the_others() {
         ["--start-timeout", &timeout],
         ["--pool-capacity", "100Gi"],
         ["--keeper-binary", "none"],
+        ["--warm-daemons", "0"],
     ];
     let scene = Scene::start(Flags(flags.concat().into_iter().map(str::to_owned).collect()));
     let caller = scene.caller();
@@ -102,6 +103,7 @@ fn hundreds_of_waiting_stages_leave_room_for_all_other_calls() {
         ["--start-timeout", "40"],
         ["--pool-capacity", "1000Gi"],
         ["--keeper-binary", "none"],
+        ["--warm-daemons", "0"],
     ];
     let scene = Scene::start(Flags(flags.concat().into_iter().map(str::to_owned).collect()));
     let caller = scene.caller();
