@@ -89,13 +89,12 @@ fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
     let left = scene.sandbox.make_dir(&format!("pool/incoming/vol-{NOBODYS}")).unwrap();
     scene.sandbox.make_dir(&format!("run/{NOBODYS}")).unwrap();
 
-    let nobodys = format!("vol-{NOBODYS}");
     let wanted = expected(&[
         ("deletion is not finished", &deleting),
         ("left in the pool", left.to_str().unwrap()),
         ("publish is half done", &half),
         ("unknown mount", stray.to_str().unwrap()),
-        ("unused dial directory", &nobodys),
+        ("unused dial directory", NOBODYS),
     ]);
     for _look in 0..2 {
         assert_eq!(found(&scene, &[]), (1, wanted.clone()));

@@ -98,9 +98,18 @@ fn the_pool_is_committed_claim_by_claim() {
 #[test]
 fn a_claim_is_measured_against_the_file_system_when_no_capacity_is_given() {
     let scene = Scene::start(Flags(
-        ["--launcher", "process", "--volume-binary", "/bin/false", "--keeper-binary", "none"]
-            .map(str::to_owned)
-            .to_vec(),
+        [
+            "--launcher",
+            "process",
+            "--volume-binary",
+            "/bin/false",
+            "--keeper-binary",
+            "none",
+            "--warm-daemons",
+            "0",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
     ));
     let mut request = create_request("huge");
     request.capacity_range = Some(CapacityRange { required_bytes: i64::MAX, limit_bytes: 0 });
@@ -330,8 +339,8 @@ fn a_daemon_that_cannot_start_leaves_nothing_and_says_why() {
         ("/bin/false", Code::Internal, ", a process of /bin/false, ended before it served"),
         ("/bin/ls", Code::Internal, "its last log line: "),
     ] {
-        let flags = ["--launcher", "process", "--volume-binary", binary].map(str::to_owned).to_vec();
-        let scene = Scene::start(Flags(flags));
+        let flags = Flags::process().with(&["--volume-binary".to_owned(), binary.to_owned()]);
+        let scene = Scene::start(flags);
         let caller = scene.caller();
         let id = caller.create_named("pvc-1").unwrap();
         assert_refused(caller.stage(&id), code, words);
