@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use proto::csi::{CapacityRange, CreateVolumeRequest};
-use tests::csi::scene::{Caller, Flags, GI, Scene, create_request, is_uncertain, volume_binary};
+use tests::csi::scene::{Caller, Flags, GI, Scene, create_request, is_uncertain};
 use tests::random::Random;
 use tests::{Sandbox, eventually};
 use tonic::{Code, Status};
@@ -55,11 +55,7 @@ impl Suite {
         eprintln!("{SEED}={seed}");
         // Here a connection whose requests wait is the normal case.
         sandbox.switch_fuse_guard_off();
-        let Flags(mut flags) = Flags::process();
-        let keeper = volume_binary().with_file_name("hawser-keeper");
-        assert!(keeper.is_file(), "{} is missing: run `cargo build -p keeper` first", keeper.display());
-        flags.extend(["--keeper-binary".to_owned(), keeper.display().to_string()]);
-        let scene = Scene::start_in(sandbox, Flags(flags));
+        let scene = Scene::start_in(sandbox, Flags::process_with_keeper());
         let (volumes, apps) = (Vec::new(), Vec::new());
         Self { scene, random: Random::new(seed), volumes, apps, started: 0, report: Report::default() }
     }
