@@ -91,9 +91,7 @@ fn a_volume_full_of_files_leaves_another_its_inodes() {
     let sandbox = Sandbox::new();
     let few_inodes = ["-N", "4000"];
     let _pool = LoopMount::with_options(&sandbox, "pool", FileSystem::Ext4, 256 << 20, &few_inodes).unwrap();
-    let mut flags = Flags::process();
-    flags.0.pop();
-    flags.0.push("230Mi".to_owned());
+    let flags = Flags::process().with(&["--pool-capacity", "230Mi"].map(str::to_owned));
     let scene = Scene::start_in(sandbox, flags);
     let caller = scene.caller();
     let create = |name: &str, bytes| {
