@@ -632,7 +632,7 @@ mod tests {
             let flags = OFlags::PATH | OFlags::DIRECTORY;
             let root = Arc::new(rustix::fs::open(directory.path(), flags, Mode::empty()).unwrap());
             let origin = Origin::of_root(&stat(&root).unwrap());
-            let quota = Arc::new(Quota::new(volume_fs::figures::Limits::default(), None, 4));
+            let quota = Arc::new(Quota::new(volume_fs::figures::Limits::default(), 4, None));
             let limits = NodeLimits { descriptors: limit, known, event_loops: 4 };
             Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limits, Some(quota), None), root }
         }
