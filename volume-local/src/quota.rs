@@ -16,6 +16,8 @@
 //!
 //! Lock order: a shard of the charges, then the state table's.
 
+mod reserved;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,6 +26,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use volume_fs::figures::{Counted, Limits, Shrinks, UsageNow};
 
+pub(crate) use self::reserved::{Change, InodeReservation, Reservation};
 use crate::charge::Charged;
 use crate::errno::Result;
 use crate::state_table::charges::{ChargeState, Charges, Posting, Sum};
@@ -89,30 +92,6 @@ struct Removals {
     last: Option<Instant>,
     /// Requests that wait for a FORGET.
     waiting: usize,
-}
-
-/// Reserved space. The part that is not settled is released on drop.
-#[derive(Debug)]
-pub(crate) struct Reservation<'a> {
-    quota: &'a Quota,
-    bytes: u64,
-}
-
-/// A change of one file in progress, with the space that is reserved for it. The space is released on
-/// drop; then the charge stays as it was before.
-#[derive(Debug)]
-pub(crate) struct Change<'a> {
-    quota: &'a Quota,
-    id: u64,
-    before: Charged,
-    reserved: Option<Reservation<'a>>,
-    is_settled: bool,
-}
-
-/// One reserved inode, released on drop unless it is kept.
-#[derive(Debug)]
-pub(crate) struct InodeReservation<'a> {
-    quota: &'a Quota,
 }
 
 impl Quota {
@@ -550,13 +529,6 @@ impl Quota {
     }
 }
 
-impl Reservation<'_> {
-    /// Takes the reserved bytes; the caller must release them.
-    fn take(mut self) -> u64 {
-        std::mem::take(&mut self.bytes)
-    }
-}
-
 impl Charge {
     fn of(charged: Charged) -> Self {
         Self { charged, removed: false, changes: 0, record: None }
@@ -565,58 +537,6 @@ impl Charge {
     fn state(&self) -> ChargeState {
         let Self { charged, removed, .. } = *self;
         ChargeState { charged, removed, is_changing: self.changes > 0 }
-    }
-}
-
-impl<'a> Change<'a> {
-    /// The charge before the change.
-    pub(crate) fn before(&self) -> Charged {
-        self.before
-    }
-
-    pub(crate) fn with(self, reserved: Reservation<'a>) -> Self {
-        let mut change = self;
-        change.reserved = Some(reserved);
-        change
-    }
-
-    /// Called after the change: as [`Quota::settle`], and releases the reserved space.
-    pub(crate) fn settle(mut self, measure: impl FnOnce(Charged) -> Result<Charged>) {
-        self.is_settled = true;
-        let mut shard = self.quota.shard(self.id);
-        let Some(charge) = shard.get_mut(&self.id) else { return };
-        charge.changes = charge.changes.saturating_sub(1);
-        self.quota.settle_charge(charge, self.reserved.take(), measure);
-    }
-}
-
-impl Drop for Change<'_> {
-    fn drop(&mut self) {
-        if self.is_settled {
-            return;
-        }
-        if let Some(charge) = self.quota.shard(self.id).get_mut(&self.id) {
-            charge.changes = charge.changes.saturating_sub(1);
-            self.quota.write(charge);
-        }
-    }
-}
-
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        change(&self.quota.used_bytes, 0, self.bytes);
-    }
-}
-
-impl InodeReservation<'_> {
-    pub(crate) fn keep(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for InodeReservation<'_> {
-    fn drop(&mut self) {
-        self.quota.free_inode();
     }
 }
 
