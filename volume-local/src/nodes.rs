@@ -465,6 +465,9 @@ impl Table {
             return Left::default();
         }
         let mut left = self.detach(id);
+        // It was not removed, or another file has its number: then an earlier daemon was killed before
+        // it carried out a FORGET.
+        self.nameless.remove(id);
         if let Some(node) = self.nodes.get_mut(&id) {
             node.place = Some(place);
             if node.fd.is_some() && !node.in_clock {

@@ -373,12 +373,12 @@ impl Quota {
     /// Charges a new file for which no space was reserved, but its inode.
     pub(crate) fn add(&self, id: u64, charged: Charged, slot: Option<Slot>) {
         let mut shard = self.shard(id);
-        // A file with this number may have been removed behind the mount.
+        // An earlier file with this number is gone: it was removed behind the mount, or an earlier
+        // daemon was killed before it carried out a FORGET.
         let earlier = shard.remove(&id);
         let charge = Charge::of(charged);
         let record = self.post(slot, |posting| {
-            let others = earlier.map_or(0, |earlier| earlier.charged.bytes.cast_signed());
-            posting.add(Sum { bytes: others, inodes: 1 });
+            posting.add(Sum { bytes: 0, inodes: if earlier.is_some() { 0 } else { 1 } });
             earlier.and_then(|earlier| earlier.record).into_iter().for_each(|record| posting.leave(record));
             if charged.lasting {
                 posting.add(Sum { bytes: charged.bytes.cast_signed(), inodes: 0 });
@@ -392,6 +392,12 @@ impl Quota {
         }
         drop(shard);
         change(&self.used_bytes, charged.bytes, 0);
+        if let Some(Charge { charged, removed, .. }) = earlier {
+            self.give_back(charged);
+            if removed {
+                self.count_forget();
+            }
+        }
     }
 
     /// A further name of a file takes the inode that was reserved for it.
@@ -490,6 +496,10 @@ impl Quota {
             return;
         }
         self.give_back(charged);
+        self.count_forget();
+    }
+
+    fn count_forget(&self) {
         let mut removals = self.removals();
         removals.known = removals.known.saturating_sub(1);
         self.forgets.fetch_add(1, Ordering::Release);
