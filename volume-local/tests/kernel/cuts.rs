@@ -42,7 +42,7 @@ const SETUP: Setup = Setup {
     confine: true,
     descriptors: 0,
     known_inodes: 0,
-    successors: 0,
+    successors: 1,
 };
 
 /// The threads of a daemon, which stop at each system call.
@@ -126,6 +126,7 @@ impl Tracer {
 
 /// What an application does while the daemon is killed at this moment, and another one continues.
 fn cut<T: Send>(volume: &mut Volume, moment: Moment, effect: c_long, act: impl FnOnce() -> T + Send) -> T {
+    volume.add_successor(SETUP);
     std::thread::scope(|scope| {
         let tracer = Tracer::of(volume);
         let acting = scope.spawn(act);
@@ -167,8 +168,8 @@ fn assert_use(volume: &Volume, what: &str) {
     }
 }
 
-fn served(successors: usize) -> Volume {
-    let volume = Volume::with(Setup { successors, ..SETUP });
+fn served() -> Volume {
+    let volume = Volume::with(SETUP);
     assert_use(&volume, "before");
     volume
 }
@@ -179,7 +180,7 @@ fn open(path: &Path) -> File {
 
 #[test]
 fn data_that_is_written_when_the_daemon_is_killed_is_written_once() {
-    let mut volume = served(MOMENTS.len() * 3);
+    let mut volume = served();
     let mut expected = Vec::new();
     for moment in MOMENTS {
         let path = volume.path("log");
@@ -212,7 +213,7 @@ fn data_that_is_written_when_the_daemon_is_killed_is_written_once() {
 
 #[test]
 fn a_truncation_or_an_allocation_that_is_made_when_the_daemon_is_killed_is_right() {
-    let mut volume = served(MOMENTS.len() * 6);
+    let mut volume = served();
     for moment in MOMENTS {
         let path = volume.path(&format!("f-{moment:?}"));
         let file = open(&path);
@@ -249,7 +250,7 @@ fn a_truncation_or_an_allocation_that_is_made_when_the_daemon_is_killed_is_right
 
 #[test]
 fn a_file_that_is_made_when_the_daemon_is_killed_is_made_and_charged_once() {
-    let mut volume = served(MOMENTS.len() * 5);
+    let mut volume = served();
     for moment in MOMENTS {
         let at = |name: &str| volume.path.join(format!("{name}-{moment:?}"));
         let (directory, file, fifo, link, other) = (at("d"), at("f"), at("p"), at("l"), at("h"));
@@ -276,7 +277,7 @@ fn a_file_that_is_made_when_the_daemon_is_killed_is_made_and_charged_once() {
 
 #[test]
 fn a_name_that_is_lost_when_the_daemon_is_killed_is_lost_and_freed_once() {
-    let mut volume = served(MOMENTS.len() * 7);
+    let mut volume = served();
     for moment in MOMENTS {
         // After the answer, the killed daemon may have read the FORGET of what is gone: its successor asks
         // the kernel some seconds later.
@@ -322,7 +323,7 @@ fn a_name_that_is_lost_when_the_daemon_is_killed_is_lost_and_freed_once() {
 
 #[test]
 fn an_attribute_that_is_changed_when_the_daemon_is_killed_is_charged_once() {
-    let mut volume = served(MOMENTS.len() * 2);
+    let mut volume = served();
     for moment in MOMENTS {
         let path = volume.path(&format!("f-{moment:?}"));
         fs::write(&path, "content").unwrap();

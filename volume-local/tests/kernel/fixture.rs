@@ -240,6 +240,8 @@ pub(crate) struct Volume {
     watchdog: Option<Watchdog>,
     kept: Option<Kept>,
     successors: VecDeque<Started>,
+    /// How many successors were added.
+    added: usize,
     stage: Stage,
 }
 
@@ -262,6 +264,7 @@ impl Volume {
             watchdog: None,
             kept: None,
             successors: VecDeque::new(),
+            added: 0,
             stage,
         };
         volume.serve(setup);
@@ -274,6 +277,15 @@ impl Volume {
         // Gone already after an unmount.
         drop(mount::unmount(&self.path, UnmountMode::Plain));
         self.serve(setup);
+    }
+
+    /// Starts another daemon that can follow: one that waits for its volume for half a minute ends. Only
+    /// while a daemon serves: the new process has closed its copies of this process's files once it dials.
+    pub(crate) fn add_successor(&mut self, setup: Setup) {
+        self.added += 1;
+        let started = self.start(setup, setup.successors + self.added);
+        assert!(readable(started.listener.as_fd(), here(DAEMON_DEADLINE)), "the daemon dials");
+        self.successors.push_back(started);
     }
 
     fn start(&self, setup: Setup, number: usize) -> Started {
