@@ -53,7 +53,7 @@ pub mod handover {
     pub const FIRST_WITH_STATE: u32 = 4;
 
     /// The size of the state table of a daemon that may know this many inodes, and twice as many for a
-    /// moment: 288 bytes for each, with the longest name, and room for handles. Memory is taken only
+    /// moment: 288 bytes for each, with the longest name, and room for handles and charges. Memory is taken only
     /// for what is written.
     pub fn state_table_bytes(known_inodes: u32) -> u64 {
         (8 << 20) + 2 * 288 * u64::from(known_inodes)

@@ -57,10 +57,10 @@ pub enum Error {
     #[error("state table: {reason}")]
     StateTable { reason: String },
     #[error(
-        "state table: the earlier daemon wrote version {found}, this one reads version {own}: stage the \
-         volume anew, or use a daemon of the earlier release"
+        "state table: the earlier daemon wrote version {found}, this one reads versions {oldest} to {newest}: \
+         use a daemon of a release in between, or stage the volume anew"
     )]
-    StateVersion { found: u64, own: u64 },
+    StateVersion { found: u64, oldest: u64, newest: u64 },
     #[error("answer FUSE_INIT")]
     Handshake {
         #[source]

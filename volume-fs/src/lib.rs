@@ -162,6 +162,10 @@ fn start<S: Service>(
     let (table, succession, left) = match succession {
         Some(handover::Succession { state_table, keeper, continues, left }) => {
             let table = StateTable::open(state_table)?;
+            if continues {
+                // Before anything is changed.
+                table.check()?;
+            }
             let state = table.region();
             let removed = Removed::new(keeper, KEEPER_TIMEOUT).map_err(|source| Error::Keeper { source })?;
             (Some(table), Some(Succession { state, removed, continues }), left)
@@ -188,6 +192,9 @@ fn start<S: Service>(
         control.leave(left);
     }
     lock_in(S::CAPABILITIES, S::SYSTEM_CALLS)?;
+    if let Some(table) = table.as_ref().filter(|_| continues) {
+        table.raise_version();
+    }
     control.start().map_err(|source| Error::Thread { name: "control", source })?;
     Arc::clone(&backend).start(kernel)?;
     if continues {

@@ -37,7 +37,8 @@ pub trait Service: Sized {
     ) -> std::result::Result<Self::Assigned, Wrong>;
 
     /// Called after the process has dropped its privileges and before it answers FUSE_INIT. The
-    /// system call filter is not installed yet.
+    /// system call filter is not installed yet. What it writes into the state table must be in the form
+    /// of the version that it found, until [`Backend::start`].
     fn open(self, assigned: Self::Assigned, terms: Terms) -> Result<Arc<Self::Backend>>;
 }
 

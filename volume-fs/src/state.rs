@@ -24,9 +24,10 @@ use crate::{Error, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"HAWSTATE");
 
-/// Of the whole table, with the backend's part. A daemon continues only from a table of its own
-/// version.
-const VERSION: u64 = 1;
+/// Of the whole table, with the backend's part. A daemon also continues from a table of the version
+/// before, which it makes one of its own version when it begins to serve.
+const VERSION: u64 = 2;
+const OLDEST_VERSION: u64 = VERSION - 1;
 
 const WORD_BYTES: usize = 8;
 const REQUEST_AT: usize = 16;
@@ -63,16 +64,23 @@ impl StateTable {
         Ok(Self { words: Arc::new(words) })
     }
 
+    /// Whether this daemon can continue from the table. Changes nothing.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.words[0].load(Ordering::Acquire) != MAGIC {
+            let reason = "the earlier daemon has not answered FUSE_INIT".to_owned();
+            return Err(Error::StateTable { reason });
+        }
+        let found = self.words[1].load(Ordering::Relaxed);
+        if !(OLDEST_VERSION..=VERSION).contains(&found) {
+            return Err(Error::StateVersion { found, oldest: OLDEST_VERSION, newest: VERSION });
+        }
+        Ok(())
+    }
+
     /// The exchange that an earlier daemon has recorded, for the daemon that continues now.
     pub(crate) fn take_over(&self) -> Result<InitExchange> {
+        self.check()?;
         let wrong = |reason: String| Error::StateTable { reason };
-        if self.words[0].load(Ordering::Acquire) != MAGIC {
-            return Err(wrong("the earlier daemon has not answered FUSE_INIT".to_owned()));
-        }
-        let version = self.words[1].load(Ordering::Relaxed);
-        if version != VERSION {
-            return Err(Error::StateVersion { found: version, own: VERSION });
-        }
         let message = |length_at: usize, at: usize| {
             let length = usize::try_from(self.words[length_at].load(Ordering::Relaxed)).unwrap_or(usize::MAX);
             if length > MOST_MESSAGE_BYTES {
@@ -83,6 +91,12 @@ impl StateTable {
         let exchange = InitExchange { request: message(2, REQUEST_AT)?, answer: message(3, ANSWER_AT)? };
         self.words[4].fetch_add(1, Ordering::Relaxed);
         Ok(exchange)
+    }
+
+    /// Called before anything is written that the version before does not have: until then, a daemon of
+    /// the release before can still continue instead of this one.
+    pub(crate) fn raise_version(&self) {
+        self.words[1].store(VERSION, Ordering::Release);
     }
 
     /// Called once, when FUSE_INIT is answered.
@@ -172,11 +186,42 @@ mod tests {
         let memfd = linux::shared_memory::create("test", 1 << 20).unwrap();
         let table = StateTable::open(&memfd).unwrap();
         table.record(&InitExchange { request: vec![1], answer: vec![2] }).unwrap();
-        table.words[1].store(VERSION + 1, Ordering::Relaxed);
-        let refused = table.take_over().unwrap_err();
-        assert!(
-            matches!(refused, Error::StateVersion { found, own } if (found, own) == (VERSION + 1, VERSION))
+        for (version, refused) in [
+            (VERSION + 1, "the earlier daemon wrote version 3, this one reads versions 1 to 2"),
+            (OLDEST_VERSION - 1, "the earlier daemon wrote version 0, this one reads versions 1 to 2"),
+        ] {
+            table.words[1].store(version, Ordering::Relaxed);
+            for error in [table.check().unwrap_err(), table.take_over().unwrap_err()] {
+                assert!(error.to_string().contains(refused), "{error}");
+            }
+            assert_eq!(table.words[4].load(Ordering::Relaxed), 0, "nothing is changed");
+        }
+    }
+
+    /// What a daemon of the version before has recorded: FUSE_INIT of Linux 6.18 and its answer.
+    #[test]
+    fn a_table_of_the_version_before_is_read_and_then_becomes_one_of_this_version() {
+        let memfd = linux::shared_memory::create("test", 192 << 10).unwrap();
+        let table = StateTable::open(&memfd).unwrap();
+        for line in include_str!("../fixtures/state-table-1.txt").lines() {
+            let (at, value) = line.split_once(" 0x").unwrap();
+            let value = u64::from_str_radix(value, 16).unwrap();
+            table.words[at.parse::<usize>().unwrap()].store(value, Ordering::Relaxed);
+        }
+        let InitExchange { request, answer } = table.take_over().unwrap();
+        assert_eq!((request.len(), answer.len()), (104, 80));
+        assert_eq!(
+            (&request[..8], &request[40..48]),
+            (&[104, 0, 0, 0, 26, 0, 0, 0][..], &[7, 0, 0, 0, 45, 0, 0, 0][..])
         );
+        assert_eq!(
+            table.words[1].load(Ordering::Relaxed),
+            VERSION - 1,
+            "the daemon before can still continue"
+        );
+        table.raise_version();
+        assert_eq!(StateTable::open(&memfd).unwrap().take_over().unwrap().request, request);
+        assert_eq!(table.words[1].load(Ordering::Relaxed), VERSION);
     }
 
     #[test]

@@ -25,9 +25,10 @@ use crate::capacity::{CountedByDaemon, Policy};
 use crate::errno::Result;
 use crate::nodes::NodeLimits;
 use crate::pruner;
+use crate::quota::Quota;
 use crate::sweeper;
-use crate::usage_file::BootId;
-use crate::volume::{Running, Volume};
+use crate::usage_file::{BootId, UsageFile};
+use crate::volume::{Running, Shared, Volume};
 
 /// The driver's assignment, checked.
 #[derive(Debug)]
@@ -50,17 +51,26 @@ pub struct Local {
 
 impl Local {
     pub(crate) fn open(assigned: Assigned, terms: Terms, boot: Option<BootId>) -> volume_fs::Result<Self> {
-        let capacity = CountedByDaemon::open(assigned.usage_file, boot, terms.limits, terms.event_loops)?;
+        let Terms { descriptors, read_only, succession, .. } = terms;
+        let shared = succession.map(Shared::open).transpose()?;
+        let continues = shared.as_ref().is_some_and(Shared::continues);
+        let capacity = CountedByDaemon::open(
+            UsageFile::new(assigned.usage_file, boot),
+            Quota::new(
+                terms.limits,
+                terms.event_loops,
+                shared.as_ref().map(|shared| Arc::clone(&shared.table)),
+            ),
+            shared.as_ref().and_then(Shared::earlier_charges),
+        )?;
         let gate = Arc::new(Gate::new(capacity.must_prepare()));
         let limits = NodeLimits {
             descriptors: terms.descriptor_limit,
             known: terms.known_inode_limit,
             event_loops: terms.event_loops,
         };
-        let Terms { descriptors, read_only, succession, .. } = terms;
-        let continues = succession.as_ref().is_some_and(|succession| succession.continues);
         let quota = capacity.quota();
-        let volume = Volume::open(assigned.directory, read_only, descriptors, limits, quota, succession)?;
+        let volume = Volume::open(assigned.directory, read_only, descriptors, limits, quota, shared)?;
         Ok(Self { volume: Arc::new(volume), gate, capacity: Arc::new(capacity), continues })
     }
 

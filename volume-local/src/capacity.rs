@@ -4,14 +4,14 @@
 //! groups) would have no [`Quota`]: then no request calls anything of this crate's accounting.
 
 use std::fmt::Debug;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use volume_fs::figures::{Counted, Limits, Shrinks, UsageNow};
+use volume_fs::figures::{Limits, Shrinks, UsageNow};
 
 use crate::errno::Result;
 use crate::quota::{Quota, Use};
-use crate::usage_file::{BootId, UsageFile};
+use crate::state_table::charges::Charges;
+use crate::usage_file::UsageFile;
 
 /// Measures the whole tree of the volume.
 pub(crate) type Count = Box<dyn FnOnce() -> Result<Use> + Send>;
@@ -41,8 +41,8 @@ pub(crate) trait Policy: Debug + Send + Sync {
     fn end(&self);
 }
 
-/// The daemon counts what each request takes. The next daemon continues from the usage file, or
-/// counts the whole tree if this one was killed.
+/// The daemon counts what each request takes. A successor continues from the charges in the state
+/// table, the next daemon from the usage file. It counts the whole tree if there is neither.
 #[derive(Debug)]
 pub(crate) struct CountedByDaemon {
     quota: Arc<Quota>,
@@ -50,24 +50,28 @@ pub(crate) struct CountedByDaemon {
 }
 
 impl CountedByDaemon {
-    /// `usage_file`: open for reading and writing.
+    /// `quota`: of a use that is not known. `earlier`: what the daemon before has left in the state
+    /// table.
     ///
     /// # Errors
     ///
     /// The usage file cannot be truncated.
     pub(crate) fn open(
-        usage_file: OwnedFd,
-        boot: Option<BootId>,
-        limits: Limits,
-        event_loops: usize,
+        usage_file: UsageFile,
+        quota: Quota,
+        earlier: Option<&Charges>,
     ) -> volume_fs::Result<Self> {
-        let usage_file = UsageFile::new(usage_file, boot);
         let found = usage_file.read();
         usage_file.forget().map_err(|errno| volume_fs::Error::Kernel {
             step: "usage file",
             source: linux::Error::new("truncate", "", errno),
         })?;
-        Ok(Self { quota: Arc::new(Quota::new(limits, found, event_loops)), usage_file })
+        match (earlier, found) {
+            (Some(earlier), _) => quota.restore(earlier),
+            (None, Some(found)) => quota.set_counted(found),
+            (None, None) => {}
+        }
+        Ok(Self { quota: Arc::new(quota), usage_file })
     }
 }
 
@@ -83,14 +87,13 @@ impl Policy for CountedByDaemon {
     /// Counts in a thread of its own: reads are served meanwhile.
     fn prepare(self: Arc<Self>, count: Count, prepared: Box<dyn FnOnce() + Send>) -> volume_fs::Result<()> {
         let counting = move || {
-            let found = count().unwrap_or_else(|error| {
-                // The volume counts as full, so that its limit holds; removing files frees no space
-                // either.
-                tracing::error!(%error, "the volume cannot be counted: it takes no more data");
-                let counted = Counted { bytes: u64::MAX, inodes: u64::MAX };
-                Use { counted, unsettled: Vec::new() }
-            });
-            self.quota.set_counted(found);
+            match count() {
+                Ok(found) => self.quota.set_counted(found),
+                Err(error) => {
+                    tracing::error!(%error, "the volume cannot be counted: it takes no more data");
+                    self.quota.set_uncounted();
+                }
+            }
             prepared();
         };
         let thread = std::thread::Builder::new().name("count".to_owned());

@@ -13,9 +13,10 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Statx, StatxFlags};
 use rustix::io::Errno;
 
 use crate::attributes::Origin;
+use crate::charge::{Charged, charge};
 use crate::errno::Result;
 use crate::nodes::stat;
-use crate::quota::{Charged, Use, charge};
+use crate::quota::Use;
 
 const BUFFER_BYTES: usize = 32 * 1024;
 

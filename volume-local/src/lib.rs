@@ -18,6 +18,7 @@
 mod attributes;
 mod backend;
 mod capacity;
+mod charge;
 mod count;
 mod directory;
 mod errno;

@@ -465,6 +465,9 @@ impl Table {
             return Left::default();
         }
         let mut left = self.detach(id);
+        // It was not removed, or another file has its number: then an earlier daemon was killed before
+        // it carried out a FORGET.
+        self.nameless.remove(id);
         if let Some(node) = self.nodes.get_mut(&id) {
             node.place = Some(place);
             if node.fd.is_some() && !node.in_clock {
@@ -632,7 +635,7 @@ mod tests {
             let flags = OFlags::PATH | OFlags::DIRECTORY;
             let root = Arc::new(rustix::fs::open(directory.path(), flags, Mode::empty()).unwrap());
             let origin = Origin::of_root(&stat(&root).unwrap());
-            let quota = Arc::new(Quota::new(volume_fs::figures::Limits::default(), None, 4));
+            let quota = Arc::new(Quota::new(volume_fs::figures::Limits::default(), 4, None));
             let limits = NodeLimits { descriptors: limit, known, event_loops: 4 };
             Self { directory, nodes: Nodes::new(Arc::clone(&root), origin, limits, Some(quota), None), root }
         }

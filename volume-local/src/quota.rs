@@ -1,8 +1,4 @@
-//! The use of a volume's capacity, and whether more fits.
-//!
-//! A file is charged for its blocks, as du(1) counts them, but not for blocks beyond its end,
-//! except those that its extended attributes can take: xfs allocates blocks beyond the end ahead
-//! and frees them later.
+//! The use of a volume's capacity, and whether more fits. [`crate::charge`] says what a file takes.
 //!
 //! Invariant: `used` is the sum of every file's last charge and of the reservations of running
 //! requests. A file without names stays charged until the kernel has forgotten it: until then it
@@ -12,22 +8,30 @@
 //! was changed. A backing file system also allocates and frees blocks long after a write, so the
 //! charge is remembered until it is [lasting](Charged::lasting) or the file is gone. Otherwise a
 //! file could be freed for more than it was charged, again and again.
+//!
+//! Every change of the charges is written into the state table, if there is one, at the moment it is
+//! made here, so a successor continues from the same charges. Reservations are not: they end with
+//! the process, and a file that was being changed is measured by the successor. While the use is not
+//! known, nothing is written.
+//!
+//! Lock order: a shard of the charges, then the state table's.
+
+mod reserved;
 
 use std::collections::HashMap;
-use std::ops::Range;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FileType, SeekFrom, Statx};
 use rustix::io::Errno;
 use volume_fs::figures::{Counted, Limits, Shrinks, UsageNow};
 
+pub(crate) use self::reserved::{Change, InodeReservation, Reservation};
+use crate::charge::Charged;
 use crate::errno::Result;
-
-/// The unit in which space is charged and reserved.
-pub(crate) const BLOCK_BYTES: u64 = 4096;
+use crate::state_table::charges::{ChargeState, Charges, Posting, Sum};
+use crate::state_table::requests::Slot;
+use crate::state_table::{RecordId, StateTable};
 
 /// More than all event loops together can have in flight (64 writes of 1 MiB): while this much is
 /// free, a write may reserve more than it needs.
@@ -43,17 +47,6 @@ const FORGET_IS_DUE: Duration = Duration::from_secs(1);
 const CLOSE_IS_DUE: Duration = Duration::from_millis(100);
 
 const SHARDS: usize = 16;
-
-/// The space of one file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Charged {
-    pub(crate) bytes: u64,
-    /// Only a request can change the charge: the backing file system has nothing left to map, trim
-    /// or merge during writeback.
-    pub(crate) lasting: bool,
-    /// Most blocks of its attributes; `None` if they were not read yet.
-    pub(crate) attribute_blocks: Option<u8>,
-}
 
 /// The use of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -76,6 +69,8 @@ pub(crate) struct Quota {
     forgets: AtomicU64,
     forgotten: Condvar,
     most_waiting: usize,
+    /// Where a successor finds the charges; `None` if none can follow.
+    table: Option<Arc<StateTable>>,
 }
 
 /// A node that was changed since the kernel knows it, or whose charge is not lasting.
@@ -84,6 +79,10 @@ struct Charge {
     charged: Charged,
     /// It has no name left.
     removed: bool,
+    /// The number of changes in progress.
+    changes: u32,
+    /// In the state table.
+    record: Option<RecordId>,
 }
 
 /// Removed nodes that the kernel has not forgotten.
@@ -95,26 +94,13 @@ struct Removals {
     waiting: usize,
 }
 
-/// Reserved space. The part that is not settled is released on drop.
-#[derive(Debug)]
-pub(crate) struct Reservation<'a> {
-    quota: &'a Quota,
-    bytes: u64,
-}
-
-/// One reserved inode, released on drop unless it is kept.
-#[derive(Debug)]
-pub(crate) struct InodeReservation<'a> {
-    quota: &'a Quota,
-}
-
 impl Quota {
-    /// Without `found`, the use is unknown until [`Self::set_counted`]: nothing may change before.
+    /// The use is unknown until [`Self::set_counted`] or [`Self::restore`]: nothing may change before.
     ///
     /// `event_loops`: an event loop that waits for a FORGET reads no requests, and so no FORGET. So
     /// half of them never wait.
-    pub(crate) fn new(limits: Limits, found: Option<Use>, event_loops: usize) -> Self {
-        let quota = Self {
+    pub(crate) fn new(limits: Limits, event_loops: usize, table: Option<Arc<StateTable>>) -> Self {
+        Self {
             limit_bytes: AtomicU64::new(limits.bytes),
             limit_inodes: AtomicU64::new(limits.inodes),
             used_bytes: AtomicU64::new(0),
@@ -125,23 +111,98 @@ impl Quota {
             forgets: AtomicU64::new(0),
             forgotten: Condvar::new(),
             most_waiting: event_loops / 2,
-        };
-        if let Some(found) = found {
-            quota.set_counted(found);
+            table,
         }
-        quota
     }
 
     pub(crate) fn set_counted(&self, found: Use) {
-        for (id, bytes) in found.unsettled {
+        let Use { counted, unsettled } = found;
+        let mut others = Sum::of(counted);
+        for (id, bytes) in unsettled {
             let charged = Charged { bytes, lasting: false, attribute_blocks: None };
-            let charge = Charge { charged, removed: false };
-            self.shard(id).insert(id, charge);
+            others.bytes = others.bytes.wrapping_sub(bytes.cast_signed());
+            self.shard(id).insert(id, Charge::of(charged));
         }
-        // Removed files of an earlier daemon are charged already.
-        change(&self.used_bytes, found.counted.bytes, 0);
-        change(&self.used_inodes, found.counted.inodes, 0);
+        self.post(None, |posting| posting.add(others));
+        // Also removed files of an earlier daemon, which are charged already.
+        for shard in &self.charges {
+            for (id, charge) in shard.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
+                charge.record = self.post(None, |posting| {
+                    posting.add(Sum { bytes: 0, inodes: i64::from(charge.removed) });
+                    posting.enter(*id, charge.state())
+                });
+            }
+        }
+        if let Some(table) = &self.table {
+            table.set_use_known();
+        }
+        self.start(counted);
+    }
+
+    /// The volume cannot be counted. It counts as full, so that its limit holds; removing files frees
+    /// no space either.
+    pub(crate) fn set_uncounted(&self) {
+        self.start(Counted { bytes: u64::MAX, inodes: u64::MAX });
+    }
+
+    /// Continues from an earlier daemon's charges.
+    pub(crate) fn restore(&self, charges: &Charges) {
+        let Charges { sum, records } = charges;
+        let (mut bytes, inodes) = (i128::from(sum.bytes), i128::from(sum.inodes));
+        for (record, id, ChargeState { charged, removed, is_changing: _ }) in records.iter().copied() {
+            let charge = Charge { removed, record: Some(record), ..Charge::of(charged) };
+            let other = self.shard(id).insert(id, charge);
+            bytes += i128::from(charged.bytes) - other.map_or(0, |other| i128::from(other.charged.bytes));
+            self.removals().known += usize::from(removed);
+        }
+        // Below zero after changes behind the mount, see `change`.
+        let missing = |total: i128| i64::try_from(total.min(0).unsigned_abs()).unwrap_or(i64::MAX);
+        let missing = Sum { bytes: missing(bytes), inodes: missing(inodes) };
+        if missing != Sum::default() {
+            self.post(None, |posting| posting.add(missing));
+        }
+        let used = |total: i128| u64::try_from(total.max(0)).unwrap_or(u64::MAX);
+        self.start(Counted { bytes: used(bytes), inodes: used(inodes) });
+    }
+
+    fn start(&self, used: Counted) {
+        change(&self.used_bytes, used.bytes, 0);
+        change(&self.used_inodes, used.inodes, 0);
         self.counting.store(false, Ordering::Release);
+    }
+
+    /// Changes what a successor finds, all at once. `slot`: the note of the request that causes it.
+    fn post<T: Default>(&self, slot: Option<Slot>, change: impl FnOnce(&mut Posting<'_>) -> T) -> T {
+        let Some(table) = &self.table else { return T::default() };
+        let mut posting = table.post(slot);
+        let done = change(&mut posting);
+        posting.commit();
+        done
+    }
+
+    /// Called after a request has changed nothing, or what its effect changes is written.
+    pub(crate) fn no_change(&self, slot: Option<Slot>) {
+        if slot.is_some() {
+            self.post(slot, |_nothing| ());
+        }
+    }
+
+    /// A record for a file that is charged without one so far.
+    fn enter(&self, slot: Option<Slot>, id: u64, charge: Charge) -> Charge {
+        if self.counting.load(Ordering::Acquire) {
+            return charge;
+        }
+        let record = self.post(slot, |posting| {
+            posting.add(Sum { bytes: charge.charged.bytes.cast_signed().wrapping_neg(), inodes: 0 });
+            posting.enter(id, charge.state())
+        });
+        Charge { record, ..charge }
+    }
+
+    fn write(&self, charge: &Charge) {
+        if let (Some(table), Some(record)) = (&self.table, charge.record) {
+            table.set_charge(record, charge.state());
+        }
     }
 
     pub(crate) fn usage(&self) -> UsageNow {
@@ -211,6 +272,11 @@ impl Quota {
         })
     }
 
+    /// Takes an inode of a file that exists, also beyond the limit.
+    pub(crate) fn take_inode(&self) {
+        change(&self.used_inodes, 1, 0);
+    }
+
     /// Repeats `attempt` while it fails for lack of space and space is about to be freed, but not
     /// forever if other requests take it.
     pub(crate) fn retrying<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
@@ -250,35 +316,51 @@ impl Quota {
 
     /// Called before a change: records the file's current charge. `measure` is called for a file
     /// that is not remembered.
-    pub(crate) fn before_change(
+    pub(crate) fn begin_change(
         &self,
         id: u64,
         measure: impl FnOnce() -> Result<Charged>,
-    ) -> Result<Charged> {
+    ) -> Result<Change<'_>> {
         let mut shard = self.shard(id);
-        if let Some(charge) = shard.get(&id) {
-            return Ok(charge.charged);
-        }
-        let charged = measure()?;
-        shard.insert(id, Charge { charged, removed: false });
-        Ok(charged)
+        let before = match shard.get_mut(&id) {
+            Some(charge) => {
+                charge.changes += 1;
+                if charge.changes == 1 {
+                    self.write(charge);
+                }
+                charge.charged
+            }
+            None => {
+                let charged = measure()?;
+                let charge = Charge { changes: 1, ..Charge::of(charged) };
+                shard.insert(id, self.enter(None, id, charge));
+                charged
+            }
+        };
+        Ok(Change { quota: self, id, before, reserved: None, is_settled: false })
     }
 
-    /// Called after a change, or after the file system may have changed the blocks: `measure` gets
-    /// the charge so far and returns the new one. The charge stays for an unchanged file with a
-    /// lasting charge, and for a file that cannot be measured.
+    /// Called after the file system may have changed the blocks: `measure` gets the charge so far and
+    /// returns the new one. The charge stays for an unchanged file with a lasting charge, and for a
+    /// file that cannot be measured.
     ///
     /// Measures under the lock: of two requests, the later one sees both changes.
-    pub(crate) fn settle(
+    pub(crate) fn settle(&self, id: u64, measure: impl FnOnce(Charged) -> Result<Charged>) {
+        let mut shard = self.shard(id);
+        if let Some(charge) = shard.get_mut(&id) {
+            self.settle_charge(charge, None, measure);
+        }
+    }
+
+    fn settle_charge(
         &self,
-        id: u64,
+        charge: &mut Charge,
         reserved: Option<Reservation<'_>>,
         measure: impl FnOnce(Charged) -> Result<Charged>,
     ) {
-        let mut shard = self.shard(id);
-        let Some(charge) = shard.get_mut(&id) else { return };
         let Ok(now) = measure(charge.charged) else { return };
         let before = std::mem::replace(&mut charge.charged, now);
+        self.write(charge);
         let reserved = reserved.map_or(0, Reservation::take);
         change(&self.used_bytes, now.bytes, before.bytes.saturating_add(reserved));
     }
@@ -288,24 +370,63 @@ impl Quota {
         self.shard(id).get(&id).is_some_and(|charge| !charge.removed && !charge.charged.lasting)
     }
 
-    /// Charges a new file for which no space was reserved.
-    pub(crate) fn add(&self, id: u64, charged: Charged) {
+    /// Charges a new file for which no space was reserved, but its inode.
+    pub(crate) fn add(&self, id: u64, charged: Charged, slot: Option<Slot>) {
         let mut shard = self.shard(id);
-        // A file with this number may have been removed behind the mount.
-        shard.remove(&id);
+        // An earlier file with this number is gone: it was removed behind the mount, or an earlier
+        // daemon was killed before it carried out a FORGET.
+        let earlier = shard.remove(&id);
+        let charge = Charge::of(charged);
+        let record = self.post(slot, |posting| {
+            posting.add(Sum { bytes: 0, inodes: if earlier.is_some() { 0 } else { 1 } });
+            earlier.and_then(|earlier| earlier.record).into_iter().for_each(|record| posting.leave(record));
+            if charged.lasting {
+                posting.add(Sum { bytes: charged.bytes.cast_signed(), inodes: 0 });
+                None
+            } else {
+                posting.enter(id, charge.state())
+            }
+        });
         if !charged.lasting {
-            shard.insert(id, Charge { charged, removed: false });
+            shard.insert(id, Charge { record, ..charge });
         }
         drop(shard);
         change(&self.used_bytes, charged.bytes, 0);
+        if let Some(Charge { charged, removed, .. }) = earlier {
+            self.give_back(charged);
+            if removed {
+                self.count_forget();
+            }
+        }
+    }
+
+    /// A further name of a file takes the inode that was reserved for it.
+    pub(crate) fn add_name(&self, slot: Option<Slot>) {
+        self.post(slot, |posting| posting.add(Sum { bytes: 0, inodes: 1 }));
+    }
+
+    /// A name that took an inode is gone, and its file has others.
+    pub(crate) fn free_name(&self, slot: Option<Slot>) {
+        self.post(slot, |posting| posting.add(Sum { bytes: 0, inodes: -1 }));
+        self.free_inode();
     }
 
     /// A node that the kernel knows lost its last name. It `takes` this much if it was not changed.
-    pub(crate) fn removed(&self, id: u64, takes: Charged) {
+    pub(crate) fn removed(&self, id: u64, takes: Charged, slot: Option<Slot>) {
         let mut shard = self.shard(id);
-        let charge = shard.entry(id).or_insert(Charge { charged: takes, removed: false });
-        if std::mem::replace(&mut charge.removed, true) {
-            return;
+        match shard.get_mut(&id) {
+            Some(charge) => {
+                let was_removed = std::mem::replace(&mut charge.removed, true);
+                self.write(charge);
+                self.no_change(slot);
+                if was_removed {
+                    return;
+                }
+            }
+            None => {
+                let charge = Charge { removed: true, ..Charge::of(takes) };
+                shard.insert(id, self.enter(slot, id, charge));
+            }
         }
         drop(shard);
         let mut removals = self.removals();
@@ -313,11 +434,12 @@ impl Quota {
         removals.last = Some(Instant::now());
     }
 
-    /// Charges a removed file that the kernel knows since an earlier daemon.
+    /// Charges a removed file that the kernel knows since an earlier daemon, and that a count will not
+    /// find.
     pub(crate) fn add_removed(&self, id: u64, takes: Charged) {
         change(&self.used_bytes, takes.bytes, 0);
-        change(&self.used_inodes, 1, 0);
-        self.removed(id, takes);
+        self.take_inode();
+        self.removed(id, takes, None);
     }
 
     /// A file was closed: if it has no name left, it may be gone.
@@ -329,13 +451,20 @@ impl Quota {
 
     /// A file that the kernel does not know lost its last name. It `takes` this much if it was not
     /// changed.
-    pub(crate) fn free(&self, id: u64, takes: Charged) {
-        let charged = self.shard(id).remove(&id).map_or(takes, |charge| charge.charged);
-        self.give_back(charged);
+    pub(crate) fn free(&self, id: u64, takes: Charged, slot: Option<Slot>) {
+        let mut shard = self.shard(id);
+        let charge = shard.remove(&id);
+        self.post(slot, |posting| {
+            let others = if charge.is_some() { 0 } else { takes.bytes.cast_signed() };
+            posting.add(Sum { bytes: others.wrapping_neg(), inodes: -1 });
+            charge.and_then(|charge| charge.record).into_iter().for_each(|record| posting.leave(record));
+        });
+        drop(shard);
+        self.give_back(charge.map_or(takes, |charge| charge.charged));
     }
 
-    /// Releases one inode: of a file, or of one of a file's names if these take inodes.
-    pub(crate) fn free_inode(&self) {
+    /// Releases one reserved inode.
+    fn free_inode(&self) {
         change(&self.used_inodes, 0, 1);
     }
 
@@ -347,20 +476,41 @@ impl Quota {
     /// The kernel has forgotten the node.
     pub(crate) fn forget(&self, id: u64) {
         let mut shard = self.shard(id);
-        let Some(Charge { charged, removed }) = shard.get(&id).copied() else { return };
+        let Some(Charge { charged, removed, record, .. }) = shard.get(&id).copied() else { return };
         if removed || charged.lasting {
             shard.remove(&id);
+            if let Some(record) = record {
+                self.post(None, |posting| {
+                    let bytes = charged.bytes.cast_signed();
+                    posting.add(if removed {
+                        Sum { bytes: 0, inodes: -1 }
+                    } else {
+                        Sum { bytes, inodes: 0 }
+                    });
+                    posting.leave(record);
+                });
+            }
         }
         drop(shard);
         if !removed {
             return;
         }
         self.give_back(charged);
+        self.count_forget();
+    }
+
+    fn count_forget(&self) {
         let mut removals = self.removals();
         removals.known = removals.known.saturating_sub(1);
         self.forgets.fetch_add(1, Ordering::Release);
         drop(removals);
         self.forgotten.notify_all();
+    }
+
+    /// Forgets what the kernel does not know: an earlier daemon may have been killed in between.
+    pub(crate) fn forget_unknown(&self, is_known: impl Fn(u64) -> bool) {
+        let all: Vec<u64> = self.charges.iter().flat_map(ids).collect();
+        all.into_iter().filter(|id| !is_known(*id)).for_each(|id| self.forget(id));
     }
 
     /// The use after everything is closed: the kernel sends no FORGETs at an unmount.
@@ -389,132 +539,19 @@ impl Quota {
     }
 }
 
-impl Reservation<'_> {
-    /// Takes the reserved bytes; the caller must release them.
-    fn take(mut self) -> u64 {
-        std::mem::take(&mut self.bytes)
+impl Charge {
+    fn of(charged: Charged) -> Self {
+        Self { charged, removed: false, changes: 0, record: None }
+    }
+
+    fn state(&self) -> ChargeState {
+        let Self { charged, removed, .. } = *self;
+        ChargeState { charged, removed, is_changing: self.changes > 0 }
     }
 }
 
-impl Drop for Reservation<'_> {
-    fn drop(&mut self) {
-        change(&self.quota.used_bytes, 0, self.bytes);
-    }
-}
-
-impl InodeReservation<'_> {
-    pub(crate) fn keep(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for InodeReservation<'_> {
-    fn drop(&mut self) {
-        self.quota.free_inode();
-    }
-}
-
-/// The space that a file takes in its volume, if its attributes take at most `attribute_blocks`.
-///
-/// The charge of a file with such blocks is not lasting. So a regular file with content that is not
-/// remembered was charged without any.
-pub(crate) fn charge(seen: &Statx, attribute_blocks: u8) -> Charged {
-    let allocated = seen.stx_blocks.saturating_mul(512);
-    let attributes = Some(attribute_blocks);
-    let is_file = FileType::from_raw_mode(seen.stx_mode.into()) == FileType::RegularFile;
-    match whole_blocks(seen.stx_size) {
-        // More blocks: allocated ahead, mapping a fragmented file, or holding attributes. Fewer:
-        // there are holes, which must be mapped around.
-        whole if is_file && whole > 0 => Charged {
-            bytes: allocated.min(whole.saturating_add(attribute_bytes(attribute_blocks))),
-            lasting: allocated == whole && attribute_blocks == 0,
-            attribute_blocks: attributes,
-        },
-        // Without content its blocks were not allocated ahead, so they hold attributes.
-        _ => Charged { bytes: allocated, lasting: true, attribute_blocks: attributes },
-    }
-}
-
-/// The bytes of this many blocks of attributes.
-pub(crate) fn attribute_bytes(blocks: u8) -> u64 {
-    u64::from(blocks) * BLOCK_BYTES
-}
-
-/// The most that writing `range` of `file` adds to its charge.
-///
-/// `left`: what can be added before the whole file up to the range's end is charged. Space that fallocate(2)
-/// has reserved looks like a hole, but is charged already.
-pub(crate) fn growth(file: impl AsFd, range: &Range<u64>, left: u64) -> Result<u64> {
-    let mut sum = 0_u64;
-    for hole in (Holes { file, at: floor(range.start), end: whole_blocks(range.end) }) {
-        let (from, to) = hole?;
-        sum = sum.saturating_add(to - from);
-        if sum >= left {
-            return Ok(left);
-        }
-    }
-    Ok(sum)
-}
-
-/// The end of the longest part of `range`, from its start, that can be written with `free` bytes.
-pub(crate) fn longest_fitting(file: impl AsFd, range: &Range<u64>, mut free: u64) -> Result<u64> {
-    free -= free % BLOCK_BYTES;
-    for hole in (Holes { file, at: floor(range.start), end: whole_blocks(range.end) }) {
-        let (from, to) = hole?;
-        if to - from > free {
-            return Ok((from + free).clamp(range.start, range.end));
-        }
-        free -= to - from;
-    }
-    Ok(range.end)
-}
-
-/// The holes between `at` and `end`, both multiples of the block size, in whole blocks.
-struct Holes<F> {
-    file: F,
-    at: u64,
-    end: u64,
-}
-
-impl<F: AsFd> Iterator for Holes<F> {
-    type Item = Result<(u64, u64)>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        while self.at < self.end {
-            let start = self.at;
-            let data = match rustix::fs::seek(&self.file, SeekFrom::Data(start)) {
-                Ok(data) => floor(data).min(self.end),
-                // There is no data after this point.
-                Err(Errno::NXIO) => self.end,
-                Err(errno) => {
-                    self.at = self.end;
-                    return Some(Err(errno));
-                }
-            };
-            self.at = self.end;
-            if data < self.end {
-                match rustix::fs::seek(&self.file, SeekFrom::Hole(data)) {
-                    // At least the block in which the data was found.
-                    Ok(hole) => self.at = whole_blocks(hole).max(data + BLOCK_BYTES),
-                    // Truncated meanwhile.
-                    Err(Errno::NXIO) => {}
-                    Err(errno) => return Some(Err(errno)),
-                }
-            }
-            if data > start {
-                return Some(Ok((start, data)));
-            }
-        }
-        None
-    }
-}
-
-pub(crate) fn whole_blocks(bytes: u64) -> u64 {
-    bytes.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(u64::MAX)
-}
-
-fn floor(bytes: u64) -> u64 {
-    bytes - bytes % BLOCK_BYTES
+fn ids(shard: &Mutex<HashMap<u64, Charge>>) -> Vec<u64> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
 }
 
 fn unlimited(limit: u64) -> u64 {

@@ -1,9 +1,10 @@
 //! What a successor of this daemon needs, written down while it changes: nodes, open files and
-//! directories, and the requests in progress ([`requests`]).
+//! directories, the requests in progress ([`requests`]), and the use of the volume ([`charges`]).
 //!
 //! | words | |
 //! |---|---|
 //! | 0, 1 | the next numbers of file and of directory handles |
+//! | 8 to 13 | the use of the volume |
 //! | from [`requests::AT`] | one slot for each request in progress |
 //! | from [`RECORDS_AT`] | records, in chunks of four words |
 //!
@@ -15,8 +16,12 @@
 //! the old state, or the new one, or both records of a node that changes its place: the one with the
 //! later sequence number counts.
 //!
-//! Lock order: the table of nodes, then the space of records.
+//! A table of version 1 has no use of the volume: its words are zero, and there are no records of
+//! charges. Everything else is the same, so a daemon that reads version 2 reads version 1 too.
+//!
+//! Lock order: the table of nodes, then the charges of the quota, then the space of records.
 
+pub(crate) mod charges;
 pub(crate) mod requests;
 
 use std::ffi::CString;
@@ -25,6 +30,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use volume_fs::state::{Region, load_bytes, store_bytes};
 
+use self::charges::Charges;
 use self::requests::Requests;
 use crate::place::Place;
 
@@ -47,6 +53,7 @@ const RUN: u64 = 2;
 const NODE: u64 = 3;
 const FILE: u64 = 4;
 const DIRECTORY: u64 = 5;
+const CHARGE: u64 = 6;
 
 /// Flags of nodes.
 const HAS_PLACE: u64 = 1;
@@ -89,6 +96,8 @@ pub(crate) struct HandleRecord {
 pub(crate) struct Recovered {
     pub(crate) nodes: Vec<(RecordId, NodeRecord)>,
     pub(crate) handles: Vec<(RecordId, HandleRecord)>,
+    /// `None` if the use is not known: the volume must be counted.
+    pub(crate) charges: Option<Charges>,
 }
 
 /// A state table that cannot be an earlier daemon's.
@@ -133,12 +142,14 @@ impl StateTable {
     /// Reads what an earlier daemon has recorded. Its requests wait in [`Self::requests`] until the
     /// kernel sends them again.
     pub(crate) fn recover(region: Region) -> Result<(Self, Recovered), Damaged> {
-        let table = Self {
-            requests: Requests::recover(region.clone()),
-            space: Mutex::new(Space::new(&region)),
-            region,
-        };
-        let recovered = table.scan()?;
+        let space = Mutex::new(Space::new(&region));
+        let table = Self { requests: Requests::new(region.clone()), space, region };
+        table.requests.recover(table.postings());
+        let mut recovered = table.scan()?;
+        match &mut recovered.charges {
+            Some(charges) => charges.sum = table.sum(),
+            None => table.reset_sum(),
+        }
         Ok((table, recovered))
     }
 
@@ -231,6 +242,7 @@ impl StateTable {
 
     fn scan(&self) -> Result<Recovered, Damaged> {
         let (mut found, mut space) = (Recovered::default(), self.space());
+        found.charges = self.is_use_known().then(Charges::default);
         let mut nodes = std::collections::HashMap::new();
         let mut at = 0;
         while at < space.most {
@@ -275,6 +287,10 @@ impl StateTable {
                     };
                     found.handles.push((RecordId(at), record));
                 }
+                CHARGE => match (self.read_charge(at), &mut found.charges) {
+                    (Some(record), Some(charges)) => charges.records.push(record),
+                    _ => self.release(&mut space, RecordId(at)),
+                },
                 _ => return Err(damaged("an unknown kind of record")),
             }
             at += chunks;

@@ -26,7 +26,6 @@ use linux::fs_at::{self, DescriptorDir};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 use volume_fs::file::{Handle, Known};
-use volume_fs::service::Succession;
 
 use crate::attributes::Origin;
 use crate::count;
@@ -39,6 +38,7 @@ use crate::quota::{Quota, Use};
 use crate::state_table::{Opened, StateTable};
 use crate::xattrs::AttributeBlocks;
 
+pub(crate) use self::recovery::Shared;
 pub(crate) use self::running::Running;
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
@@ -91,22 +91,14 @@ impl Volume {
         descriptors: DescriptorDir,
         limits: NodeLimits,
         quota: Option<Arc<Quota>>,
-        succession: Option<Succession>,
+        shared: Option<Shared>,
     ) -> volume_fs::Result<Self> {
         let root = Arc::new(directory);
-        let continues = succession.as_ref().is_some_and(|succession| succession.continues);
-        let (table, keeper, recovered) = match succession {
-            Some(Succession { state, removed, continues: true }) => {
-                let (table, recovered) = StateTable::recover(state)
-                    .map_err(|damaged| volume_fs::Error::StateTable { reason: damaged.to_string() })?;
-                (Some(Arc::new(table)), Some(Arc::new(removed)), Some(recovered))
-            }
-            Some(Succession { state, removed, .. }) => {
-                (Some(Arc::new(StateTable::new(state))), Some(Arc::new(removed)), None)
-            }
+        let (table, keeper, earlier) = match shared {
+            Some(Shared { table, keeper, earlier }) => (Some(table), Some(keeper), earlier),
             None => (None, None, None),
         };
-        if !read_only && !continues {
+        if !read_only && earlier.is_none() {
             copy_single_blocks(&descriptors, &root);
         }
         let seen = stat(&root).map_err(|e| volume_fs::Error::Kernel {
@@ -137,8 +129,8 @@ impl Volume {
             read_only,
             table,
         };
-        if let (Some(recovered), Some(keeper)) = (recovered, keeper) {
-            volume.recover(recovered, &keeper)?;
+        if let (Some(earlier), Some(keeper)) = (earlier, keeper) {
+            volume.recover(earlier, &keeper)?;
         }
         Ok(volume)
     }

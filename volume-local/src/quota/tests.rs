@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use proptest::prelude::*;
 
 use super::*;
+use crate::charge::{BLOCK_BYTES, charge, growth, longest_fitting};
 
 const NONE: Counted = Counted { bytes: 0, inodes: 0 };
 
@@ -13,7 +14,21 @@ fn quota(bytes: u64, inodes: u64) -> Quota {
 }
 
 fn using(limits: Limits, counted: Counted) -> Quota {
-    Quota::new(limits, Some(Use { counted, unsettled: Vec::new() }), 4)
+    known(limits, Use { counted, unsettled: Vec::new() }, 4)
+}
+
+fn known(limits: Limits, found: Use, event_loops: usize) -> Quota {
+    let quota = Quota::new(limits, event_loops, None);
+    quota.set_counted(found);
+    quota
+}
+
+/// A change of a file without any effect.
+fn look_at(quota: &Quota, id: u64, charged: Charged) -> Charged {
+    let change = quota.begin_change(id, || Ok(charged)).unwrap();
+    let before = change.before();
+    change.settle(Ok);
+    before
 }
 
 fn lasting(bytes: u64) -> Charged {
@@ -30,12 +45,13 @@ fn what_is_not_settled_is_given_back() {
     let reserved = quota.reserve(10_000).unwrap();
     assert_eq!(quota.reserve(1).unwrap_err(), Errno::NOSPC);
     drop(reserved);
-    quota.before_change(5, || Ok(lasting(0))).unwrap();
-    let reserved = quota.reserve(9_000).unwrap();
-    quota.settle(5, Some(reserved), |_before| Ok(lasting(4_096)));
+    let change =
+        |reserved| quota.begin_change(5, || Ok(lasting(0))).unwrap().with(quota.reserve(reserved).unwrap());
+    change(9_000).settle(|_before| Ok(lasting(4_096)));
     assert_eq!(used(&quota), 4_096);
-    let reserved = quota.reserve(1_000).unwrap();
-    quota.settle(5, Some(reserved), |_before| Err(Errno::IO));
+    drop(change(1_000));
+    assert_eq!(used(&quota), 4_096, "nothing was changed");
+    change(1_000).settle(|_before| Err(Errno::IO));
     assert_eq!(used(&quota), 4_096, "what cannot be measured stays as it was");
 }
 
@@ -53,19 +69,19 @@ fn a_limit_of_zero_is_none_and_a_use_beyond_the_limit_is_full() {
 #[test]
 fn a_removed_node_is_charged_until_it_is_forgotten_and_freed_once() {
     let quota = using(Limits::default(), Counted { bytes: 8192, inodes: 2 });
-    quota.removed(7, lasting(4096));
-    quota.removed(7, lasting(4096));
+    quota.removed(7, lasting(4096), None);
+    quota.removed(7, lasting(4096), None);
     assert_eq!(quota.usage().used, Counted { bytes: 8192, inodes: 2 });
     assert_eq!(quota.at_the_end().counted, Counted { bytes: 4096, inodes: 1 });
     quota.forget(7);
     quota.forget(7);
     assert_eq!(quota.usage().used, Counted { bytes: 4096, inodes: 1 });
     // Forgotten with its names: still there.
-    quota.before_change(8, || Ok(lasting(4096))).unwrap();
+    look_at(&quota, 8, lasting(4096));
     quota.forget(8);
     assert_eq!(quota.usage().used, Counted { bytes: 4096, inodes: 1 });
     // It was forgotten before: no change.
-    quota.settle(8, None, |_before| Ok(lasting(99)));
+    quota.settle(8, |_before| Ok(lasting(99)));
     assert_eq!(used(&quota), 4096);
 }
 
@@ -74,20 +90,20 @@ fn what_is_freed_is_what_was_charged_though_the_file_takes_more_by_now() {
     let quota = quota(0, 0);
     let unsettled = |bytes| Charged { bytes, lasting: false, attribute_blocks: Some(0) };
     quota.reserve_inode().unwrap().keep();
-    quota.add(7, lasting(0));
-    quota.before_change(7, || Ok(lasting(0))).unwrap();
-    quota.settle(7, None, |_before| Ok(unsettled(8192)));
+    quota.add(7, lasting(0), None);
+    quota.begin_change(7, || Ok(lasting(0))).unwrap().settle(|_before| Ok(unsettled(8192)));
     quota.forget(7);
     let end = quota.at_the_end();
     assert_eq!(end, Use { counted: Counted { bytes: 8192, inodes: 1 }, unsettled: vec![(7, 8192)] });
     // Written back, it takes one block more, which the next daemon meets.
-    let next = Quota::new(Limits::default(), Some(end), 4);
-    assert_eq!(next.before_change(7, || Ok(unsettled(12_288))).unwrap().bytes, 8192);
-    next.settle(7, None, |_before| Ok(lasting(12_288)));
+    let next = known(Limits::default(), end, 4);
+    let change = next.begin_change(7, || Ok(unsettled(12_288))).unwrap();
+    assert_eq!(change.before().bytes, 8192);
+    change.settle(|_before| Ok(lasting(12_288)));
     assert_eq!(used(&next), 12_288);
     assert_eq!(next.at_the_end().unsettled, []);
     // Or it is removed unseen.
-    quota.free(7, unsettled(12_288));
+    quota.free(7, unsettled(12_288), None);
     assert_eq!(quota.usage().used, NONE);
 }
 
@@ -95,8 +111,8 @@ fn what_is_freed_is_what_was_charged_though_the_file_takes_more_by_now() {
 fn not_all_event_loops_wait_for_a_forget() {
     for (loops, waits) in [(1, false), (2, true)] {
         let used = Use { counted: Counted { bytes: 4096, inodes: 1 }, unsettled: Vec::new() };
-        let quota = Quota::new(Limits { bytes: 4096, inodes: 1 }, Some(used), loops);
-        quota.removed(7, lasting(4096));
+        let quota = known(Limits { bytes: 4096, inodes: 1 }, used, loops);
+        quota.removed(7, lasting(4096), None);
         let begun = Instant::now();
         assert_eq!(quota.retrying(|| quota.reserve(1)).map(drop), Err(Errno::NOSPC));
         assert_eq!(begun.elapsed() >= FORGET_IS_DUE, waits, "{:?}", begun.elapsed());
@@ -106,7 +122,7 @@ fn not_all_event_loops_wait_for_a_forget() {
 #[test]
 fn space_that_a_forget_is_about_to_free_is_waited_for() {
     let quota = using(Limits { bytes: 4096, inodes: 1 }, Counted { bytes: 4096, inodes: 1 });
-    quota.removed(7, lasting(4096));
+    quota.removed(7, lasting(4096), None);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| quota.retrying(|| quota.reserve(4096)).map(drop));
         quota.forget(7);
@@ -118,13 +134,13 @@ fn space_that_a_forget_is_about_to_free_is_waited_for() {
 #[test]
 fn a_forget_counts_though_another_file_is_removed_meanwhile() {
     let quota = using(Limits { bytes: 8192, inodes: 2 }, Counted { bytes: 8192, inodes: 2 });
-    quota.removed(7, lasting(4096));
+    quota.removed(7, lasting(4096), None);
     let attempts = AtomicU64::new(0);
     let reserved = quota.retrying(|| {
         let reserved = quota.reserve(4096);
         if attempts.fetch_add(1, Ordering::Relaxed) == 0 {
             // Between the attempt and the wait.
-            quota.removed(8, lasting(4096));
+            quota.removed(8, lasting(4096), None);
             quota.forget(7);
         }
         reserved
@@ -136,7 +152,7 @@ fn a_forget_counts_though_another_file_is_removed_meanwhile() {
 #[test]
 fn a_removed_file_that_stays_open_costs_others_one_long_wait() {
     let quota = using(Limits { bytes: 4096, inodes: 1 }, Counted { bytes: 4096, inodes: 1 });
-    quota.removed(7, lasting(4096));
+    quota.removed(7, lasting(4096), None);
     let refused = || quota.retrying(|| quota.reserve(1)).map(drop);
     assert_eq!(refused(), Err(Errno::NOSPC));
     let again = Instant::now();
@@ -170,7 +186,7 @@ fn only_whole_holes_are_growth_and_what_is_paid_for_is_not() {
     assert_eq!(growth(0, 4096), 0, "the rest of a block that has data");
     assert_eq!(growth(4095, 4097), 4096);
     assert_eq!(growth(0, 5 * 4096), 3 * 4096, "two before the last block, one after it");
-    assert_eq!(super::growth(&file, &(0..5 * 4096), 4096).unwrap(), 4096);
+    assert_eq!(crate::charge::growth(&file, &(0..5 * 4096), 4096).unwrap(), 4096);
     let fits = |range: (u64, u64), free| longest_fitting(&file, &(range.0..range.1), free).unwrap();
     assert_eq!(fits((0, 5 * 4096), 8191), 2 * 4096);
     assert_eq!(fits((0, 5 * 4096), 8192), 4 * 4096);
@@ -218,19 +234,20 @@ proptest! {
                 (0, None) => {
                     if let Ok(inode) = quota.reserve_inode() {
                         inode.keep();
-                        quota.add(id, lasting(0));
+                        quota.add(id, lasting(0), None);
                         files.insert(id, (0, true));
                     }
                 }
                 (1, Some((before, named))) => {
-                    prop_assert_eq!(quota.before_change(id, || Ok(lasting(before))).map(|now| now.bytes), Ok(before));
+                    let change = quota.begin_change(id, || Ok(lasting(before))).unwrap();
+                    prop_assert_eq!(change.before().bytes, before);
                     if let Ok(reserved) = quota.reserve(bytes.saturating_sub(before)) {
-                        quota.settle(id, Some(reserved), |_before| Ok(lasting(bytes)));
+                        change.with(reserved).settle(|_before| Ok(lasting(bytes)));
                         files.insert(id, (bytes, named));
                     }
                 }
                 (2, Some((charged, true))) => {
-                    quota.removed(id, lasting(charged));
+                    quota.removed(id, lasting(charged), None);
                     files.insert(id, (charged, false));
                 }
                 (3, Some((_, false))) => {
@@ -239,7 +256,7 @@ proptest! {
                 }
                 (4, Some((charged, true))) => {
                     quota.forget(id);
-                    quota.free(id, lasting(charged));
+                    quota.free(id, lasting(charged), None);
                     files.remove(&id);
                 }
                 _ => {}
@@ -254,7 +271,7 @@ proptest! {
 #[test]
 fn a_use_that_is_known_is_never_shown_as_none() {
     for _ in 0..20_000 {
-        let quota = Quota::new(Limits { bytes: 0, inodes: 0 }, None, 2);
+        let quota = Quota::new(Limits { bytes: 0, inodes: 0 }, 2, None);
         let counted = Counted { bytes: 7, inodes: 7 };
         std::thread::scope(|scope| {
             scope.spawn(|| quota.set_counted(Use { counted, unsettled: Vec::new() }));
@@ -267,4 +284,219 @@ fn a_use_that_is_known_is_never_shown_as_none() {
             assert_eq!(now.used, counted);
         });
     }
+}
+
+/// A file of the model, as its file system would describe it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Modelled {
+    charged: Charged,
+    named: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Create {
+        id: u64,
+        charged: Charged,
+    },
+    Change {
+        id: u64,
+        charged: Charged,
+    },
+    /// The daemon is killed during the change, before or after its effect.
+    BeginChange {
+        id: u64,
+        charged: Charged,
+    },
+    Remove {
+        id: u64,
+    },
+    Forget {
+        id: u64,
+    },
+    RemoveUnknown {
+        id: u64,
+    },
+    AddName,
+    FreeName,
+    /// Another daemon continues.
+    Kill,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let charged = || {
+        (0_u64..50, any::<bool>(), 0_u8..4).prop_map(|(blocks, lasting, attributes)| Charged {
+            bytes: blocks * BLOCK_BYTES,
+            lasting,
+            attribute_blocks: Some(if lasting { 0 } else { attributes }),
+        })
+    };
+    let id = || 1_u64..30;
+    prop_oneof![
+        4 => (id(), charged()).prop_map(|(id, charged)| Step::Create { id, charged }),
+        4 => (id(), charged()).prop_map(|(id, charged)| Step::Change { id, charged }),
+        1 => (id(), charged()).prop_map(|(id, charged)| Step::BeginChange { id, charged }),
+        2 => id().prop_map(|id| Step::Remove { id }),
+        3 => id().prop_map(|id| Step::Forget { id }),
+        1 => id().prop_map(|id| Step::RemoveUnknown { id }),
+        1 => Just(Step::AddName),
+        1 => Just(Step::FreeName),
+        2 => Just(Step::Kill),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Whatever an earlier daemon did, its successor knows the same use and the same charges, and
+    /// which files were being changed.
+    #[test]
+    fn a_successor_continues_from_the_same_charges(
+        unsettled in prop::collection::vec(1_u64..30, 0..4),
+        steps in prop::collection::vec(step(), 1..150),
+    ) {
+        const LIMITS: Limits = Limits { bytes: 0, inodes: 0 };
+        let memfd = linux::shared_memory::create("test", 4 << 20).unwrap();
+        let region = || volume_fs::state::Region::of_backend(&memfd).unwrap();
+        let mut quota = Quota::new(LIMITS, 4, Some(Arc::new(StateTable::new(region()))));
+        let mut files: BTreeMap<u64, Modelled> = BTreeMap::new();
+        // What the count finds.
+        for id in unsettled {
+            let charged = Charged { bytes: id * BLOCK_BYTES, lasting: false, attribute_blocks: None };
+            files.insert(id, Modelled { charged, named: true });
+        }
+        let mut names = 100;
+        let mut changing: BTreeMap<u64, Charged> = BTreeMap::new();
+        let sum = |files: &BTreeMap<u64, Modelled>| files.values().map(|file| file.charged.bytes).sum::<u64>();
+        let found = files.iter().map(|(id, file)| (*id, file.charged.bytes)).collect();
+        let counted = Counted { bytes: sum(&files), inodes: files.len() as u64 + names };
+        quota.set_counted(Use { counted, unsettled: found });
+
+        for step in steps.into_iter().chain([Step::Kill]) {
+            match step {
+                // Also the number of a file that is gone, without a FORGET.
+                Step::Create { id, charged } if files.get(&id).is_none_or(|file| !file.named) && !changing.contains_key(&id) => {
+                    quota.reserve_inode().unwrap().keep();
+                    quota.add(id, charged, None);
+                    files.insert(id, Modelled { charged, named: true });
+                }
+                Step::Change { id, charged } => if let Some(file) = files.get_mut(&id) {
+                    let before = file.charged;
+                    let change = quota.begin_change(id, || Ok(before)).unwrap();
+                    prop_assert_eq!(change.before().bytes, before.bytes);
+                    let reserved = quota.reserve(charged.bytes.saturating_sub(before.bytes)).unwrap();
+                    change.with(reserved).settle(|_before| Ok(charged));
+                    file.charged = charged;
+                },
+                Step::BeginChange { id, charged } => if let Some(file) = files.get(&id) {
+                    let before = file.charged;
+                    let change = quota.begin_change(id, || Ok(before)).unwrap();
+                    std::mem::forget(change.with(quota.reserve(charged.bytes).unwrap()));
+                    changing.insert(id, charged);
+                },
+                Step::Remove { id } => if let Some(file) = files.get_mut(&id).filter(|file| file.named) {
+                    quota.removed(id, file.charged, None);
+                    file.named = false;
+                },
+                Step::Forget { id } if !changing.contains_key(&id) => {
+                    quota.forget(id);
+                    files.retain(|other, file| *other != id || file.named);
+                }
+                Step::RemoveUnknown { id } if !changing.contains_key(&id) => {
+                    if let Some(file) = files.get(&id).filter(|file| file.named) {
+                        quota.free(id, file.charged, None);
+                        files.remove(&id);
+                    }
+                }
+                Step::AddName => {
+                    quota.reserve_inode().unwrap().keep();
+                    quota.add_name(None);
+                    names += 1;
+                }
+                Step::FreeName if names > 0 => {
+                    quota.free_name(None);
+                    names -= 1;
+                }
+                Step::Kill => {
+                    let (table, recovered) = StateTable::recover(region()).unwrap();
+                    let charges = recovered.charges.unwrap();
+                    quota = Quota::new(LIMITS, 4, Some(Arc::new(table)));
+                    quota.restore(&charges);
+                    let were_changing: Vec<u64> =
+                        charges.records.iter().filter(|(_, _, state)| state.is_changing).map(|(_, id, _)| *id).collect();
+                    prop_assert_eq!(were_changing.iter().collect::<std::collections::BTreeSet<_>>(),
+                        changing.keys().collect::<std::collections::BTreeSet<_>>());
+                    // Each is measured: the effect was made.
+                    for (id, charged) in std::mem::take(&mut changing) {
+                        quota.settle(id, |_before| Ok(charged));
+                        files.get_mut(&id).unwrap().charged = charged;
+                    }
+                    prop_assert_eq!(quota.usage().used, Counted { bytes: sum(&files), inodes: files.len() as u64 + names });
+                    prop_assert!(!quota.usage().counting);
+                }
+                _ => {}
+            }
+            if changing.is_empty() {
+                prop_assert_eq!(quota.usage().used, Counted { bytes: sum(&files), inodes: files.len() as u64 + names });
+            }
+        }
+        // What is remembered is also right: everything is removed.
+        for (id, file) in std::mem::take(&mut files) {
+            if file.named {
+                quota.removed(id, file.charged, None);
+            }
+            quota.forget(id);
+        }
+        prop_assert_eq!(quota.usage().used, Counted { bytes: 0, inodes: names });
+    }
+}
+
+fn with_table(memfd: &std::os::fd::OwnedFd) -> Arc<StateTable> {
+    Arc::new(StateTable::new(volume_fs::state::Region::of_backend(memfd).unwrap()))
+}
+
+fn recovered(memfd: &std::os::fd::OwnedFd) -> Option<Charges> {
+    StateTable::recover(volume_fs::state::Region::of_backend(memfd).unwrap()).unwrap().1.charges
+}
+
+#[test]
+fn a_successor_counts_anew_if_the_use_was_not_known_or_did_not_fit_into_the_table() {
+    // Room for 128 records of four words.
+    let memfd = linux::shared_memory::create("test", 4096 + 8 * (41 * 512 + 512)).unwrap();
+    let table = with_table(&memfd);
+    let quota = Quota::new(Limits::default(), 4, Some(Arc::clone(&table)));
+    assert_eq!(recovered(&memfd), None, "before the count");
+    quota.set_counted(Use { counted: Counted { bytes: 1 << 20, inodes: 1000 }, unsettled: Vec::new() });
+    assert_eq!(recovered(&memfd).unwrap().sum, Sum { bytes: 1 << 20, inodes: 1000 });
+    for id in 0..128 {
+        look_at(&quota, id, lasting(4096));
+    }
+    assert_eq!(recovered(&memfd).unwrap().records.len(), 128);
+    look_at(&quota, 128, lasting(4096));
+    assert_eq!(recovered(&memfd), None, "a charge has no record");
+    quota.forget(128);
+    assert_eq!(quota.usage().used.bytes, 1 << 20);
+
+    let uncounted = linux::shared_memory::create("test", 1 << 20).unwrap();
+    Quota::new(Limits::default(), 4, Some(with_table(&uncounted))).set_uncounted();
+    assert_eq!(recovered(&uncounted), None);
+}
+
+/// An earlier daemon may have followed changes behind the mount, and then the sum is below zero.
+#[test]
+fn a_use_below_zero_is_none() {
+    let memfd = linux::shared_memory::create("test", 1 << 20).unwrap();
+    let quota = Quota::new(Limits::default(), 4, Some(with_table(&memfd)));
+    quota.set_counted(Use { counted: Counted { bytes: 4096, inodes: 1 }, unsettled: Vec::new() });
+    quota.free(7, lasting(1 << 20), None);
+    quota.free(8, lasting(1 << 20), None);
+    for _ in 0..2 {
+        let (table, found) =
+            StateTable::recover(volume_fs::state::Region::of_backend(&memfd).unwrap()).unwrap();
+        let next = Quota::new(Limits::default(), 4, Some(Arc::new(table)));
+        next.restore(&found.charges.unwrap());
+        assert_eq!(next.usage().used, NONE);
+    }
+    let next = recovered(&memfd).unwrap();
+    assert_eq!(next.sum, Sum { bytes: 0, inodes: 0 });
 }

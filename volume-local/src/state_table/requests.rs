@@ -37,6 +37,10 @@ const REMOVED_BY: usize = 6;
 const HAS_USER: u64 = 1 << 32;
 /// The node for which this request has counted a lookup.
 const COUNTED: usize = 7;
+/// The number of the posting by which the use has followed the effect.
+const CHARGED: usize = 8;
+/// The charge of a file that loses a name, if the quota does not remember another one.
+const TAKES: usize = 9;
 const NAME: usize = 16;
 const OTHER_NAME: usize = 48;
 const MOST_NAME_BYTES: usize = 32 * 8;
@@ -47,11 +51,14 @@ const RESENT_IS_READ: Duration = Duration::from_secs(10);
 /// What a request is about to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Gives a file a name, at which there was this one (`None`: none).
-    Make { at: Place, found: Option<u64> },
+    /// Gives a file a name, at which there was this one (`None`: none). It is a new file, or one that
+    /// gets a further name.
+    Make { at: Place, found: Option<u64>, is_new: bool },
     /// Takes the name from this file, if there is one. `removed_by`: the user, if it is the last name.
-    Remove { at: Place, found: Option<u64>, removed_by: Option<u32> },
-    /// Moves a file, or exchanges two. `removed_by`: as for [`Self::Remove`], of the file in the way.
+    /// `takes`: the bytes that the file is charged for, unless the quota remembers others.
+    Remove { at: Place, found: Option<u64>, removed_by: Option<u32>, takes: u64 },
+    /// Moves a file, or exchanges two. `removed_by` and `takes`: as for [`Self::Remove`], of the file
+    /// in the way.
     Rename {
         from: Place,
         moving: Option<u64>,
@@ -59,6 +66,7 @@ pub(crate) enum Effect {
         in_the_way: Option<u64>,
         exchange: bool,
         removed_by: Option<u32>,
+        takes: u64,
     },
     /// Sets or removes an attribute (`at.name`) of a node (`at.directory`), which had it or not.
     Attribute { at: Place, had: bool, sets: bool },
@@ -73,6 +81,7 @@ const EXCHANGE: u64 = 4;
 const SET_ATTRIBUTE: u64 = 5;
 const REMOVE_ATTRIBUTE: u64 = 6;
 const LOOKUP: u64 = 7;
+const LINK: u64 = 8;
 
 /// A note of an earlier daemon.
 #[derive(Debug)]
@@ -82,6 +91,8 @@ pub(crate) struct Note {
     pub(crate) counted: Option<u64>,
     /// The effect was made. Set by the successor before it serves.
     pub(crate) is_done: bool,
+    /// The use of the volume has followed the effect.
+    is_charged: bool,
     slot: Slot,
 }
 
@@ -110,19 +121,18 @@ impl Requests {
         Self { region, free, earlier, has_earlier: AtomicBool::new(false) }
     }
 
-    pub(super) fn recover(region: Region) -> Self {
-        let requests = Self::new(region);
+    /// Reads the notes of an earlier daemon. `postings`: the number of its last posting.
+    pub(super) fn recover(&self, postings: u64) {
         let mut notes = HashMap::new();
-        requests.free().retain(|slot| match requests.read(Slot(*slot)) {
+        self.free().retain(|slot| match self.read(Slot(*slot), postings) {
             Some((number, note)) => {
                 notes.insert(number, note);
                 false
             }
             None => true,
         });
-        requests.has_earlier.store(!notes.is_empty(), Ordering::Release);
-        requests.earlier().notes = notes;
-        requests
+        self.has_earlier.store(!notes.is_empty(), Ordering::Release);
+        self.earlier().notes = notes;
     }
 
     /// Decides for each note of the earlier daemon whether its effect was made. First of moves, until
@@ -143,6 +153,13 @@ impl Requests {
         for note in earlier.notes.values_mut().filter(|note| !is_move(note)) {
             note.is_done = is_done(&note.effect);
         }
+    }
+
+    /// The effects that were made, and that the use of the volume has not followed.
+    pub(crate) fn uncharged(&self) -> Vec<(Slot, Effect)> {
+        let earlier = self.earlier();
+        let uncharged = earlier.notes.values().filter(|note| note.is_done && !note.is_charged);
+        uncharged.map(|note| (note.slot, note.effect.clone())).collect()
     }
 
     /// The earlier daemon's note of a request that the kernel has sent again.
@@ -187,19 +204,23 @@ impl Requests {
             words[directory].store(place.directory, Ordering::Relaxed);
             (name.len() as u64) << length_shift
         };
+        let mut takes_bytes = 0;
         let (found, other_found, removed_by) = match effect {
-            Effect::Make { at, found } => {
-                head |= MAKE | put(at, NAME, 16, DIRECTORY);
+            Effect::Make { at, found, is_new } => {
+                head |= if *is_new { MAKE } else { LINK };
+                head |= put(at, NAME, 16, DIRECTORY);
                 (*found, None, None)
             }
-            Effect::Remove { at, found, removed_by } => {
+            Effect::Remove { at, found, removed_by, takes } => {
                 head |= REMOVE | put(at, NAME, 16, DIRECTORY);
+                takes_bytes = *takes;
                 (*found, None, *removed_by)
             }
-            Effect::Rename { from, moving, to, in_the_way, exchange, removed_by } => {
+            Effect::Rename { from, moving, to, in_the_way, exchange, removed_by, takes } => {
                 head |= if *exchange { EXCHANGE } else { RENAME };
                 head |= put(from, NAME, 16, DIRECTORY);
                 head |= put(to, OTHER_NAME, 32, OTHER_DIRECTORY);
+                takes_bytes = *takes;
                 (*moving, *in_the_way, *removed_by)
             }
             Effect::Attribute { at, had, sets } => {
@@ -217,6 +238,8 @@ impl Requests {
         let user = removed_by.map_or(0, |uid| HAS_USER | u64::from(uid));
         words[REMOVED_BY].store(user, Ordering::Relaxed);
         words[COUNTED].store(0, Ordering::Relaxed);
+        words[CHARGED].store(0, Ordering::Relaxed);
+        words[TAKES].store(takes_bytes, Ordering::Relaxed);
         words[HEAD].store(head, Ordering::Relaxed);
         words[NUMBER].store(number, Ordering::Release);
     }
@@ -226,13 +249,18 @@ impl Requests {
         self.words(slot)[COUNTED].store(node, Ordering::Release);
     }
 
+    /// The use of the volume follows the effect by the posting with this number.
+    pub(super) fn charged(&self, slot: Slot, posting: u64) {
+        self.words(slot)[CHARGED].store(posting, Ordering::Release);
+    }
+
     /// The request is answered.
     pub(crate) fn drop_note(&self, slot: Slot) {
         self.words(slot)[NUMBER].store(0, Ordering::Release);
         self.free().push(slot.0);
     }
 
-    fn read(&self, slot: Slot) -> Option<(u64, Note)> {
+    fn read(&self, slot: Slot, postings: u64) -> Option<(u64, Note)> {
         let words = self.words(slot);
         let number = words[NUMBER].load(Ordering::Acquire);
         if number == 0 {
@@ -250,8 +278,8 @@ impl Requests {
         let user = Some(word(REMOVED_BY)).filter(|user| user & HAS_USER != 0);
         let removed_by = user.and_then(|user| u32::try_from(user & !HAS_USER).ok());
         let effect = match head & 0xff {
-            MAKE => Effect::Make { at, found: id(FOUND) },
-            REMOVE => Effect::Remove { at, found: id(FOUND), removed_by },
+            kind @ (MAKE | LINK) => Effect::Make { at, found: id(FOUND), is_new: kind == MAKE },
+            REMOVE => Effect::Remove { at, found: id(FOUND), removed_by, takes: word(TAKES) },
             kind @ (RENAME | EXCHANGE) => Effect::Rename {
                 from: at,
                 moving: id(FOUND),
@@ -259,13 +287,19 @@ impl Requests {
                 in_the_way: id(OTHER_FOUND),
                 exchange: kind == EXCHANGE,
                 removed_by,
+                takes: word(TAKES),
             },
             kind @ (SET_ATTRIBUTE | REMOVE_ATTRIBUTE) => {
                 Effect::Attribute { at, had: id(FOUND).is_some(), sets: kind == SET_ATTRIBUTE }
             }
             _ => Effect::Lookup,
         };
-        Some((number, Note { effect, counted: id(COUNTED), is_done: false, slot }))
+        let is_charged = (1..=postings).contains(&word(CHARGED));
+        if !is_charged {
+            // The number of a posting that was not committed is used again.
+            words[CHARGED].store(0, Ordering::Release);
+        }
+        Some((number, Note { effect, counted: id(COUNTED), is_done: false, is_charged, slot }))
     }
 
     fn words(&self, Slot(number): Slot) -> &[std::sync::atomic::AtomicU64] {

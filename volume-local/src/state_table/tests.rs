@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
 use super::requests::Effect;
 use super::*;
+use crate::charge::Charged;
+use crate::quota::Quota;
 
 const TABLE_BYTES: u64 = 8 << 20;
 
@@ -116,6 +119,10 @@ proptest! {
         let memfd = memory();
         let table = StateTable::new(region(&memfd));
         for id in 2..20 {
+            let charged = Charged { bytes: id << 12, lasting: false, attribute_blocks: None };
+            let mut posting = table.post(None);
+            posting.enter(id, charges::ChargeState { charged, removed: false, is_changing: false }).unwrap();
+            posting.commit();
             let place = place(1, &"x".repeat(usize::try_from(id).unwrap() * 12));
             table.put_node(None, &NodeView { id, lookups: 1, place: Some(&place), removed_by: None }).unwrap();
         }
@@ -123,8 +130,14 @@ proptest! {
         for (at, value) in damage {
             words[RECORDS_AT + at].store(value, Ordering::Relaxed);
             words[requests::AT + at].store(value, Ordering::Relaxed);
+            words[8 + at % 6].store(value, Ordering::Relaxed);
         }
-        let _found_or_damaged = StateTable::recover(region(&memfd));
+        words[8].store(1, Ordering::Relaxed);
+        if let Ok((table, Recovered { charges: Some(charges), .. })) = StateTable::recover(region(&memfd)) {
+            let quota = Quota::new(volume_fs::figures::Limits::default(), 4, Some(Arc::new(table)));
+            quota.restore(&charges);
+            quota.forget_unknown(|_id| false);
+        }
     }
 }
 
@@ -161,8 +174,9 @@ fn a_successor_reads_each_note_and_takes_it_once() {
     let memfd = memory();
     let table = StateTable::new(region(&memfd));
     let effects = [
-        Effect::Make { at: place(1, "made"), found: None },
-        Effect::Remove { at: place(2, "removed"), found: Some(9), removed_by: Some(0) },
+        Effect::Make { at: place(1, "made"), found: None, is_new: true },
+        Effect::Make { at: place(1, "linked"), found: None, is_new: false },
+        Effect::Remove { at: place(2, "removed"), found: Some(9), removed_by: Some(0), takes: 4096 },
         Effect::Rename {
             from: place(3, "from"),
             moving: Some(5),
@@ -170,6 +184,7 @@ fn a_successor_reads_each_note_and_takes_it_once() {
             in_the_way: None,
             exchange: false,
             removed_by: None,
+            takes: 0,
         },
         Effect::Rename {
             from: place(3, "a"),
@@ -178,6 +193,7 @@ fn a_successor_reads_each_note_and_takes_it_once() {
             in_the_way: Some(6),
             exchange: true,
             removed_by: Some(1001),
+            takes: 1 << 40,
         },
         Effect::Attribute { at: place(7, "user.x"), had: true, sets: false },
         Effect::Attribute { at: place(7, "user.y"), had: false, sets: true },
@@ -202,8 +218,56 @@ fn a_successor_reads_each_note_and_takes_it_once() {
     for (number, effect) in (100..).zip(&effects) {
         let note = successor.requests.take_note(number).unwrap();
         assert_eq!((&note.effect, note.counted), (effect, Some(number + 1000)));
-        assert_eq!(note.is_done, number == 100);
+        assert_eq!(note.is_done, number == 100 || number == 101);
         assert!(successor.requests.take_note(number).is_none());
     }
     assert!(successor.requests.take_note(99).is_none());
+}
+
+/// The table that a daemon of version 1 has left on Linux 6.18, with the notes of three requests.
+fn table_of_version_1() -> OwnedFd {
+    let memfd = linux::shared_memory::create("test", 192 << 10).unwrap();
+    let words = linux::shared_memory::SharedWords::map(&memfd).unwrap();
+    for line in include_str!("../../../volume-fs/fixtures/state-table-1.txt").lines() {
+        let (at, value) = line.split_once(" 0x").unwrap();
+        let value = u64::from_str_radix(value, 16).unwrap();
+        words[at.parse::<usize>().unwrap()].store(value, Ordering::Relaxed);
+    }
+    memfd
+}
+
+#[test]
+fn a_table_of_version_1_is_read_and_its_use_is_not_known() {
+    let memfd = table_of_version_1();
+    let (table, recovered) = StateTable::recover(region(&memfd)).unwrap();
+    assert_eq!(recovered.charges, None, "the volume is counted anew");
+    let (nodes, handles) = sorted(recovered);
+    let long = "a file with a name that takes several chunks of the table";
+    let node = |id, place, removed_by| (id, NodeRecord { id, lookups: 1, place, removed_by });
+    let expected = [
+        node(3_481_610, Some(place(1, "directory")), None),
+        node(3_481_611, Some(place(3_481_610, "below")), None),
+        node(3_481_612, Some(place(3_481_610, long)), None),
+        node(3_481_613, Some(place(1, "open")), None),
+        node(3_481_614, None, Some(0)),
+    ];
+    assert_eq!(nodes, expected.into_iter().collect());
+    let mut open: Vec<_> = handles.values().map(|open| (open.kind == Opened::File, open.node)).collect();
+    open.sort_unstable();
+    // One number for a file and for a directory.
+    assert!(open.contains(&(true, 3_481_613)), "{open:?}");
+    table.requests.settle(|_effect| true);
+    assert_eq!(table.requests.uncharged().len(), 3);
+    let note = |number| table.requests.take_note(number).unwrap();
+    assert_eq!(note(1001).effect, Effect::Make { at: place(3_481_610, "made"), found: None, is_new: true });
+    let removed =
+        Effect::Remove { at: place(3_481_610, "gone"), found: Some(77), removed_by: Some(1001), takes: 0 };
+    assert_eq!(note(1003).effect, removed);
+    let looked_up = note(1005);
+    assert_eq!((looked_up.effect, looked_up.counted), (Effect::Lookup, Some(3_481_613)));
+    // This daemon goes on writing where the other one has ended.
+    let at = place(1, "another");
+    table.put_node(None, &NodeView { id: 9, lookups: 1, place: Some(&at), removed_by: None }).unwrap();
+    let (_, recovered) = StateTable::recover(region(&memfd)).unwrap();
+    assert_eq!(recovered.nodes.len(), 6);
 }

@@ -12,10 +12,10 @@ use volume_fs::file::{Attributes, Handle, NodeId, Statistics};
 use volume_fs::request::{Changes, Xattr};
 
 use super::{OpenFile, Running, Volume, c_string, clearing_setid, mode_bits};
+use crate::charge::{self, BLOCK_BYTES};
 use crate::errno::Result;
 use crate::nodes::stat;
 use crate::place::Place;
-use crate::quota::{self, BLOCK_BYTES};
 use crate::state_table::requests::Effect;
 use crate::xattrs;
 
@@ -127,15 +127,15 @@ impl Volume {
         if wanted.bytes() > MOST_XATTR_BYTES {
             return Err(Errno::NOSPC);
         }
-        let growth = quota::attribute_bytes(self.attribute_blocks.growth(replaced, wanted));
-        let reserved = self.make_room_for_attributes(id, &fd, growth)?;
+        let growth = charge::attribute_bytes(self.attribute_blocks.growth(replaced, wanted));
+        let change = self.make_room_for_attributes(id, &fd, growth)?;
         // Repeating it makes a difference only with these flags.
         if !flags.is_empty() {
             let at = Place { directory: id, name: name.clone() };
             running.note(|| Ok::<_, Errno>(Effect::Attribute { at, had, sets: true }))?;
         }
         let set = self.descriptors.set_xattr(fd.as_fd(), &name, value, flags);
-        self.settle_attributes(id, &fd, reserved);
+        self.settle_attributes(&fd, change);
         set
     }
 
@@ -167,14 +167,14 @@ impl Volume {
             return Ok(());
         }
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
-        let unchanged = self.make_room_for_attributes(id, &fd, 0)?;
+        let change = self.make_room_for_attributes(id, &fd, 0)?;
         running.note(|| {
             let had = self.descriptors.xattr_size(fd.as_fd(), &name).is_ok();
             let at = Place { directory: id, name: name.clone() };
             Ok::<_, Errno>(Effect::Attribute { at, had, sets: false })
         })?;
         let removed = self.descriptors.remove_xattr(fd.as_fd(), &name);
-        self.settle_attributes(id, &fd, unchanged);
+        self.settle_attributes(&fd, change);
         removed
     }
 }

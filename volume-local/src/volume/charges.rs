@@ -4,16 +4,19 @@
 //! Invariant: in a volume without a [`Quota`], whose capacity another party enforces, each function
 //! here admits at once, makes no system call and takes no lock.
 
+use std::ffi::CStr;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, Statx};
+use rustix::fs::{AtFlags, FileType, Statx};
 use rustix::io::Errno;
 
-use super::{OpenFile, Volume};
+use super::{OpenFile, Running, Volume, WANTED};
+use crate::charge::{self, BLOCK_BYTES, Charged, charge};
 use crate::errno::Result;
 use crate::nodes::stat;
-use crate::quota::{self, BLOCK_BYTES, Charged, InodeReservation, Quota, Reservation, charge};
+use crate::quota::{Change, InodeReservation, Quota, Reservation};
+use crate::state_table::requests::Slot;
 use crate::xattrs;
 
 /// What happened to a file that lost a name.
@@ -39,29 +42,43 @@ impl Volume {
         file: &OwnedFd,
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        if let Some(quota) = &self.quota {
-            quota.before_change(id, || self.measure_first(file))?;
-        }
+        let in_progress = match &self.quota {
+            Some(quota) => Some(quota.begin_change(id, || self.measure_first(file))?),
+            None => None,
+        };
         let changed = change();
-        self.settle(id, file, None);
+        self.settle(file, in_progress);
         changed
     }
 
-    /// Updates the charge of a file after a change, or after its file system may have changed its
-    /// blocks.
-    pub(super) fn settle(&self, id: u64, file: &OwnedFd, reserved: Option<Reservation<'_>>) {
-        if let Some(quota) = &self.quota {
-            quota.settle(id, reserved, |before| self.measure(file, before));
+    /// Updates the charge of a file after a change.
+    pub(super) fn settle(&self, file: &OwnedFd, change: Option<Change<'_>>) {
+        if let Some(change) = change {
+            change.settle(|before| self.measure(file, before));
         }
     }
 
     /// As [`Self::settle`], after a change of attributes. The kernel serializes requests that change
     /// one file's attributes.
-    pub(super) fn settle_attributes(&self, id: u64, file: &OwnedFd, reserved: Option<Reservation<'_>>) {
+    pub(super) fn settle_attributes(&self, file: &OwnedFd, change: Option<Change<'_>>) {
+        if let Some(change) = change {
+            change.settle(|before| self.measure(file, Charged { attribute_blocks: None, ..before }));
+        }
+    }
+
+    /// Updates the charge of a file after its file system may have changed its blocks.
+    pub(super) fn charge_again(&self, id: u64, file: &OwnedFd) {
         if let Some(quota) = &self.quota {
-            quota.settle(id, reserved, |before| {
-                self.measure(file, Charged { attribute_blocks: None, ..before })
-            });
+            quota.settle(id, |before| self.measure(file, before));
+        }
+    }
+
+    /// Updates the charge of a file that an earlier daemon was changing, perhaps its attributes.
+    pub(super) fn charge_after_kill(&self, id: u64) {
+        if let Some(quota) = &self.quota
+            && let Ok(file) = self.nodes.descriptor(id)
+        {
+            quota.settle(id, |before| self.measure(&file, Charged { attribute_blocks: None, ..before }));
         }
     }
 
@@ -72,14 +89,14 @@ impl Volume {
             && quota.is_unsettled(id)
             && let Ok(file) = self.nodes.descriptor(id)
         {
-            quota.settle(id, None, |before| self.measure(&file, before));
+            quota.settle(id, |before| self.measure(&file, before));
         }
     }
 
     /// An open file was closed. Writeback may have added or freed a block.
     pub(super) fn closed(&self, file: &OpenFile) {
         if let Some(quota) = &self.quota {
-            quota.settle(file.id, None, |before| self.measure(&file.fd, before));
+            quota.settle(file.id, |before| self.measure(&file.fd, before));
             quota.closed(file.id);
         }
     }
@@ -91,35 +108,33 @@ impl Volume {
         file: &OpenFile,
         offset: u64,
         length: u64,
-    ) -> Result<(u64, Option<Reservation<'_>>)> {
+    ) -> Result<(u64, Option<Change<'_>>)> {
         let end = offset.checked_add(length).ok_or(Errno::FBIG)?;
         let Some(quota) = &self.quota else { return Ok((length, None)) };
-        let before = quota.before_change(file.id, || self.measure_first(&file.fd))?;
-        let most = quota::whole_blocks(end).saturating_sub(offset - offset % BLOCK_BYTES);
+        let change = quota.begin_change(file.id, || self.measure_first(&file.fd))?;
+        let before = change.before();
+        let most = charge::whole_blocks(end).saturating_sub(offset - offset % BLOCK_BYTES);
         if let Ok(reserved) = quota.reserve_amply(most) {
-            return Ok((length, Some(reserved)));
+            return Ok((length, Some(change.with(reserved))));
         }
         match quota.retrying(|| reserve_range(quota, &file.fd, &(offset..end), before)) {
             Err(Errno::NOSPC) => {}
-            other => return other.map(|reserved| (length, Some(reserved))),
+            other => return other.map(|reserved| (length, Some(change.with(reserved)))),
         }
-        let fitting = quota::longest_fitting(&file.fd, &(offset..end), quota.free_bytes())?;
+        let fitting = charge::longest_fitting(&file.fd, &(offset..end), quota.free_bytes())?;
         if fitting == offset {
             return Err(Errno::NOSPC);
         }
         let reserved = reserve_range(quota, &file.fd, &(offset..fitting), before)?;
-        Ok((fitting - offset, Some(reserved)))
+        Ok((fitting - offset, Some(change.with(reserved))))
     }
 
     /// Reserves space for the whole range.
-    pub(super) fn make_all_room(
-        &self,
-        file: &OpenFile,
-        range: &Range<u64>,
-    ) -> Result<Option<Reservation<'_>>> {
+    pub(super) fn make_all_room(&self, file: &OpenFile, range: &Range<u64>) -> Result<Option<Change<'_>>> {
         let Some(quota) = &self.quota else { return Ok(None) };
-        let before = quota.before_change(file.id, || self.measure_first(&file.fd))?;
-        quota.retrying(|| reserve_range(quota, &file.fd, range, before)).map(Some)
+        let change = quota.begin_change(file.id, || self.measure_first(&file.fd))?;
+        let reserved = quota.retrying(|| reserve_range(quota, &file.fd, range, change.before()))?;
+        Ok(Some(change.with(reserved)))
     }
 
     /// Called before a change of attributes that adds at most `bytes`.
@@ -128,10 +143,11 @@ impl Volume {
         id: u64,
         file: &OwnedFd,
         bytes: u64,
-    ) -> Result<Option<Reservation<'_>>> {
+    ) -> Result<Option<Change<'_>>> {
         let Some(quota) = &self.quota else { return Ok(None) };
-        quota.before_change(id, || self.measure_first(file))?;
-        quota.retrying(|| quota.reserve(bytes)).map(Some)
+        let change = quota.begin_change(id, || self.measure_first(file))?;
+        let reserved = quota.retrying(|| quota.reserve(bytes))?;
+        Ok(Some(change.with(reserved)))
     }
 
     /// Called before a file is created.
@@ -154,21 +170,45 @@ impl Volume {
         self.quota.as_ref().map_or(Ok(()), |quota| quota.admit_block())
     }
 
-    /// Charges a new file.
-    pub(super) fn charge_new(&self, id: u64, seen: &Statx) {
+    /// Charges a new file, whose inode was reserved.
+    pub(super) fn charge_new(&self, slot: Option<Slot>, id: u64, seen: &Statx) {
         if let Some(quota) = &self.quota {
-            quota.add(id, charge(seen, 0));
+            quota.add(id, charge(seen, 0), slot);
         }
     }
 
-    /// A file lost a name. `seen`: the file before.
-    pub(super) fn discharge(&self, id: u64, seen: &Statx, Loss { names_left, is_known }: Loss) {
+    /// As [`Self::charge_new`], for the file with this name.
+    pub(super) fn charge_at(&self, slot: Option<Slot>, parent: &OwnedFd, name: &CStr) {
+        if self.quota.is_some()
+            && let Ok(seen) = rustix::fs::statx(parent, name, AtFlags::SYMLINK_NOFOLLOW, WANTED)
+            && let Ok(id) = self.origin.node_id(&seen)
+        {
+            self.charge_new(slot, id, &seen);
+        }
+    }
+
+    /// Charges a new name of a file that exists, whose inode was reserved.
+    pub(super) fn charge_name(&self, slot: Option<Slot>) {
+        if let Some(quota) = self.quota.as_ref().filter(|_| self.names_take_inodes) {
+            quota.add_name(slot);
+        }
+    }
+
+    /// The request had no effect.
+    pub(super) fn charge_nothing(&self, running: &Running) {
+        if let Some(quota) = &self.quota {
+            quota.no_change(running.slot());
+        }
+    }
+
+    /// A file lost a name. It `takes` this much if it was not changed.
+    pub(super) fn discharge(&self, slot: Option<Slot>, id: u64, takes: Charged, loss: Loss) {
         let Some(quota) = &self.quota else { return };
-        match (names_left, is_known) {
-            (true, _) if self.names_take_inodes => quota.free_inode(),
-            (true, _) => {}
-            (false, true) => quota.removed(id, charge(seen, 0)),
-            (false, false) => quota.free(id, charge(seen, 0)),
+        match loss {
+            Loss { names_left: true, .. } if self.names_take_inodes => quota.free_name(slot),
+            Loss { names_left: true, .. } => {}
+            Loss { is_known: true, .. } => quota.removed(id, takes, slot),
+            Loss { is_known: false, .. } => quota.free(id, takes, slot),
         }
     }
 
@@ -217,9 +257,9 @@ fn reserve_range<'q>(
     range: &Range<u64>,
     before: Charged,
 ) -> Result<Reservation<'q>> {
-    let attributes = quota::attribute_bytes(before.attribute_blocks.unwrap_or(0));
-    let most = quota::whole_blocks(stat(file)?.stx_size.max(range.end)).saturating_add(attributes);
-    quota.reserve(quota::growth(file, range, most.saturating_sub(before.bytes))?)
+    let attributes = charge::attribute_bytes(before.attribute_blocks.unwrap_or(0));
+    let most = charge::whole_blocks(stat(file)?.stx_size.max(range.end)).saturating_add(attributes);
+    quota.reserve(charge::growth(file, range, most.saturating_sub(before.bytes))?)
 }
 
 #[cfg(test)]
@@ -264,7 +304,9 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let limits = Limits { bytes: 3 * BLOCK_BYTES, inodes: 2 };
         let found = Use { counted: Counted { bytes: BLOCK_BYTES, inodes: 1 }, unsettled: Vec::new() };
-        let counted = volume(dir.path(), Some(Arc::new(Quota::new(limits, Some(found), 4))));
+        let quota = Quota::new(limits, 4, None);
+        quota.set_counted(found);
+        let counted = volume(dir.path(), Some(Arc::new(quota)));
         let data = Data { offset: 0, bytes: &[1; 4 * 4096], clears_setid: false };
         let (_, handle) = create(&counted, "counted").unwrap();
         assert_eq!(counted.write(handle, data), Ok(2 * 4096), "what fits");

@@ -9,15 +9,19 @@ use volume_fs::file::{Handle, NodeId};
 use volume_fs::request::{Data, Position};
 
 use super::{OpenFile, Running, Volume, clearing_setid, synchronise};
+use crate::charge;
 use crate::errno::{self, Result};
 use crate::nodes::stat;
-use crate::quota;
 
 /// The open(2) flags passed to the backing file. Not O_APPEND (pwrite(2) would ignore the offset,
 /// which the kernel has computed), nor O_DIRECT (our buffers are not aligned; the request has
 /// already bypassed the page cache above).
 pub(super) const PASSED_ON: OFlags =
     OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::NOATIME);
+
+/// The modes of fallocate(2) that can be repeated without a difference.
+const REPEATABLE: FallocateFlags =
+    FallocateFlags::KEEP_SIZE.union(FallocateFlags::PUNCH_HOLE).union(FallocateFlags::ZERO_RANGE);
 
 impl Volume {
     pub(crate) fn open_file(&self, running: &Running, NodeId(id): NodeId, flags: OFlags) -> Result<Handle> {
@@ -61,12 +65,12 @@ impl Volume {
     pub(crate) fn write(&self, handle: Handle, data: Data<'_>) -> Result<usize> {
         let Data { offset, bytes: data, clears_setid } = data;
         let file = self.file(handle)?;
-        let (fitting, reserved) = self.make_room(&file, offset, data.len() as u64)?;
+        let (fitting, change) = self.make_room(&file, offset, data.len() as u64)?;
         let data = &data[..data.len().min(usize::try_from(fitting).unwrap_or(usize::MAX))];
         let write = || write_all(&file.fd, offset, data);
         // With our CAP_FSETID, the backing file would keep the bits.
         let written = if clears_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
-        self.settle(file.id, &file.fd, reserved);
+        self.settle(&file.fd, change);
         written
     }
 
@@ -80,25 +84,29 @@ impl Volume {
     pub(crate) fn synchronise(&self, handle: Handle, data_only: bool) -> Result<()> {
         let file = self.file(handle)?;
         synchronise(file.fd.as_fd(), data_only)?;
-        self.settle(file.id, &file.fd, None);
+        self.charge_again(file.id, &file.fd);
         Ok(())
     }
 
     pub(crate) fn allocate(&self, handle: Handle, range: Range<u64>, mode: FallocateFlags) -> Result<()> {
         let file = self.file(handle)?;
+        // Others move content, so they must not be repeated. The kernel sends none of them.
+        if !REPEATABLE.contains(mode) {
+            return Err(Errno::OPNOTSUPP);
+        }
         let allocate = || rustix::fs::fallocate(&file.fd, mode, range.start, range.end - range.start);
         if mode.contains(FallocateFlags::PUNCH_HOLE) {
             return self.settling(file.id, &file.fd, allocate);
         }
         // Blocks beyond the end of a file are not charged, so none are allocated.
         if mode.contains(FallocateFlags::KEEP_SIZE)
-            && range.end > quota::whole_blocks(stat(&file.fd)?.stx_size)
+            && range.end > charge::whole_blocks(stat(&file.fd)?.stx_size)
         {
             return Err(Errno::OPNOTSUPP);
         }
-        let reserved = self.make_all_room(&file, &range)?;
+        let change = self.make_all_room(&file, &range)?;
         let allocated = allocate();
-        self.settle(file.id, &file.fd, reserved);
+        self.settle(&file.fd, change);
         allocated
     }
 
@@ -110,7 +118,7 @@ impl Volume {
         let (source, target) = (self.file(from.handle)?, self.file(to.handle)?);
         let (mut from_offset, mut to_offset) = (from.offset, to.offset);
         let length = length.min(stat(&source.fd)?.stx_size.saturating_sub(from.offset));
-        let (fitting, reserved) = self.make_room(&target, to.offset, length)?;
+        let (fitting, change) = self.make_room(&target, to.offset, length)?;
         let copied = rustix::fs::copy_file_range(
             &source.fd,
             Some(&mut from_offset),
@@ -118,7 +126,7 @@ impl Volume {
             Some(&mut to_offset),
             usize::try_from(fitting).unwrap_or(usize::MAX),
         );
-        self.settle(target.id, &target.fd, reserved);
+        self.settle(&target.fd, change);
         copied
     }
 }

@@ -13,6 +13,7 @@ use volume_fs::request::{Permissions, Special};
 use super::charges::{Loss, keep};
 use super::data::PASSED_ON;
 use super::{OpenFile, Running, Volume, WANTED, component, mode_bits};
+use crate::charge::charge;
 use crate::errno::{self, Result};
 use crate::nodes::{Admission, Removal, stat};
 use crate::place::Place;
@@ -117,12 +118,13 @@ impl Volume {
         self.files.admit()?;
         self.nodes.admit(directory)?;
         let inode = self.admit_file()?;
-        running.note(|| self.about_to_make(&parent, &place))?;
+        running.note(|| self.about_to_make(&parent, &place, true))?;
         let created = self.settling(directory, &parent, || {
             self.nodes.with_descriptors(|| {
                 as_caller(caller, || rustix::fs::openat(&parent, &place.name, open, mode))
             })
         });
+        let created = created.inspect_err(|_| self.charge_nothing(running));
         let file = match created {
             // The kernel looks the name up again and opens the file it finds.
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => return Err(Errno::STALE),
@@ -130,9 +132,9 @@ impl Volume {
         };
         keep(inode);
         let seen = stat(&file)?;
+        let id = self.origin.node_id(&seen)?;
+        self.charge_new(running.slot(), id, &seen);
         let known = self.known(&seen, file.as_fd(), c"")?;
-        let NodeId(id) = known.attributes.id;
-        self.charge_new(id, &seen);
         self.nodes.remember(id, place, None);
         running.counted(id);
         Ok((known, self.files.insert(OpenFile { id, flags: passed_on, fd: file }, running.number())))
@@ -147,10 +149,11 @@ impl Volume {
         let directory = place.directory;
         let (file, parent) = (self.nodes.descriptor(id)?, self.nodes.descriptor(directory)?);
         let inode = self.admit_link()?;
-        running.note(|| self.about_to_make(&parent, &place))?;
+        running.note(|| self.about_to_make(&parent, &place, false))?;
         let link = || self.descriptors.link(file.as_fd(), parent.as_fd(), &place.name);
-        self.settling(directory, &parent, link)?;
+        self.settling(directory, &parent, link).inspect_err(|_| self.charge_nothing(running))?;
         keep(inode);
+        self.charge_name(running.slot());
         self.look_up(running, name)
     }
 
@@ -173,14 +176,15 @@ impl Volume {
         self.admit_loss(found.as_ref(), uid)?;
         running.note(|| {
             let removed_by = found.as_ref().filter(|found| found.has_one_name()).map(|_| uid);
+            let takes = found.as_ref().map_or(0, Found::takes);
             let found = found.as_ref().map(|found| found.id);
-            Ok::<_, Errno>(Effect::Remove { at: place.clone(), found, removed_by })
+            Ok::<_, Errno>(Effect::Remove { at: place.clone(), found, removed_by, takes })
         })?;
         self.keep_before_loss(found.as_ref(), &place);
         self.settling(directory, &parent, || rustix::fs::unlinkat(&parent, &place.name, kind))
-            .inspect_err(|_| self.release_after_failure(found.as_ref()))?;
+            .inspect_err(|_| self.after_failure(running, found.as_ref()))?;
         if let Some(found) = found {
-            self.lost(found, uid, &place);
+            self.lost(running, found, uid, &place);
         }
         Ok(())
     }
@@ -216,9 +220,10 @@ impl Volume {
         running.note(|| {
             let id = |found: &Option<Found>| found.as_ref().map(|found| found.id);
             let removed_by = in_the_way.as_ref().filter(|found| found.has_one_name()).map(|_| uid);
+            let takes = in_the_way.as_ref().map_or(0, Found::takes);
             let (moving, in_the_way) = (id(&moving), id(&in_the_way));
             let (from, to) = (from.clone(), to.clone());
-            Ok::<_, Errno>(Effect::Rename { from, moving, to, in_the_way, exchange, removed_by })
+            Ok::<_, Errno>(Effect::Rename { from, moving, to, in_the_way, exchange, removed_by, takes })
         })?;
         if !exchange {
             self.keep_before_loss(in_the_way.as_ref(), &to);
@@ -228,7 +233,7 @@ impl Volume {
                 rustix::fs::renameat_with(&from_parent, &from.name, &to_parent, &to.name, flags)
             })
         })
-        .inspect_err(|_| self.release_after_failure(in_the_way.as_ref()))?;
+        .inspect_err(|_| self.after_failure(running, in_the_way.as_ref()))?;
         let id = |found: &Option<Found>| found.as_ref().map(|found| found.id);
         if id(&moving).is_some() && id(&moving) == id(&in_the_way) {
             // Two names of one file: rename(2) does nothing.
@@ -238,7 +243,7 @@ impl Volume {
             Some(other) if exchange => {
                 self.nodes.moved(other.id, &to, from.clone());
             }
-            Some(replaced) => self.lost(replaced, uid, &to),
+            Some(replaced) => self.lost(running, replaced, uid, &to),
             None => {}
         }
         if let Some(moved) = moving {
@@ -267,11 +272,17 @@ impl Volume {
         let parent = self.nodes.descriptor(directory)?;
         self.nodes.admit(directory)?;
         let inode = self.admit_file()?;
-        running.note(|| self.about_to_make(&parent, &place))?;
-        self.settling(directory, &parent, || create(&parent, &place.name))?;
+        running.note(|| self.about_to_make(&parent, &place, true))?;
+        self.settling(directory, &parent, || create(&parent, &place.name))
+            .inspect_err(|_| self.charge_nothing(running))?;
         keep(inode);
-        let (known, seen) = self.find(running, place, Admission::Admitted)?;
-        self.charge_new(known.attributes.id.0, &seen);
+        let (known, seen) = self.find(running, place, Admission::Admitted).inspect_err(|_| {
+            // It exists nevertheless.
+            if let Ok(name) = component(name.name) {
+                self.charge_at(running.slot(), &parent, &name);
+            }
+        })?;
+        self.charge_new(running.slot(), known.attributes.id.0, &seen);
         Ok(known)
     }
 
@@ -313,9 +324,9 @@ impl Volume {
     }
 
     /// The note of a request that gives a file this name.
-    fn about_to_make(&self, parent: &OwnedFd, place: &Place) -> Result<Effect> {
+    fn about_to_make(&self, parent: &OwnedFd, place: &Place, is_new: bool) -> Result<Effect> {
         let found = self.node_at(parent, place)?;
-        Ok(Effect::Make { at: place.clone(), found })
+        Ok(Effect::Make { at: place.clone(), found, is_new })
     }
 
     /// The node id of the file with this name.
@@ -342,7 +353,8 @@ impl Volume {
     }
 
     /// The file has kept its name.
-    fn release_after_failure(&self, found: Option<&Found>) {
+    fn after_failure(&self, running: &Running, found: Option<&Found>) {
+        self.charge_nothing(running);
         if let Some(found) = found {
             self.nodes.let_keeper_release(found.id);
         }
@@ -373,15 +385,16 @@ impl Volume {
 
     /// The file at `place` was removed by `uid`. The kernel serializes requests that remove names
     /// of one file.
-    fn lost(&self, found: Found, uid: u32, place: &Place) {
+    fn lost(&self, running: &Running, found: Found, uid: u32, place: &Place) {
         let is_directory = found.is_directory();
+        let takes = charge(&found.seen, 0);
         let Found { id, seen, held } = found;
         let links = match &held {
             Some(held) => stat(held).map_or(0, |now| now.stx_nlink),
             None => seen.stx_nlink.saturating_sub(1),
         };
         let names_left = !is_directory && links > 0;
-        self.discharge(id, &seen, Loss { names_left, is_known: held.is_some() });
+        self.discharge(running.slot(), id, takes, Loss { names_left, is_known: held.is_some() });
         if let Some(held) = held {
             self.nodes.removed(id, place, Removal { uid, held: Arc::clone(&held), names_left });
             // It was opened after it was looked at.
@@ -408,6 +421,10 @@ struct Found {
 impl Found {
     fn is_directory(&self) -> bool {
         BackingType::from_raw_mode(self.seen.stx_mode.into()) == BackingType::Directory
+    }
+
+    fn takes(&self) -> u64 {
+        charge(&self.seen, 0).bytes
     }
 
     /// Whether the file is gone when it loses a name.

@@ -5,19 +5,55 @@ use std::sync::Arc;
 
 use keeper::daemon::Removed;
 use rustix::io::Errno;
+use volume_fs::service::Succession;
 
 use super::Volume;
+use super::charges::Loss;
+use crate::charge::{Charged, charge};
 use crate::errno::Result;
 use crate::nodes::stat;
 use crate::place::Place;
-use crate::quota::charge;
-use crate::state_table::requests::Effect;
-use crate::state_table::{Opened, Recovered};
+use crate::quota::Quota;
+use crate::state_table::charges::Charges;
+use crate::state_table::requests::{Effect, Slot};
+use crate::state_table::{Opened, Recovered, StateTable};
+
+/// What this daemon shares with its successor, and what an earlier one has left to it.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) table: Arc<StateTable>,
+    pub(super) keeper: Arc<Removed>,
+    /// `None` if the connection is new.
+    pub(super) earlier: Option<Recovered>,
+}
+
+impl Shared {
+    pub(crate) fn open(Succession { state, removed, continues }: Succession) -> volume_fs::Result<Self> {
+        let (table, earlier) = if continues {
+            let (table, recovered) = StateTable::recover(state)
+                .map_err(|damaged| volume_fs::Error::StateTable { reason: damaged.to_string() })?;
+            (table, Some(recovered))
+        } else {
+            (StateTable::new(state), None)
+        };
+        Ok(Self { table: Arc::new(table), keeper: Arc::new(removed), earlier })
+    }
+
+    /// An earlier daemon had the connection.
+    pub(crate) fn continues(&self) -> bool {
+        self.earlier.is_some()
+    }
+
+    /// The use of the volume, if the earlier daemon knew it.
+    pub(crate) fn earlier_charges(&self) -> Option<&Charges> {
+        self.earlier.as_ref()?.charges.as_ref()
+    }
+}
 
 impl Volume {
     /// Restores nodes and handles, and finds out which of the requests in progress had their effect.
     pub(super) fn recover(&self, recovered: Recovered, keeper: &Removed) -> volume_fs::Result<()> {
-        let Recovered { nodes, handles } = recovered;
+        let Recovered { nodes, handles, charges } = recovered;
         let (known, open) = (nodes.len(), handles.len());
         self.nodes.restore(nodes);
         let (files, directories): (Vec<_>, Vec<_>) =
@@ -38,7 +74,12 @@ impl Volume {
         for (id, _fd) in self.nodes.restore_kept(kept) {
             self.nodes.let_keeper_drop(id);
         }
-        self.charge_removed();
+        if let Some(quota) = &self.quota {
+            match charges {
+                Some(charges) => self.correct_use(quota, &charges),
+                None => self.charge_removed(quota),
+            }
+        }
         tracing::info!(known, open, "continues the connection of an earlier daemon");
         Ok(())
     }
@@ -46,15 +87,15 @@ impl Volume {
     /// Whether the effect was made. If so, the nodes follow it.
     fn is_done(&self, effect: &Effect) -> bool {
         match effect {
-            Effect::Make { at, found } => found.is_none() && matches!(self.node_now_at(at), Ok(Some(_))),
-            Effect::Remove { at, found: Some(id), removed_by } => {
+            Effect::Make { at, found, .. } => found.is_none() && matches!(self.node_now_at(at), Ok(Some(_))),
+            Effect::Remove { at, found: Some(id), removed_by, .. } => {
                 let is_done = self.node_now_at(at).is_ok_and(|now| now != Some(*id));
                 if is_done {
                     self.nodes.lost_place(*id, at, *removed_by);
                 }
                 is_done
             }
-            Effect::Rename { from, moving: Some(id), to, in_the_way, exchange, removed_by } => {
+            Effect::Rename { from, moving: Some(id), to, in_the_way, exchange, removed_by, .. } => {
                 if *in_the_way == Some(*id) {
                     // Two names of one file: rename(2) does nothing.
                     return false;
@@ -93,15 +134,65 @@ impl Volume {
         self.node_at(&parent, place)
     }
 
-    /// Removed files are in no directory, so the count of the tree does not find them.
-    fn charge_removed(&self) {
-        let Some(quota) = &self.quota else { return };
-        for (id, fd) in self.nodes.removed_files() {
-            if let Ok(seen) = stat(Arc::as_ref(&fd))
-                && seen.stx_nlink == 0
-            {
-                quota.add_removed(id, charge(&seen, 0));
+    /// The use that an earlier daemon has left is right, but for the files that it was changing when it
+    /// was killed.
+    fn correct_use(&self, quota: &Quota, charges: &Charges) {
+        if let Some(table) = &self.table {
+            for (slot, effect) in table.requests.uncharged() {
+                self.charge_effect(quota, slot, &effect);
             }
         }
+        for (_record, id, state) in &charges.records {
+            if state.is_changing {
+                self.charge_after_kill(*id);
+            }
+        }
+        for (id, takes) in self.removed_files() {
+            quota.removed(id, takes, None);
+        }
+        quota.forget_unknown(|id| self.nodes.contains(id));
+    }
+
+    /// Charges the effect of a request that the earlier daemon had made and not charged.
+    fn charge_effect(&self, quota: &Quota, slot: Slot, effect: &Effect) {
+        let lost = |id: u64, bytes: u64, names_left: bool| {
+            let takes = Charged { bytes, lasting: true, attribute_blocks: Some(0) };
+            self.discharge(Some(slot), id, takes, Loss { names_left, is_known: self.nodes.contains(id) });
+        };
+        match effect {
+            Effect::Make { at, is_new: true, .. } => {
+                if let Ok(parent) = self.nodes.descriptor(at.directory) {
+                    quota.take_inode();
+                    self.charge_at(Some(slot), &parent, &at.name);
+                }
+            }
+            Effect::Make { .. } if self.names_take_inodes => {
+                quota.take_inode();
+                self.charge_name(Some(slot));
+            }
+            Effect::Remove { found: Some(id), removed_by, takes, .. }
+            | Effect::Rename { in_the_way: Some(id), exchange: false, removed_by, takes, .. } => {
+                lost(*id, *takes, removed_by.is_none());
+            }
+            Effect::Make { .. }
+            | Effect::Remove { .. }
+            | Effect::Rename { .. }
+            | Effect::Attribute { .. }
+            | Effect::Lookup => {}
+        }
+    }
+
+    /// Removed files are in no directory, so the count of the tree does not find them.
+    fn charge_removed(&self, quota: &Quota) {
+        for (id, takes) in self.removed_files() {
+            quota.add_removed(id, takes);
+        }
+    }
+
+    /// The files without a name that the kernel knows, and what each takes.
+    fn removed_files(&self) -> Vec<(u64, Charged)> {
+        let removed = self.nodes.removed_files().into_iter();
+        let seen = removed.filter_map(|(id, fd)| Some((id, stat(Arc::as_ref(&fd)).ok()?)));
+        seen.filter(|(_, seen)| seen.stx_nlink == 0).map(|(id, seen)| (id, charge(&seen, 0))).collect()
     }
 }

@@ -63,6 +63,11 @@ impl Running {
         self.is_done
     }
 
+    /// The slot of its note, if it has one.
+    pub(super) fn slot(&self) -> Option<Slot> {
+        self.slot
+    }
+
     /// Called before the effect. `effect` may need system calls, and is not called if no daemon can
     /// follow this one.
     ///

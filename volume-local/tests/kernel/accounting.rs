@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use nix::mount::MsFlags;
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, XattrFlags};
@@ -24,13 +26,13 @@ const SETUP: Setup = Setup {
 };
 
 /// One of several users of the same few names.
-struct User<'a> {
-    volume: &'a Volume,
+struct User {
+    root: PathBuf,
     random: u64,
     held: Vec<File>,
 }
 
-impl User<'_> {
+impl User {
     /// Up to `end`, the same in every run (Knuth's MMIX constants).
     fn up_to(&mut self, end: u64) -> u64 {
         self.random =
@@ -40,7 +42,7 @@ impl User<'_> {
 
     fn path(&mut self) -> PathBuf {
         let (directory, name) = (self.up_to(5), self.up_to(13));
-        self.volume.path(&format!("d{directory}/f{name}"))
+        self.root.join(format!("d{directory}/f{name}"))
     }
 
     fn content(&mut self, most: u64) -> Vec<u8> {
@@ -112,11 +114,15 @@ impl User<'_> {
 
     fn work(&mut self, steps: usize) {
         for _ in 0..steps {
-            drop(self.do_something());
-            if self.held.len() > 20 {
-                let oldest = usize::try_from(self.up_to(20)).unwrap();
-                drop(self.held.swap_remove(oldest));
-            }
+            self.step();
+        }
+    }
+
+    fn step(&mut self) {
+        drop(self.do_something());
+        if self.held.len() > 20 {
+            let oldest = usize::try_from(self.up_to(20)).unwrap();
+            drop(self.held.swap_remove(oldest));
         }
     }
 }
@@ -125,7 +131,8 @@ fn everybody_does_everything(volume: &Volume, round: u64) {
     std::thread::scope(|scope| {
         for user in 1..=5 {
             scope.spawn(move || {
-                let mut user = User { volume, random: round * 100 + user, held: Vec::new() };
+                let mut user =
+                    User { root: volume.path.clone(), random: round * 100 + user, held: Vec::new() };
                 user.work(600);
             });
         }
@@ -207,6 +214,76 @@ fn a_fresh_count_agrees_with_the_use_after_everything_at_once_on_ext4() {
 #[test]
 fn a_fresh_count_agrees_with_the_use_after_everything_at_once_on_xfs() {
     a_fresh_count_agrees_on("xfs");
+}
+
+/// Stops the users, also when the test fails.
+struct Stopping<'a>(&'a AtomicBool);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Daemons are killed at any moment, and none of their successors counts.
+fn the_use_is_right_after_kills_on(kind: &str) {
+    const KILLS: u64 = 25;
+    let setup = Setup { confine: true, successors: 1, ..SETUP };
+    let mut volume = Volume::on(Stage::on_file_system(kind), setup);
+    for directory in 0..5 {
+        fs::create_dir(volume.path(&format!("d{directory}"))).unwrap();
+    }
+    volume.usage();
+    let (stop, steps) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let stopping = Stopping(&stop);
+        for user in 1..=4 {
+            let (stop, steps, root) = (&stop, &steps, volume.path.clone());
+            scope.spawn(move || {
+                let mut user = User { root, random: user * 7919, held: Vec::new() };
+                while !stop.load(Ordering::Relaxed) {
+                    user.step();
+                    steps.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        for kill in 0..KILLS {
+            let (before, begun) = (steps.load(Ordering::Relaxed), Instant::now());
+            while steps.load(Ordering::Relaxed) < before + 5 + kill * 7 % 40 {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{kind}: no progress after kill {kill}");
+                std::thread::yield_now();
+            }
+            volume.add_successor(setup);
+            volume.kill();
+            volume.take_over(setup);
+            assert!(!volume.usage_now().counting, "{kind}: kill {kill}");
+        }
+        drop(stopping);
+    });
+    rest_and_charge_anew(&volume, kind);
+    let kept = volume.usage();
+    let seen = rustix::fs::statvfs(&volume.path).unwrap();
+    assert_eq!((seen.f_blocks - seen.f_bfree) * seen.f_frsize, kept.used_bytes, "{kind}: statfs");
+    volume.unmount();
+    // The next daemon has nothing but the tree.
+    File::create(volume.usage_file()).unwrap();
+    volume.serve_again(setup);
+    assert_eq!(volume.usage(), kept, "{kind}: counted, kept");
+}
+
+#[test]
+fn a_fresh_count_agrees_with_the_use_after_kills_under_load_on_ext4() {
+    the_use_is_right_after_kills_on("ext4");
+}
+
+#[test]
+fn a_fresh_count_agrees_with_the_use_after_kills_under_load_on_xfs() {
+    the_use_is_right_after_kills_on("xfs");
+}
+
+#[test]
+fn a_fresh_count_agrees_with_the_use_after_kills_under_load_on_btrfs() {
+    the_use_is_right_after_kills_on("btrfs");
 }
 
 /// Files of many pieces: ext4 takes a block that says where they are when it

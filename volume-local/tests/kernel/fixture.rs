@@ -19,6 +19,7 @@ use keeper::wire::VERSION;
 use keeper::wire::daemon::{DaemonPacket, DaemonRequest, Kind, MOST_NODES};
 use linux::fd_passing::{PacketListener, PacketSocket};
 use linux::mount::{self, FuseMountOptions, FuseName, MountFlags, UnmountMode};
+use linux::shared_memory::SharedWords;
 use nix::mount::MsFlags;
 use prost::Message;
 use proto::control::{Done, GetUsage, ReplaceKeeper, Reply, Request, Usage, reply, request};
@@ -239,6 +240,8 @@ pub(crate) struct Volume {
     watchdog: Option<Watchdog>,
     kept: Option<Kept>,
     successors: VecDeque<Started>,
+    /// How many successors were added.
+    added: usize,
     stage: Stage,
 }
 
@@ -261,6 +264,7 @@ impl Volume {
             watchdog: None,
             kept: None,
             successors: VecDeque::new(),
+            added: 0,
             stage,
         };
         volume.serve(setup);
@@ -273,6 +277,15 @@ impl Volume {
         // Gone already after an unmount.
         drop(mount::unmount(&self.path, UnmountMode::Plain));
         self.serve(setup);
+    }
+
+    /// Starts another daemon that can follow: one that waits for its volume for half a minute ends. Only
+    /// while a daemon serves: the new process has closed its copies of this process's files once it dials.
+    pub(crate) fn add_successor(&mut self, setup: Setup) {
+        self.added += 1;
+        let started = self.start(setup, setup.successors + self.added);
+        assert!(readable(started.listener.as_fd(), here(DAEMON_DEADLINE)), "the daemon dials");
+        self.successors.push_back(started);
     }
 
     fn start(&self, setup: Setup, number: usize) -> Started {
@@ -399,13 +412,12 @@ impl Volume {
 
     /// What the daemon says the volume uses, once it knows.
     pub(crate) fn usage(&self) -> Usage {
-        let control = self.control();
         loop {
-            match control.ask(request::Kind::GetUsage(GetUsage {})) {
-                reply::Kind::Usage(usage) if usage.counting => std::thread::yield_now(),
-                reply::Kind::Usage(usage) => return usage,
-                other => panic!("{other:?}"),
+            let usage = self.usage_now();
+            if !usage.counting {
+                return usage;
             }
+            std::thread::yield_now();
         }
     }
 
@@ -445,6 +457,19 @@ impl Volume {
         kept.keeper = keeper;
     }
 
+    /// The words of the state table.
+    pub(crate) fn state(&self) -> SharedWords {
+        SharedWords::map(&self.kept.as_ref().expect("the volume was served with `successors`").state).unwrap()
+    }
+
+    /// What the daemon says the volume uses now, and whether it still counts.
+    pub(crate) fn usage_now(&self) -> Usage {
+        match self.control().ask(request::Kind::GetUsage(GetUsage {})) {
+            reply::Kind::Usage(usage) => usage,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// As if no daemon had written anything down.
     pub(crate) fn forget_state(&mut self) {
         let kept = self.kept.as_mut().expect("the volume was served with `successors`");
@@ -461,6 +486,11 @@ impl Volume {
         let mut daemon = self.daemon.take().expect("the daemon was started");
         daemon.kill().unwrap();
         daemon.wait().unwrap();
+    }
+
+    /// The daemon has ended, and the caller knows that.
+    pub(crate) fn forget_daemon(&mut self) {
+        drop(self.daemon.take());
     }
 
     /// Unmounts and waits for the daemon. Returns how it ended and what it said.

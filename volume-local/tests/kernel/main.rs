@@ -7,6 +7,7 @@ mod accounting;
 mod attributes;
 mod capacity;
 mod confinement;
+mod cuts;
 mod directories;
 mod files;
 mod fixture;

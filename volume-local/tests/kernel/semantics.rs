@@ -6,6 +6,7 @@ const TESTS: &[&str] = &[
     include_str!("attributes.rs"),
     include_str!("capacity.rs"),
     include_str!("confinement.rs"),
+    include_str!("cuts.rs"),
     include_str!("directories.rs"),
     include_str!("files.rs"),
     include_str!("hand_over.rs"),

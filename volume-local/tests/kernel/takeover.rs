@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::fixture::{ROOT, Setup, Volume};
+use crate::fixture::{ROOT, Setup, Stage, Volume};
 
 const KILLS: usize = 40;
 
@@ -162,6 +162,129 @@ fn the_limit_of_a_volume_holds_across_daemons() {
     assert_eq!(written.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     let length = file.metadata().unwrap().len();
     assert!((7 << 20..=8 << 20).contains(&length), "{length}");
+}
+
+/// What a daemon cannot know without a count: a file that was made behind the mount.
+const BEHIND: u64 = 5 << 20;
+
+#[test]
+fn a_successor_knows_the_use_of_many_files_without_a_count() {
+    const FILES: u64 = 20_000;
+    let setup = Setup { capacity_bytes: 1 << 30, inode_limit: 1_000_000, ..SETUP };
+    let stage = Stage::new();
+    (0..20).for_each(|directory| fs::create_dir(stage.backing.join(format!("d{directory}"))).unwrap());
+    for file in 0..FILES {
+        fs::write(stage.backing.join(format!("d{}/f{file}", file % 20)), "x").unwrap();
+    }
+    let mut volume = Volume::on(stage, Setup { successors: 2, ..setup });
+    // Changed files have records of their own.
+    for file in (0..FILES).step_by(10) {
+        fs::write(volume.path(&format!("d{}/f{file}", file % 20)), "changed").unwrap();
+    }
+    let before = volume.usage();
+    assert_eq!(before.used_inodes, FILES + 20 + 1);
+    fs::write(volume.backing.join("behind"), vec![1; usize::try_from(BEHIND).unwrap()]).unwrap();
+    for round in 0..2_u64 {
+        volume.kill();
+        volume.take_over(setup);
+        let now = volume.usage_now();
+        assert!(!now.counting, "changes would wait");
+        assert_eq!((now.used_bytes, now.used_inodes), (before.used_bytes, before.used_inodes + round));
+        fs::write(volume.path("d0/another"), "x").unwrap();
+        fs::write(volume.path(&format!("d0/one-{round}")), "").unwrap();
+        fs::remove_file(volume.path("d0/another")).unwrap();
+        assert_use_settles_at(&volume, before.used_bytes, before.used_inodes + round + 1);
+    }
+    let seen = rustix::fs::statvfs(&volume.path).unwrap();
+    assert_eq!((seen.f_blocks - seen.f_bfree) * seen.f_frsize, before.used_bytes);
+    assert_eq!(seen.f_files - seen.f_ffree, before.used_inodes + 2);
+    fs::remove_file(volume.backing.join("behind")).unwrap();
+}
+
+/// A removed file is charged until the kernel has forgotten it.
+fn assert_use_settles_at(volume: &Volume, bytes: u64, inodes: u64) {
+    let begun = Instant::now();
+    loop {
+        let usage = volume.usage();
+        if (usage.used_bytes, usage.used_inodes) == (bytes, inodes) {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{usage:?}, not {bytes} and {inodes}");
+        std::thread::yield_now();
+    }
+}
+
+/// Where the version and the use of the volume are, and the records with one for each changed file
+/// (volume-fs/src/state.rs, volume-local/src/state_table.rs).
+const VERSION: usize = 1;
+const USE: std::ops::Range<usize> = 512 + 8..512 + 14;
+const RECORDS: usize = 512 + 41 * 512;
+const CHUNK_WORDS: usize = 4;
+
+/// As a daemon of version 1 leaves it: it writes no charges.
+fn make_version_1(volume: &Volume) {
+    const RELEASED: u64 = 1;
+    const RUN: u64 = 2;
+    const CHARGE: u64 = 6;
+    let words = volume.state();
+    words[VERSION].store(1, Ordering::Relaxed);
+    words[USE].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    let (mut at, mut charges) = (RECORDS, 0);
+    loop {
+        let head = words[at].load(Ordering::Relaxed);
+        let chunks = match head & 0xff {
+            0 => break,
+            RUN => words[at + 1].load(Ordering::Relaxed),
+            _ => head >> 8 & 0xff,
+        };
+        if head & 0xff == CHARGE {
+            words[at].store(head & !0xff | RELEASED, Ordering::Relaxed);
+            charges += 1;
+        }
+        at += CHUNK_WORDS * usize::try_from(chunks).unwrap();
+    }
+    assert!(charges > 0, "the daemon before has written charges");
+}
+
+#[test]
+fn a_table_of_the_version_before_is_continued_and_the_use_is_counted() {
+    let setup = Setup { capacity_bytes: 64 << 20, ..SETUP };
+    let mut volume = Volume::with(Setup { successors: 2, ..setup });
+    let mut file = File::create(volume.path("f")).unwrap();
+    file.write_all(&[1; 9000]).unwrap();
+    let before = volume.usage().used_bytes;
+    fs::write(volume.backing.join("behind"), vec![1; usize::try_from(BEHIND).unwrap()]).unwrap();
+    volume.kill();
+    make_version_1(&volume);
+    volume.take_over(setup);
+    file.write_all(&[1; 9000]).unwrap();
+    let counted = before + BEHIND + 2 * 4096;
+    assert_eq!(volume.usage().used_bytes, counted, "as the count finds it");
+    assert_eq!(volume.state()[VERSION].load(Ordering::Relaxed), 2);
+    volume.kill();
+    volume.take_over(setup);
+    assert_eq!(volume.usage_now().used_bytes, counted);
+    assert_eq!(fs::read(volume.path("f")).unwrap(), [1; 18_000]);
+}
+
+#[test]
+fn a_table_of_another_version_is_refused_and_stays_as_it_was() {
+    let mut volume = Volume::with(Setup { successors: 3, ..SETUP });
+    let mut file = File::create(volume.path("f")).unwrap();
+    file.write_all(b"before").unwrap();
+    volume.kill();
+    let usage = fs::metadata(volume.usage_file()).unwrap();
+    for version in [3, 0] {
+        volume.state()[VERSION].store(version, Ordering::Relaxed);
+        let refused = volume.try_to_take_over(SETUP).unwrap_err();
+        let both = format!("the earlier daemon wrote version {version}, this one reads versions 1 to 2");
+        assert!(refused.contains(&both), "{refused}");
+    }
+    assert_eq!(fs::metadata(volume.usage_file()).unwrap().mtime_nsec(), usage.mtime_nsec());
+    volume.state()[VERSION].store(2, Ordering::Relaxed);
+    volume.take_over(SETUP);
+    file.write_all(b" and after").unwrap();
+    assert_eq!(fs::read(volume.path("f")).unwrap(), b"before and after");
 }
 
 #[test]
