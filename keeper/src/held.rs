@@ -162,8 +162,12 @@ impl Held {
         match role {
             // Before the reply: the driver relies on the end of the FUSE connection, and these wait
             // for no file system.
-            Role::Connection | Role::ParkedMount | Role::StateTable => drop(fd),
-            Role::Directory | Role::UsageFile => self.closer.close(fd),
+            Role::Connection | Role::ParkedMount | Role::StateTable | Role::Assignment | Role::Daemon => {
+                drop(fd);
+            }
+            Role::Directory | Role::UsageFile | Role::ControlListener | Role::MetricsListener => {
+                self.closer.close(fd);
+            }
         }
         true
     }
@@ -248,11 +252,11 @@ impl Held {
         })
     }
 
-    /// All volumes, from the first one above `after`.
+    /// All volumes, from the first one above `after`, with their roles of version 1.
     pub(crate) fn entries_after(&self, after: Option<VolumeKey>) -> impl Iterator<Item = Entry> {
         let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.volumes.range((begin, Bound::Unbounded)).map(|(key, volume)| {
-            let is_held = |role: &Role| volume.roles[*role as usize - 1].is_some();
+            let is_held = |role: &Role| role.version() == 1 && volume.roles[*role as usize - 1].is_some();
             Entry {
                 volume: *key,
                 roles: Role::ALL.into_iter().filter(is_held).collect::<Roles>(),
