@@ -20,6 +20,7 @@ pub struct Client {
     socket: PacketSocket,
     limit: Duration,
     last_number: u64,
+    attends: bool,
 }
 
 /// What a Put did.
@@ -55,7 +56,7 @@ impl Client {
     /// `limit` is for connecting, and for each call.
     pub fn connect(path: &Path, limit: Duration) -> Result<Self, Error> {
         let socket = PacketSocket::connect_within(path, limit).map_err(|cause| Error::Connect { cause })?;
-        Ok(Self { socket, limit, last_number: 0 })
+        Ok(Self { socket, limit, last_number: 0, attends: false })
     }
 
     /// Holds a duplicate of `fd`. The keeper checks it as [`crate::descriptors::check`] does.
@@ -115,7 +116,14 @@ impl Client {
     /// daemon. On any other connection, a call for a volume ends that for the volume. Fails with
     /// [`Error::Version`] if the keeper knows no spare daemons.
     pub fn attend(&mut self) -> Result<(), Error> {
-        self.call(Call::Attend, &[]).map(drop)
+        self.call(Call::Attend, &[])?;
+        self.attends = true;
+        Ok(())
+    }
+
+    /// Whether the keeper has agreed to that.
+    pub fn attends(&self) -> bool {
+        self.attends
     }
 
     /// Holds a duplicate of a socket to a daemon that waits for a volume. It gets one that has lost its

@@ -36,6 +36,7 @@ pub(crate) async fn serve(stages: Arc<Stages>, mut renewed: UnboundedReceiver<()
         // What an earlier keeper was to get, this one gets now.
         round.abort_all();
         round = JoinSet::new();
+        stages.daemons.warm.lend_all();
         for volume_id in stages.unconnected() {
             round.spawn(renew(stages.clone(), volume_id));
         }
@@ -131,6 +132,7 @@ impl Stages {
             return Ok(());
         };
         control.replace_keeper(socket.as_fd())?;
+        self.stand_by_again(volume_id, &record);
         tracing::info!(%volume_id, "the volume's daemon uses another keeper");
         Ok(())
     }
