@@ -43,6 +43,15 @@ pub(crate) enum Role {
     Daemon,
 }
 
+/// Whose socket to the keeper is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NextDaemon {
+    /// That of a new connection, or of the connection that it has already.
+    Own,
+    /// Another daemon has had its connection.
+    Continues,
+}
+
 /// A volume that the keeper has given to a waiting daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Takeover {
@@ -86,8 +95,9 @@ pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
     /// The socket on which the volume's next daemon gives the keeper its removed files. An earlier
     /// daemon's socket is closed. `None`: this keeper holds no connection, so no daemon can follow
     /// another one. While no keeper answers, the socket leads nowhere. From here on the keeper gives the
-    /// volume to no daemon, until it gets another [`Role::Daemon`]; an error if that is not sure.
-    fn daemon_socket(&self, volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>>;
+    /// volume to no daemon, until it gets another [`Role::Daemon`]; an error if that is not sure and the
+    /// next daemon continues a connection.
+    fn daemon_socket(&self, volume_id: &VolumeId, next: NextDaemon) -> linux::Result<Option<OwnedFd>>;
 
     /// The volumes whose daemons have a socket that leads to the keeper.
     fn daemons(&self) -> linux::Result<BTreeSet<VolumeId>>;
@@ -192,7 +202,7 @@ impl Keeper for InProcess {
         self.locked().held.get(&(volume_id.clone(), role)).map(duplicate).transpose()
     }
 
-    fn daemon_socket(&self, _volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>> {
+    fn daemon_socket(&self, _volume_id: &VolumeId, _next: NextDaemon) -> linux::Result<Option<OwnedFd>> {
         Ok(None)
     }
 

@@ -12,7 +12,7 @@ use crate::backend::Assigned;
 use crate::daemon::control::Control;
 use crate::daemon::dial::{DialDir, DialListener, ServingSockets};
 use crate::daemon::handover::{self, Expected, NoDaemon, Offer, Served};
-use crate::daemon::keeper::{self, Keeper};
+use crate::daemon::keeper::{self, Keeper, NextDaemon};
 use crate::daemon::launcher::{LaunchSpec, Launcher};
 use crate::daemon::notes::Hangs;
 use crate::daemon::waits::Waits;
@@ -132,10 +132,10 @@ impl Daemons {
         let volume_id = start.volume_id;
         match start.state_table {
             Some(_) if start.assignment.continues => {
-                self.keeper.daemon_socket(volume_id).step("connect daemon to keeper")
+                self.keeper.daemon_socket(volume_id, NextDaemon::Continues).step("connect daemon to keeper")
             }
             // The volume is served all the same.
-            Some(_) => Ok(self.keeper.daemon_socket(volume_id).unwrap_or_else(|error| {
+            Some(_) => Ok(self.keeper.daemon_socket(volume_id, NextDaemon::Own).unwrap_or_else(|error| {
                 tracing::error!(%volume_id, error = linux::chain(&error), "no keeper for the volume's daemon");
                 None
             })),

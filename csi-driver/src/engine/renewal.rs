@@ -14,7 +14,7 @@ use proto::handover::{Role, state_table_bytes};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 
-use crate::daemon::keeper::Role as Kept;
+use crate::daemon::keeper::{NextDaemon, Role as Kept};
 use crate::daemon::returned::{self, Known};
 use crate::engine::locks::Lock;
 use crate::engine::stage::Stages;
@@ -128,7 +128,9 @@ impl Stages {
         if !is_held && !self.take_back(volume_id, stage, serving, control.descriptors()?)? {
             return Ok(());
         }
-        let Some(socket) = keeper.daemon_socket(volume_id).step("connect daemon to keeper")? else {
+        let Some(socket) =
+            keeper.daemon_socket(volume_id, NextDaemon::Own).step("connect daemon to keeper")?
+        else {
             return Ok(());
         };
         control.replace_keeper(socket.as_fd())?;

@@ -8,10 +8,17 @@ use std::time::{Duration, Instant};
 
 use tests::csi::scene::TIMEOUT;
 use tests::eventually;
+use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
 
 use crate::keepers::{keeper_binary, published};
 use crate::takeover::{go, writer};
 use crate::warm::{Warm, launch_dirs};
+
+/// No daemon is started meanwhile: without load, some 10 ms.
+const PAUSE: Duration = Duration::from_secs(3);
+/// Longer than the keeper takes to give a volume to a waiting daemon.
+const SETTLES: Duration = Duration::from_millis(100);
+const TAKEN: &str = "another daemon has taken the volume over";
 
 /// A volume that an application writes to in a process of its own.
 struct Used {
@@ -57,7 +64,7 @@ impl Used {
         let (serving, waiting) = (self.warm.serving(), self.warm.scene.waiting_daemons());
         self.warm.kill(serving);
         let pause = self.progress();
-        println!("killed without a driver: the application goes on within {} ms", pause.as_millis());
+        assert!(pause < PAUSE, "the application waited {pause:?}");
         let next = self.warm.serving();
         assert!(waiting.contains(&next), "{next} serves, {waiting:?} waited");
         next
@@ -65,6 +72,29 @@ impl Used {
 
     fn takeovers(&self) -> u64 {
         published(&self.warm.scene)["takeovers"].as_u64().unwrap()
+    }
+
+    /// At most one process has the volume's connection, whenever one looks.
+    fn ensure_one_connection(&self) {
+        let serving = self.warm.scene.serving_daemons();
+        assert!(serving.len() <= 1, "{serving:?} have one connection\n{}", self.warm.scene.log());
+    }
+
+    /// Kills the daemon, and traces the driver until it has another one serve, or is dead.
+    fn traced_takeover(&mut self, injection: Option<Injection>) -> Trace {
+        let taken = |used: &Self| used.warm.scene.log().matches(TAKEN).count();
+        let before = taken(self);
+        let root = self.warm.scene.sandbox.dir().to_owned();
+        let ignored = vec![self.warm.scene.sandbox.path("driver.log"), "daemon.log".into()];
+        let driver = self.warm.scene.driver.as_ref().unwrap().pid();
+        let tracing = Tracing::start(driver, Places { root, ignored }, injection, || {}).unwrap();
+        self.warm.kill(self.warm.serving());
+        let begun = Instant::now();
+        while !tracing.is_over() && taken(self) == before {
+            self.ensure_one_connection();
+            assert!(begun.elapsed() < TIMEOUT, "no takeover\n{}", self.warm.scene.log());
+        }
+        tracing.finish().unwrap()
     }
 
     /// The driver runs. Nothing is left but what waits for the next volume.
@@ -164,5 +194,41 @@ fn a_daemon_that_follows_without_a_driver_enforces_the_volumes_size_of_now() {
     used.kill_without_driver();
     assert_eq!(total(&used), grown);
     used.warm.scene.start_driver();
+    used.finish();
+}
+
+/// Either the driver or the keeper goes on with a takeover.
+#[test]
+fn a_driver_that_is_killed_at_any_step_of_its_own_takeover_leaves_one_daemon_at_most() {
+    let mut used = Used::start(2);
+    let undisturbed = used.traced_takeover(None);
+    let steps: Vec<Step> =
+        undisturbed.steps.into_iter().filter(|step| matches!(step.kind, Kind::Effect)).collect();
+    let (mut hit, mut by_keeper) = (0, 0);
+    for step in &steps {
+        used.progress();
+        used.warm.waiting();
+        // Deaths at once, in a row, would give the volume up.
+        used.warm.scene.restart_driver();
+        used.warm.waiting();
+        let fault = if step.name == "sendmsg" { Fault::KillBefore } else { Fault::KillAfter };
+        let trace = used.traced_takeover(Some(Injection { step: step.clone(), fault }));
+        // What the keeper does, it does at once. The volume is not looked at: it may have no daemon.
+        let begun = Instant::now();
+        while begun.elapsed() < SETTLES {
+            used.ensure_one_connection();
+        }
+        if trace.is_injected {
+            let said_before = used.warm.scene.log().len();
+            used.warm.scene.driver.take().unwrap().kill().unwrap();
+            used.warm.scene.start_driver();
+            hit += 1;
+            by_keeper += usize::from(used.warm.scene.log()[said_before..].contains("while no driver ran"));
+        }
+        used.ensure_one_connection();
+    }
+    // Other steps have the name of a new launch, which is another one each time.
+    assert!(hit > steps.len() / 2, "{hit} of {} steps were reached again", steps.len());
+    assert!(0 < by_keeper && by_keeper < hit, "the keeper served {by_keeper} of {hit}");
     used.finish();
 }

@@ -10,6 +10,7 @@ mod supervisor;
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::sync::mpsc::UnboundedSender;
 
 use self::supervisor::{Supervisor, Wake};
-use super::{Holders, InProcess, Keeper, Role, Takeover, duplicate};
+use super::{Holders, InProcess, Keeper, NextDaemon, Role, Takeover, duplicate};
 use crate::config::KeeperProgram;
 use crate::model::ids::VolumeId;
 use crate::model::launch::LaunchKey;
@@ -45,6 +46,8 @@ struct Shared {
     wake: Wake,
     /// Another process holds the copies now.
     renewed: UnboundedSender<()>,
+    /// Where it listens.
+    socket: PathBuf,
 }
 
 #[derive(Debug, Default)]
@@ -77,10 +80,10 @@ impl State {
 
     /// Whether a process that does not answer may give the volume to a daemon once this driver has
     /// ended.
-    fn may_stand_in(&self, volume_id: &VolumeId) -> linux::Result<bool> {
+    fn may_stand_in(&self, volume_id: &VolumeId, socket: &Path) -> linux::Result<bool> {
         match &self.process {
-            // That of an earlier driver.
-            None => Ok(true),
+            // If there is one, an earlier driver may have prepared it for that.
+            None => Ok(program::listens(socket)),
             Some(None) => Ok(false),
             Some(Some(process)) => {
                 let is_armed = self.former.as_ref().is_some_and(Client::attends)
@@ -112,6 +115,7 @@ impl KeeperProcess {
     pub(crate) fn start(program: KeeperProgram, renewed: UnboundedSender<()>) -> linux::Result<Self> {
         let client = program::connect_or_start(&program)?;
         let shared = Arc::new(Shared {
+            socket: program.socket.clone(),
             state: Mutex::default(),
             connected: Condvar::new(),
             wake: Wake::new()?,
@@ -221,7 +225,7 @@ impl Keeper for KeeperProcess {
         Ok(found)
     }
 
-    fn daemon_socket(&self, volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>> {
+    fn daemon_socket(&self, volume_id: &VolumeId, next: NextDaemon) -> linux::Result<Option<OwnedFd>> {
         let state = self.state();
         let waits = |state: &mut State| state.client.is_none();
         let waited = self.shared.connected.wait_timeout_while(state, APPEARS, waits);
@@ -234,7 +238,11 @@ impl Keeper for KeeperProcess {
                 Ok(Some(socket))
             }
             Err(Failure::Refused(error)) => Err(error),
-            Err(Failure::Unanswered(error)) if state.may_stand_in(volume_id)? => Err(error),
+            Err(Failure::Unanswered(error))
+                if next == NextDaemon::Continues && state.may_stand_in(volume_id, &self.shared.socket)? =>
+            {
+                Err(error)
+            }
             Err(Failure::Unanswered(error)) => {
                 state.copies.remove(&(volume_id.clone(), Role::Daemon));
                 tracing::warn!(%volume_id, error = linux::chain(&error), "the volume's daemon holds its removed files alone for now");

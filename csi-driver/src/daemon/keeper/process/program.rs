@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use keeper::client::Client;
 use linux::cgroup::{Cgroup, Hierarchies, Limits};
+use nix::errno::Errno;
 
 use crate::config::KeeperProgram;
 
@@ -52,6 +53,16 @@ fn wait_for(program: &KeeperProgram) -> Result<Client, keeper::Error> {
 /// Nothing listens, or what has listened is ending.
 fn is_gone(error: &keeper::Error) -> bool {
     matches!(error, keeper::Error::Connect { .. } | keeper::Error::Closed { .. })
+}
+
+/// Whether there may be a process that listens, even one that does not answer.
+pub(super) fn listens(socket: &Path) -> bool {
+    match Client::connect(socket, Duration::from_millis(1)) {
+        Err(keeper::Error::Connect { cause }) => {
+            !matches!(cause.errno(), Errno::ENOENT | Errno::ECONNREFUSED)
+        }
+        Ok(_) | Err(_) => true,
+    }
 }
 
 /// A process that listens may be stopped, so it must answer too. From here on it gives no volume to a

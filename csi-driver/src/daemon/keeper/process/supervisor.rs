@@ -3,12 +3,14 @@
 //! A keeper that answers no longer, but lives, is left alone: it holds the same descriptors. The
 //! supervisor connects to it again and again.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use keeper::client::Client;
+use keeper::wire;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -194,6 +196,12 @@ fn give_all(state: &mut State, client: &mut Client) -> Result<(), keeper::Error>
     while let Some(volume_id) = state.unreleased.first() {
         client.forget_volume(key(volume_id)?)?;
         state.unreleased.pop_first();
+    }
+    if client.attends() {
+        // Of an earlier daemon, if it could not be told to forget it.
+        for volume_id in state.copies.keys().map(|(volume_id, _)| volume_id).collect::<BTreeSet<_>>() {
+            client.forget(key(volume_id)?, wire::Role::Daemon)?;
+        }
     }
     let mut copies: Vec<_> = state.copies.iter().collect();
     copies.sort_by_key(|((_, role), _)| match role {
