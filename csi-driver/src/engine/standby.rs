@@ -100,9 +100,9 @@ impl Stages {
             && has(Kept::ControlListener)?
             && has(Kept::MetricsListener)?;
         if !is_ready {
-            return keeper.forget(volume_id, Kept::Daemon).step("tell keeper");
+            return keeper.forget(volume_id, Kept::Daemon).step("prepare keeper");
         }
-        self.daemons.put_assignment(volume_id, assignment).step("tell keeper")?;
+        self.daemons.put_assignment(volume_id, assignment).step("prepare keeper")?;
         if let Some(daemon) = serving.daemon.open().step("look at daemon")? {
             self.daemons.stand_by(volume_id, &daemon);
         }
