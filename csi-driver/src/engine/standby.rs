@@ -37,18 +37,19 @@ impl Daemons {
         sockets: ServingSockets,
     ) {
         let ServingSockets { control, metrics } = sockets;
-        let kept = match self.is_for_standby(settings, &assignment) {
-            true => self.put_assignment(volume_id, assignment).and_then(|()| {
+        // Last: without it, what is left of an earlier daemon is of no use.
+        let put = || -> linux::Result<()> {
+            if self.keeper.get(volume_id, Kept::Assignment)?.is_some() {
+                self.keeper.forget(volume_id, Kept::Assignment)?;
+            }
+            if self.is_for_standby(settings, &assignment) {
                 self.keeper.put(volume_id, Kept::ControlListener, control)?;
-                self.keeper.put(volume_id, Kept::MetricsListener, metrics).map(drop)
-            }),
-            // An earlier driver may have wanted it.
-            false => self.keeper.get(volume_id, Kept::Assignment).and_then(|held| match held {
-                Some(_) => self.keeper.forget(volume_id, Kept::Assignment),
-                None => Ok(()),
-            }),
+                self.keeper.put(volume_id, Kept::MetricsListener, metrics)?;
+                self.put_assignment(volume_id, assignment)?;
+            }
+            Ok(())
         };
-        if let Err(error) = kept {
+        if let Err(error) = put() {
             tracing::warn!(%volume_id, error = linux::chain(&error), "while no driver runs, no daemon can follow the volume's");
         }
     }
