@@ -26,5 +26,6 @@ pub(crate) mod serving;
 pub(crate) mod side_by_side;
 pub(crate) mod snapshots;
 pub(crate) mod stage;
+pub(crate) mod standby;
 pub(crate) mod statistics;
 pub(crate) mod takeover;

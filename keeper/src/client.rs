@@ -11,7 +11,8 @@ use linux::fd_passing::PacketSocket;
 use nix::errno::Errno;
 
 use crate::Error;
-use crate::wire::{Call, Counts, Entry, Refusal, ReplyHeader, Request, Role, Status, VERSION, VolumeKey};
+use crate::wire::standby::{LaunchKey, Takeover};
+use crate::wire::{Call, Counts, Entry, Refusal, ReplyHeader, Request, Role, Status, VolumeKey};
 
 /// A connection to the keeper. Each call takes at most the time limit, and a little more.
 #[derive(Debug)]
@@ -19,6 +20,7 @@ pub struct Client {
     socket: PacketSocket,
     limit: Duration,
     last_number: u64,
+    attends: bool,
 }
 
 /// What a Put did.
@@ -46,13 +48,15 @@ struct Deadline {
     op: &'static str,
     limit: Duration,
     at: Instant,
+    /// Of the replies.
+    version: u16,
 }
 
 impl Client {
     /// `limit` is for connecting, and for each call.
     pub fn connect(path: &Path, limit: Duration) -> Result<Self, Error> {
         let socket = PacketSocket::connect_within(path, limit).map_err(|cause| Error::Connect { cause })?;
-        Ok(Self { socket, limit, last_number: 0 })
+        Ok(Self { socket, limit, last_number: 0, attends: false })
     }
 
     /// Holds a duplicate of `fd`. The keeper checks it as [`crate::descriptors::check`] does.
@@ -87,17 +91,61 @@ impl Client {
 
     /// All volumes, in their order. A volume that is put meanwhile may be missing.
     pub fn list(&mut self) -> Result<Vec<Entry>, Error> {
-        let deadline = self.deadline(Call::List);
-        let number = self.send(&deadline, Call::List, &[])?;
+        self.list_of(Call::List, Entry::decode_all)
+    }
+
+    fn list_of<T>(
+        &mut self,
+        call: Call,
+        decode: impl Fn(&[u8], u32) -> Option<Vec<T>>,
+    ) -> Result<Vec<T>, Error> {
+        let deadline = self.deadline(call);
+        let number = self.send(&deadline, call, &[])?;
         let mut entries = Vec::new();
         loop {
             let answer = self.receive(&deadline, number)?;
-            let more = Entry::decode_all(answer.body(), answer.header.count);
+            let more = decode(answer.body(), answer.header.count);
             entries.extend(more.ok_or(Error::Invalid { op: deadline.op })?);
             if answer.header.status == Status::Done {
                 return Ok(entries);
             }
         }
+    }
+
+    /// Makes this the driver's connection: as long as it is open, the keeper gives no volume to a spare
+    /// daemon. On any other connection, a call for a volume ends that for the volume. Fails with
+    /// [`Error::Version`] if the keeper knows no spare daemons.
+    pub fn attend(&mut self) -> Result<(), Error> {
+        self.call(Call::Attend, &[])?;
+        self.attends = true;
+        Ok(())
+    }
+
+    /// Whether the keeper has agreed to that.
+    pub fn attends(&self) -> bool {
+        self.attends
+    }
+
+    /// Holds a duplicate of a socket to a daemon that waits for a volume. It gets one that has lost its
+    /// daemon while no driver attends, if the volume has [`Role::Daemon`] and all that its
+    /// [`Role::Assignment`] needs.
+    pub fn put_spare(&mut self, launch: LaunchKey, socket: BorrowedFd<'_>) -> Result<(), Error> {
+        self.call(Call::PutSpare { launch }, &[socket]).map(drop)
+    }
+
+    /// From here on, the keeper sends the daemon nothing. Returns whether it held the socket.
+    pub fn forget_spare(&mut self, launch: LaunchKey) -> Result<bool, Error> {
+        self.call(Call::ForgetSpare { launch }, &[]).map(|answer| answer.header.count > 0)
+    }
+
+    /// Returns how many there were.
+    pub fn forget_spares(&mut self) -> Result<u32, Error> {
+        self.call(Call::ForgetSpares, &[]).map(|answer| answer.header.count)
+    }
+
+    /// The volumes that spare daemons got since a driver has put their [`Role::Daemon`].
+    pub fn takeovers(&mut self) -> Result<Vec<Takeover>, Error> {
+        self.list_of(Call::Takeovers, Takeover::decode_all)
     }
 
     /// A new socket for the volume's daemon: see [`crate::daemon::Removed`]. From then on, a daemon
@@ -129,7 +177,12 @@ impl Client {
     }
 
     fn deadline(&self, call: Call) -> Deadline {
-        Deadline { op: call.name(), limit: self.limit, at: Instant::now() + self.limit }
+        Deadline {
+            op: call.name(),
+            limit: self.limit,
+            at: Instant::now() + self.limit,
+            version: call.version(),
+        }
     }
 
     fn send(&mut self, deadline: &Deadline, call: Call, fds: &[BorrowedFd<'_>]) -> Result<u64, Error> {
@@ -153,7 +206,9 @@ impl Client {
             }
             return match header.status {
                 Status::Refused(Refusal::Version) => Err(Error::Version { op, keepers: header.version }),
-                _ if header.version != VERSION => Err(Error::Version { op, keepers: header.version }),
+                _ if header.version != deadline.version => {
+                    Err(Error::Version { op, keepers: header.version })
+                }
                 Status::Refused(refusal) => Err(Error::Refused { op, refusal }),
                 Status::Done | Status::More => Ok(Answer { header, packet, fd: fds.pop() }),
             };
@@ -162,7 +217,7 @@ impl Client {
 
     /// The next send or receive may take what is left of the time.
     fn allow(&self, deadline: &Deadline) -> Result<(), Error> {
-        let Deadline { op, limit, at } = *deadline;
+        let Deadline { op, limit, at, .. } = *deadline;
         let left = at.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Error::TimedOut { op, limit });

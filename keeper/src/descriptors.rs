@@ -3,18 +3,24 @@
 //! Invariant: no call here waits for a file system. A FUSE daemon that does not answer would
 //! otherwise stop the keeper, which its successor needs.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::sys::socket::{getsockopt, sockopt as nix_sockopt};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, ResolveFlags, SealFlags, Statx, StatxAttributes, StatxFlags,
 };
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::process::PidfdFlags;
 
+use crate::wire::standby::Assignment;
 use crate::wire::{Refusal, Role};
 
 /// Major and minor number of /dev/fuse (Documentation/admin-guide/devices.txt).
 const FUSE_DEVICE: (u32, u32) = (10, 229);
 const MOST_TABLE_BYTES: u64 = 4 << 30;
+/// PIDFS_MAGIC of linux/magic.h: the file system of pidfds.
+const PIDFS: u64 = 0x5049_4446;
 /// A mount or rename elsewhere on the machine interrupts a lookup that may not wait.
 const LOOKUPS: usize = 64;
 
@@ -48,7 +54,79 @@ pub fn check(role: Role, fd: BorrowedFd<'_>) -> Result<(), Refusal> {
             file.is_read_write()
         }
         Role::ParkedMount => file.is_path_only_directory(),
+        Role::ControlListener => is_listener(fd, &file, SocketType::SEQPACKET),
+        Role::MetricsListener => is_listener(fd, &file, SocketType::STREAM),
+        Role::Assignment => {
+            file.is_not_path_only()?;
+            file.is_regular()?;
+            read_assignment(fd).map(drop)
+        }
+        Role::Daemon => is_pidfd(&file),
     }
+}
+
+/// Reads what is held as [`Role::Assignment`], which cannot change.
+pub(crate) fn read_assignment(fd: BorrowedFd<'_>) -> Result<Assignment, Refusal> {
+    let needed = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| Refusal::NotMemfd)?;
+    if !seals.contains(needed) {
+        return Err(Refusal::NotAssignment);
+    }
+    // One byte more, so that a longer one is known.
+    let mut bytes = vec![0; Assignment::MOST_BYTES + 1];
+    let mut len = 0;
+    while len < bytes.len() {
+        match rustix::io::pread(fd, &mut bytes[len..], len as u64) {
+            Ok(0) => break,
+            Ok(read) => len += read,
+            Err(Errno::INTR) => {}
+            Err(_) => return Err(Refusal::NotInspected),
+        }
+    }
+    Assignment::decode(&bytes[..len]).ok_or(Refusal::NotAssignment)
+}
+
+/// Whether the descriptor may be held as the socket of a spare daemon; a pidfd of that daemon.
+pub(crate) fn check_spare(fd: BorrowedFd<'_>) -> Result<OwnedFd, Refusal> {
+    let file = File::of(fd)?;
+    let is_listening = unix_socket(fd, &file, SocketType::SEQPACKET).ok_or(Refusal::NotSpare)?;
+    let peer = getsockopt(&fd, nix_sockopt::PeerCredentials).map_err(|_| Refusal::NotSpare)?;
+    let pidfd = getsockopt(&fd, nix_sockopt::PeerPidfd).map_err(|_| Refusal::NotSpare)?;
+    if is_listening || peer.uid() != 0 {
+        return Err(Refusal::NotSpare);
+    }
+    is_pidfd(&File::of(pidfd.as_fd())?)?;
+    Ok(pidfd)
+}
+
+fn is_listener(fd: BorrowedFd<'_>, file: &File, kind: SocketType) -> Result<(), Refusal> {
+    if unix_socket(fd, file, kind) == Some(true) { Ok(()) } else { Err(Refusal::NotListener) }
+}
+
+/// Whether a unix socket of this type listens; `None` for any other file.
+fn unix_socket(fd: BorrowedFd<'_>, file: &File, kind: SocketType) -> Option<bool> {
+    if file.kind() != FileType::Socket || file.is_not_path_only().is_err() {
+        return None;
+    }
+    let is_of_kind =
+        sockopt::socket_domain(fd).ok()? == AddressFamily::UNIX && sockopt::socket_type(fd).ok()? == kind;
+    is_of_kind.then(|| sockopt::socket_acceptconn(fd).ok())?
+}
+
+/// Before Linux 6.9, pidfds have no file system of their own, and no other daemon can continue a
+/// connection anyway.
+fn is_pidfd(file: &File) -> Result<(), Refusal> {
+    let refused = |_| Refusal::NotPidfd;
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).map_err(refused)?;
+    let device = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor);
+    // Not statfs(2) of the descriptor itself, which a FUSE daemon would have to answer.
+    let is_pidfs = rustix::fs::fstatfs(&own).is_ok_and(|fs| u64::try_from(fs.f_type) == Ok(PIDFS));
+    if !is_pidfs || device(&inspect(own.as_fd())?) != device(&file.found) {
+        return Err(Refusal::NotPidfd);
+    }
+    file.is_not_path_only()?;
+    // PIDFD_THREAD: a thread may end before its process.
+    if file.flags.contains(OFlags::EXCL) { Err(Refusal::NotPidfd) } else { Ok(()) }
 }
 
 /// Whether the descriptor may be held as a removed file. `directory` is the volume's, if it is
@@ -127,13 +205,13 @@ fn is_root_of_detached_mount(fd: BorrowedFd<'_>, own: &File) -> Result<(), Refus
     if !own.found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
         return Err(Refusal::NotDetached);
     }
-    let parent = inspect(std::os::fd::AsFd::as_fd(&parent_without_waiting(fd)?))?;
+    let parent = inspect(parent_without_waiting(fd)?.as_fd())?;
     let identity = |s: &Statx| (s.stx_dev_major, s.stx_dev_minor, s.stx_ino, s.stx_mnt_id);
     if identity(&own.found) == identity(&parent) { Ok(()) } else { Err(Refusal::NotDetached) }
 }
 
 /// RESOLVE_CACHED: a lookup that would send a request, for example for permissions, fails instead.
-fn parent_without_waiting(fd: BorrowedFd<'_>) -> Result<std::os::fd::OwnedFd, Refusal> {
+fn parent_without_waiting(fd: BorrowedFd<'_>) -> Result<OwnedFd, Refusal> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     for _ in 0..LOOKUPS {
         match rustix::fs::openat2(fd, c"..", flags, Mode::empty(), ResolveFlags::CACHED) {

@@ -80,6 +80,11 @@ impl Held {
         self.store.as_ref()
     }
 
+    /// Spare daemons end with this process, so the next one has no use for pidfds.
+    fn store_of(&self, role: Role) -> Option<&Store> {
+        self.store.as_ref().filter(|_| role != Role::Daemon)
+    }
+
     /// Holds what an earlier keeper has stored. The service manager drops what is refused.
     pub(crate) fn take_over(&mut self, name: Name, fd: OwnedFd) -> Result<(), Refusal> {
         let taken = match name {
@@ -107,7 +112,7 @@ impl Held {
 
     /// Returns whether it replaced another descriptor, which is closed.
     pub(crate) fn put(&mut self, volume: VolumeKey, role: Role, fd: OwnedFd) -> bool {
-        if let Some(store) = &self.store {
+        if let Some(store) = self.store_of(role) {
             let name = Name::Role(volume, role);
             if self.get(volume, role).is_some() {
                 store.remove(name);
@@ -130,7 +135,7 @@ impl Held {
     /// Closes it. Returns whether there was one.
     pub(crate) fn forget(&mut self, volume: VolumeKey, role: Role) -> bool {
         let forgotten = self.volumes.get_mut(&volume).and_then(|found| found.role(role).take());
-        if let (Some(_), Some(store)) = (&forgotten, &self.store) {
+        if let (Some(_), Some(store)) = (&forgotten, self.store_of(role)) {
             store.remove(Name::Role(volume, role));
         }
         self.totals.descriptors -= usize::from(forgotten.is_some());
@@ -162,8 +167,12 @@ impl Held {
         match role {
             // Before the reply: the driver relies on the end of the FUSE connection, and these wait
             // for no file system.
-            Role::Connection | Role::ParkedMount | Role::StateTable => drop(fd),
-            Role::Directory | Role::UsageFile => self.closer.close(fd),
+            Role::Connection | Role::ParkedMount | Role::StateTable | Role::Assignment | Role::Daemon => {
+                drop(fd);
+            }
+            Role::Directory | Role::UsageFile | Role::ControlListener | Role::MetricsListener => {
+                self.closer.close(fd);
+            }
         }
         true
     }
@@ -248,11 +257,11 @@ impl Held {
         })
     }
 
-    /// All volumes, from the first one above `after`.
+    /// All volumes, from the first one above `after`, with their roles of version 1.
     pub(crate) fn entries_after(&self, after: Option<VolumeKey>) -> impl Iterator<Item = Entry> {
         let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.volumes.range((begin, Bound::Unbounded)).map(|(key, volume)| {
-            let is_held = |role: &Role| volume.roles[*role as usize - 1].is_some();
+            let is_held = |role: &Role| role.version() == 1 && volume.roles[*role as usize - 1].is_some();
             Entry {
                 volume: *key,
                 roles: Role::ALL.into_iter().filter(is_held).collect::<Roles>(),

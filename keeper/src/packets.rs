@@ -33,7 +33,7 @@ pub(crate) struct Received {
     pub(crate) lost_fds: bool,
 }
 
-/// Sends all or nothing. The socket must be non-blocking.
+/// Sends all or nothing.
 pub(crate) fn send(socket: impl AsFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_NODES))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -41,7 +41,8 @@ pub(crate) fn send(socket: impl AsFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> 
         return Err(Errno::INVAL);
     }
     let parts = [IoSlice::new(packet)];
-    rustix::io::retry_on_intr(|| rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL))?;
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::io::retry_on_intr(|| rustix::net::sendmsg(&socket, &parts, &mut control, flags))?;
     Ok(())
 }
 
@@ -90,6 +91,21 @@ pub(crate) fn has_hung_up(socket: impl AsFd) -> bool {
 /// `unix_writable`).
 pub(crate) fn is_writable(socket: impl AsFd) -> bool {
     state(socket, PollFlags::OUT).contains(PollFlags::OUT)
+}
+
+/// Whether a packet waits, or the other end was closed.
+pub(crate) fn is_readable(socket: impl AsFd) -> bool {
+    !state(socket, PollFlags::IN | PollFlags::RDHUP).is_empty()
+}
+
+/// Whether the process behind a pidfd has ended.
+pub(crate) fn has_ended(pidfd: impl AsFd) -> bool {
+    state(pidfd, PollFlags::IN).contains(PollFlags::IN)
+}
+
+/// Whether a FUSE connection was aborted or unmounted (fs/fuse/dev.c, `fuse_dev_poll`).
+pub(crate) fn is_aborted(connection: impl AsFd) -> bool {
+    state(connection, PollFlags::empty()).contains(PollFlags::ERR)
 }
 
 fn state(socket: impl AsFd, of: PollFlags) -> PollFlags {

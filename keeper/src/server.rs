@@ -27,14 +27,18 @@ use crate::wire::VolumeKey;
 
 mod connection;
 mod daemon;
+mod standby;
 
 use connection::Connection;
 use daemon::Daemon;
+use standby::{MOST_SPARES, Standby};
 
 const MOST_CONNECTIONS: usize = 16;
-/// Descriptors for no volume: stdio, epoll, signals, the listener, connections, and a few that are
-/// open for one call.
-const OWN_DESCRIPTORS: u64 = 16 + MOST_CONNECTIONS as u64;
+/// A driver has two while it connects again.
+const MOST_ATTENDING: usize = 8;
+/// Descriptors for no volume: stdio, epoll, signals, the listener, connections, spare daemons, and a
+/// few that are open for one call.
+const OWN_DESCRIPTORS: u64 = 16 + MOST_CONNECTIONS as u64 + 2 * MOST_SPARES as u64;
 /// Packets of one peer in one turn.
 const PACKETS_A_TURN: usize = 16;
 const EVENTS: usize = 32;
@@ -57,6 +61,7 @@ struct Server {
     /// By number, which no other peer gets again: an event of a closed one finds nothing.
     connections: BTreeMap<u64, Connection>,
     daemons: BTreeMap<u64, Daemon>,
+    standby: Standby,
     next_number: u64,
     /// Connections are not accepted until the next pause has passed.
     accepts: bool,
@@ -117,6 +122,7 @@ impl Server {
             held,
             connections: BTreeMap::new(),
             daemons: BTreeMap::new(),
+            standby: Standby::default(),
             next_number: FIRST_PEER,
             accepts: true,
             is_ending: false,
@@ -164,9 +170,11 @@ impl Server {
                     LISTENER => self.accept(),
                     SIGNALS => self.read_signals(),
                     peer if self.connections.contains_key(&peer) => self.turn_of_connection(peer, flags),
+                    peer if self.turn_of_standby(peer) => {}
                     peer => self.turn_of_daemon(peer, flags),
                 }
             }
+            self.stand_in();
         }
         Ok(())
     }
@@ -227,9 +235,11 @@ impl Server {
         }
     }
 
-    /// The one that was used the longest time ago, preferably none that is still owed a reply.
+    /// The one that was used the longest time ago, preferably none that is still owed a reply. Never a
+    /// driver's: without it, the keeper would take the driver for dead.
     fn close_least_used(&mut self) {
-        let least = self.connections.iter().min_by_key(|(_, c)| (c.is_owed_a_reply(), c.last_used()));
+        let others = self.connections.iter().filter(|(_, c)| !c.attends());
+        let least = others.min_by_key(|(_, c)| (c.is_owed_a_reply(), c.last_used()));
         if let Some(number) = least.map(|(number, _)| *number) {
             self.connections.remove(&number);
             self.log.debug(format_args!("closed connection {number} in favour of another"));

@@ -42,7 +42,7 @@ impl Name {
     fn parse(text: &str) -> Option<Self> {
         let (volume, rest) = text.split_once('.')?;
         let volume = VolumeKey::parse(volume)?;
-        let role = Role::ALL.into_iter().find(|role| role.name() == rest);
+        let role = Role::ALL.into_iter().find(|role| *role != Role::Daemon && role.name() == rest);
         let name = match role {
             Some(role) => Self::Role(volume, role),
             None => Self::Removed(volume, rest.parse().ok()?),
@@ -167,5 +167,6 @@ mod tests {
             assert_eq!(Name::parse(text), None, "{text}");
         }
         assert_eq!(Name::parse("0123456789abcdef0123456789abcdef.+7"), None);
+        assert_eq!(Name::parse("0123456789abcdef0123456789abcdef.DAEMON"), None, "never stored");
     }
 }

@@ -1,8 +1,10 @@
 //! Packets of the keeper's sockets: what a driver and the keeper send each other on the main
 //! socket. [`daemon`] has the packets of a daemon's socket.
 //!
-//! Every packet has a fixed size, little-endian numbers, and its version in the first two bytes.
-//! Fields that an operation does not use are zero.
+//! Every packet has a fixed size, little-endian numbers, and its version in the first two bytes: the
+//! first one that has its operation and its role. So an older keeper still does what it knows, and a
+//! newer one serves an older driver; a reply has the version of its request. Fields that an operation
+//! does not use are zero.
 //!
 //! Invariant: what is decoded encodes to the same bytes, so no two packets mean the same.
 
@@ -10,12 +12,17 @@ use std::fmt;
 
 pub mod daemon;
 mod refusal;
+pub mod standby;
 
 pub use refusal::Refusal;
+use standby::LaunchKey;
 
-/// Increases when a packet's meaning changes. The first 16 bytes of requests and replies keep their
-/// layout in all versions, so that each side can name the other's version.
-pub const VERSION: u16 = 1;
+/// The newest version. The first 16 bytes of requests and replies keep their layout in all versions,
+/// so that each side can name the other's version.
+pub const VERSION: u16 = 2;
+const FIRST_VERSION: u16 = 1;
+/// The first with spare daemons.
+const STANDBY_VERSION: u16 = 2;
 
 /// A volume's name: 32 lower-case hexadecimal digits, as in the driver's volume ids.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +41,15 @@ pub enum Role {
     UsageFile = 4,
     /// A detached mount of a parked volume (O_PATH). Its last close ends the FUSE connection.
     ParkedMount = 5,
+    /// Where the volume's daemon listens for the driver (SOCK_SEQPACKET). From version 2, as all below.
+    ControlListener = 6,
+    /// Where it listens for readers of its metrics (SOCK_STREAM).
+    MetricsListener = 7,
+    /// What a spare daemon is to be sent: see [`standby::Assignment`].
+    Assignment = 8,
+    /// The pidfd of the volume's daemon. As long as it is held, a spare daemon gets the volume when
+    /// the daemon ends and no driver attends.
+    Daemon = 9,
 }
 
 /// A set of roles.
@@ -64,6 +80,16 @@ pub enum Call {
     DaemonSocket { volume: VolumeKey },
     /// Counts.
     Ping,
+    /// This connection is the driver's: while it is open, the keeper gives no volume to a daemon.
+    Attend,
+    /// Holds the one descriptor beside the packet, the socket of a daemon that waits for a volume.
+    PutSpare { launch: LaunchKey },
+    /// Closes the socket.
+    ForgetSpare { launch: LaunchKey },
+    /// Closes the sockets of all spare daemons.
+    ForgetSpares,
+    /// The volumes that spare daemons got, in as many replies as needed.
+    Takeovers,
 }
 
 /// The beginning of every reply.
@@ -72,7 +98,8 @@ pub struct ReplyHeader {
     /// The keeper's version.
     pub version: u16,
     pub status: Status,
-    /// Put, Forget, ForgetVolume: how many descriptors were closed. List: how many entries follow.
+    /// Put, Forget, ForgetVolume, and those of spares: how many descriptors were closed. List and
+    /// Takeovers: how many entries follow.
     pub count: u32,
     /// Of the request; 0 if the request is too short to have one.
     pub number: u64,
@@ -88,7 +115,7 @@ pub enum Status {
     Refused(Refusal),
 }
 
-/// A volume in the replies to List.
+/// A volume in the replies to List. It shows the roles of version 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     pub volume: VolumeKey,
@@ -160,8 +187,17 @@ impl fmt::Debug for VolumeKey {
 }
 
 impl Role {
-    pub const ALL: [Self; 5] =
-        [Self::Connection, Self::Directory, Self::StateTable, Self::UsageFile, Self::ParkedMount];
+    pub const ALL: [Self; 9] = [
+        Self::Connection,
+        Self::Directory,
+        Self::StateTable,
+        Self::UsageFile,
+        Self::ParkedMount,
+        Self::ControlListener,
+        Self::MetricsListener,
+        Self::Assignment,
+        Self::Daemon,
+    ];
 
     fn from_number(number: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|role| *role as u16 == number)
@@ -174,6 +210,22 @@ impl Role {
             Self::StateTable => "STATE_TABLE",
             Self::UsageFile => "USAGE_FILE",
             Self::ParkedMount => "PARKED_MOUNT",
+            Self::ControlListener => "CONTROL_LISTENER",
+            Self::MetricsListener => "METRICS_LISTENER",
+            Self::Assignment => "ASSIGNMENT",
+            Self::Daemon => "DAEMON",
+        }
+    }
+
+    /// The first version that has it.
+    pub(crate) fn version(self) -> u16 {
+        match self {
+            Self::Connection | Self::Directory | Self::StateTable | Self::UsageFile | Self::ParkedMount => {
+                FIRST_VERSION
+            }
+            Self::ControlListener | Self::MetricsListener | Self::Assignment | Self::Daemon => {
+                STANDBY_VERSION
+            }
         }
     }
 }
@@ -215,7 +267,7 @@ impl fmt::Debug for Roles {
 }
 
 impl Request {
-    /// version u16, operation u16, role u16, 0 u16, number u64, the volume's 32 digits.
+    /// version u16, operation u16, role u16, 0 u16, number u64, the 32 digits of the volume or launch.
     pub const SIZE: usize = 48;
 
     pub fn encode(&self) -> [u8; Self::SIZE] {
@@ -224,10 +276,11 @@ impl Request {
                 (role as u16, Some(volume))
             }
             Call::ForgetVolume { volume } | Call::DaemonSocket { volume } => (0, Some(volume)),
-            Call::List | Call::Ping => (0, None),
+            Call::PutSpare { launch } | Call::ForgetSpare { launch } => (0, Some(launch.0)),
+            Call::List | Call::Ping | Call::Attend | Call::ForgetSpares | Call::Takeovers => (0, None),
         };
         let mut packet = [0; Self::SIZE];
-        packet[..2].copy_from_slice(&VERSION.to_le_bytes());
+        packet[..2].copy_from_slice(&self.call.version().to_le_bytes());
         packet[2..4].copy_from_slice(&self.call.operation().to_le_bytes());
         packet[4..6].copy_from_slice(&role.to_le_bytes());
         packet[8..16].copy_from_slice(&self.number.to_le_bytes());
@@ -241,7 +294,7 @@ impl Request {
         let number = if packet.len() < 16 { 0 } else { u64_at(packet, 8) };
         let wrong = |refusal| Wrong { number, refusal };
         // The version first: a successor may have longer packets.
-        if packet.len() >= 2 && u16_at(packet, 0) != VERSION {
+        if packet.len() >= 2 && !(FIRST_VERSION..=VERSION).contains(&u16_at(packet, 0)) {
             return Err(wrong(Refusal::Version));
         }
         if packet.len() != Self::SIZE {
@@ -253,7 +306,16 @@ impl Request {
         if u16_at(packet, 6) != 0 {
             return Err(wrong(Refusal::Unused));
         }
+        if u16_at(packet, 0) != call.version() {
+            return Err(wrong(Refusal::Version));
+        }
         Ok(Self { number, call })
+    }
+
+    /// Of the reply to a packet: that of the packet if it is known, so that an older driver reads it.
+    pub fn reply_version(packet: &[u8]) -> u16 {
+        let version = if packet.len() < 2 { VERSION } else { u16_at(packet, 0) };
+        if (FIRST_VERSION..=VERSION).contains(&version) { version } else { VERSION }
     }
 }
 
@@ -267,6 +329,47 @@ impl Call {
             Self::List => 5,
             Self::DaemonSocket { .. } => 6,
             Self::Ping => 7,
+            Self::Attend => 8,
+            Self::PutSpare { .. } => 9,
+            Self::ForgetSpare { .. } => 10,
+            Self::ForgetSpares => 11,
+            Self::Takeovers => 12,
+        }
+    }
+
+    /// The first version that has it, with its role.
+    pub fn version(self) -> u16 {
+        match self {
+            Self::Put { role, .. } | Self::Get { role, .. } | Self::Forget { role, .. } => role.version(),
+            Self::ForgetVolume { .. } | Self::List | Self::DaemonSocket { .. } | Self::Ping => FIRST_VERSION,
+            Self::Attend
+            | Self::PutSpare { .. }
+            | Self::ForgetSpare { .. }
+            | Self::ForgetSpares
+            | Self::Takeovers => STANDBY_VERSION,
+        }
+    }
+
+    /// Whether a descriptor comes with it.
+    pub(crate) fn has_descriptor(self) -> bool {
+        matches!(self, Self::Put { .. } | Self::PutSpare { .. })
+    }
+
+    /// The volume that it uses or changes.
+    pub(crate) fn volume(self) -> Option<VolumeKey> {
+        match self {
+            Self::Put { volume, .. }
+            | Self::Get { volume, .. }
+            | Self::Forget { volume, .. }
+            | Self::ForgetVolume { volume }
+            | Self::DaemonSocket { volume } => Some(volume),
+            Self::List
+            | Self::Ping
+            | Self::Attend
+            | Self::PutSpare { .. }
+            | Self::ForgetSpare { .. }
+            | Self::ForgetSpares
+            | Self::Takeovers => None,
         }
     }
 
@@ -279,6 +382,11 @@ impl Call {
             Self::List => "LIST",
             Self::DaemonSocket { .. } => "DAEMON_SOCKET",
             Self::Ping => "PING",
+            Self::Attend => "ATTEND",
+            Self::PutSpare { .. } => "PUT_SPARE",
+            Self::ForgetSpare { .. } => "FORGET_SPARE",
+            Self::ForgetSpares => "FORGET_SPARES",
+            Self::Takeovers => "TAKEOVERS",
         }
     }
 }
@@ -299,12 +407,21 @@ impl Fields<'_> {
             5 => self.nothing().map(|()| Call::List),
             6 => self.no_role().and_then(|()| Ok(Call::DaemonSocket { volume: self.volume()? })),
             7 => self.nothing().map(|()| Call::Ping),
+            8 => self.nothing().map(|()| Call::Attend),
+            9 => self.launch().map(|launch| Call::PutSpare { launch }),
+            10 => self.launch().map(|launch| Call::ForgetSpare { launch }),
+            11 => self.nothing().map(|()| Call::ForgetSpares),
+            12 => self.nothing().map(|()| Call::Takeovers),
             _ => Err(Refusal::Operation),
         }
     }
 
     fn volume(&self) -> Result<VolumeKey, Refusal> {
         VolumeKey::from_digits(self.volume).ok_or(Refusal::Volume)
+    }
+
+    fn launch(&self) -> Result<LaunchKey, Refusal> {
+        self.no_role().and_then(|()| self.volume().map(LaunchKey))
     }
 
     fn role(&self) -> Result<Role, Refusal> {
@@ -475,6 +592,12 @@ mod tests {
             Call::List,
             Call::DaemonSocket { volume },
             Call::Ping,
+            Call::Put { volume, role: Role::Daemon },
+            Call::Attend,
+            Call::PutSpare { launch: LaunchKey(volume) },
+            Call::ForgetSpare { launch: LaunchKey(volume) },
+            Call::ForgetSpares,
+            Call::Takeovers,
         ] {
             let request = Request { number: 0x0102_0304_0506_0708, call };
             assert_eq!(Request::decode(&request.encode()), Ok(request));
@@ -493,6 +616,7 @@ mod tests {
     fn a_wrong_request_is_refused_for_its_first_fault() {
         let put = Request { number: 7, call: Call::Put { volume: key(), role: Role::Connection } }.encode();
         let list = Request { number: 7, call: Call::List }.encode();
+        let attend = Request { number: 7, call: Call::Attend }.encode();
         let forget = Request { number: 7, call: Call::ForgetVolume { volume: key() } }.encode();
         let with = |packet: &[u8], at: usize, byte: u8| {
             let mut packet = packet.to_vec();
@@ -505,13 +629,18 @@ mod tests {
             (put[..15].to_vec(), 0, Refusal::Size),
             (put[..47].to_vec(), 7, Refusal::Size),
             ([&put[..], &[0]].concat(), 7, Refusal::Size),
-            (with(&put, 0, 2), 7, Refusal::Version),
+            (with(&put, 0, 0), 7, Refusal::Version),
+            (with(&put, 0, 3), 7, Refusal::Version),
             (with(&put[..20], 1, 1), 7, Refusal::Version),
+            // Each has one version.
+            (with(&put, 0, 2), 7, Refusal::Version),
+            (with(&put, 4, 9), 7, Refusal::Version),
+            (with(&attend, 0, 1), 7, Refusal::Version),
             (with(&put, 2, 0), 7, Refusal::Operation),
-            (with(&put, 2, 8), 7, Refusal::Operation),
+            (with(&put, 2, 13), 7, Refusal::Operation),
             (with(&put, 3, 1), 7, Refusal::Operation),
             (with(&put, 4, 0), 7, Refusal::Role),
-            (with(&put, 4, 6), 7, Refusal::Role),
+            (with(&put, 4, 10), 7, Refusal::Role),
             (with(&put, 6, 1), 7, Refusal::Unused),
             (with(&put, 20, b'/'), 7, Refusal::Volume),
             (with(&put, 20, b'A'), 7, Refusal::Volume),

@@ -29,6 +29,21 @@ pub fn create(name: &str, bytes: u64) -> Result<OwnedFd> {
     Ok(memfd)
 }
 
+/// A memfd with these bytes, which nobody can change.
+pub fn sealed(name: &str, bytes: &[u8]) -> Result<OwnedFd> {
+    let failed = |call: &'static str| move |e: rustix::io::Errno| Error::new(call, name, e);
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memfd = rustix::fs::memfd_create(name, flags).map_err(failed("memfd_create"))?;
+    let mut written = 0;
+    while written < bytes.len() {
+        let offset = u64::try_from(written).unwrap_or(u64::MAX);
+        written += rustix::io::pwrite(&memfd, &bytes[written..], offset).map_err(failed("write memfd"))?;
+    }
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&memfd, seals).map_err(failed("seal memfd"))?;
+    Ok(memfd)
+}
+
 /// A shared mapping of a whole memfd.
 #[derive(Debug)]
 pub struct SharedWords {
@@ -103,6 +118,17 @@ impl Drop for SharedWords {
 mod tests {
     use super::*;
     use std::sync::atomic::Ordering;
+
+    #[test]
+    fn sealed_bytes_cannot_be_changed() {
+        let memfd = super::sealed("test", b"text").unwrap();
+        let mut read = [0; 5];
+        assert_eq!(rustix::io::pread(&memfd, &mut read, 0).unwrap(), 4);
+        assert_eq!(&read[..4], b"text");
+        assert_eq!(rustix::io::pwrite(&memfd, b"x", 0), Err(rustix::io::Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(&memfd, 3), Err(rustix::io::Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(&memfd, 5), Err(rustix::io::Errno::PERM));
+    }
 
     #[test]
     fn what_one_mapping_stores_another_reads_and_the_size_is_fixed() {

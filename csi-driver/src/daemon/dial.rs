@@ -93,6 +93,10 @@ impl DialDir {
     /// Records in the volume's directory which launch serves it, for a driver without its journal.
     pub(crate) fn record_launch(&self, key: &LaunchKey) -> linux::Result<()> {
         let link = self.path.join(LAUNCH);
+        match std::fs::remove_file(&link) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(linux::Error::at("remove", &link, e)),
+            Ok(()) | Err(_) => {}
+        }
         std::os::unix::fs::symlink(Path::new("..").join(key.as_str()), &link)
             .map_err(|e| linux::Error::at("link", &link, e))
     }

@@ -7,6 +7,7 @@ pub(crate) mod fuzzing;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use keeper::wire::standby::{self, Beside};
 use linux::fd_passing::{PacketSocket, PeerCredentials};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
@@ -190,6 +191,34 @@ fn refuse_version(socket: &PacketSocket, peer: PeerCredentials) {
             error = chain(&unsent),
             "could not send the driver's versions to the daemon"
         );
+    }
+}
+
+/// What a waiting daemon of this driver's version gets if the keeper is to give it the volume: the
+/// packet of [`assign`], to continue the connection. `None` if it is too large for the keeper.
+pub(crate) fn for_keeper(assignment: Assignment) -> Option<standby::Assignment> {
+    use keeper::wire::Role as Held;
+    let beside = [
+        (Role::FuseDevice, Beside::Held(Held::Connection)),
+        (Role::ControlListener, Beside::Held(Held::ControlListener)),
+        (Role::MetricsListener, Beside::Held(Held::MetricsListener)),
+        (Role::Directory, Beside::Held(Held::Directory)),
+        (Role::UsageFile, Beside::Held(Held::UsageFile)),
+        (Role::StateTable, Beside::Held(Held::StateTable)),
+        (Role::Keeper, Beside::KeeperSocket),
+    ];
+    let (descriptors, beside): (Vec<i32>, Vec<_>) =
+        beside.into_iter().map(|(role, beside)| (i32::from(role), beside)).unzip();
+    let assignment = Assignment { descriptors, continues: true, ..assignment };
+    let reply = HelloReply { kind: Some(hello_reply::Kind::Assignment(assignment)) };
+    standby::Assignment::new(&beside, &reply.encode_to_vec())
+}
+
+impl Dialled {
+    /// The driver's end of the connection, if a keeper may give the daemon a volume.
+    pub(crate) fn for_keeper(&self) -> Option<BorrowedFd<'_>> {
+        // The packet is of this version.
+        (self.version == VERSIONS.newest).then(|| self.socket.as_fd())
     }
 }
 

@@ -6,7 +6,7 @@
 pub(crate) mod process;
 
 use std::collections::{BTreeSet, HashMap};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use std::time::Duration;
 use keeper::client::Client;
 
 use crate::model::ids::VolumeId;
+use crate::model::launch::LaunchKey;
 
 /// A command that shows something does not wait longer for a keeper.
 const KEEPER_ANSWERS: Duration = Duration::from_millis(500);
@@ -31,6 +32,36 @@ pub(crate) enum Role {
     UsageFile,
     /// A detached mount of a parked volume. Closing it ends the connection.
     ParkedMount,
+    /// Where the daemon listens for the driver. A successor listens on the same socket.
+    ControlListener,
+    /// Where it listens for readers of its metrics.
+    MetricsListener,
+    /// The packet that a waiting daemon gets if it is to take the volume over while no driver runs.
+    Assignment,
+    /// The pidfd of the daemon: the keeper may give the volume to a waiting daemon once it has ended
+    /// and no driver runs.
+    Daemon,
+}
+
+/// Whose socket to the keeper is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NextDaemon {
+    /// That of a new connection, or of the connection that it has already.
+    Own,
+    /// Another daemon has had its connection.
+    Continues,
+}
+
+/// A volume that the keeper has given to a waiting daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Takeover {
+    pub(crate) volume_id: VolumeId,
+    /// Of the daemon, which [`Role::Daemon`] is.
+    pub(crate) launch: LaunchKey,
+    /// How many daemons got it, one after another.
+    pub(crate) count: u32,
+    /// Since when the last one has it: seconds since 1970.
+    pub(crate) since: u64,
 }
 
 /// Volumes, by who besides the daemon holds their connections.
@@ -63,8 +94,10 @@ pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
 
     /// The socket on which the volume's next daemon gives the keeper its removed files. An earlier
     /// daemon's socket is closed. `None`: this keeper holds no connection, so no daemon can follow
-    /// another one. While no keeper answers, the socket leads nowhere.
-    fn daemon_socket(&self, volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>>;
+    /// another one. While no keeper answers, the socket leads nowhere. From here on the keeper gives the
+    /// volume to no daemon, until it gets another [`Role::Daemon`]; an error if that is not sure and the
+    /// next daemon continues a connection.
+    fn daemon_socket(&self, volume_id: &VolumeId, next: NextDaemon) -> linux::Result<Option<OwnedFd>>;
 
     /// The volumes whose daemons have a socket that leads to the keeper.
     fn daemons(&self) -> linux::Result<BTreeSet<VolumeId>>;
@@ -86,6 +119,34 @@ pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
 
     /// The volumes for which something is held.
     fn volumes(&self) -> linux::Result<BTreeSet<VolumeId>>;
+
+    /// Lets the keeper give a volume to this waiting daemon while no driver runs. Returns false if it
+    /// does not.
+    fn lend(&self, _launch: &LaunchKey, _socket: BorrowedFd<'_>) -> linux::Result<bool> {
+        Ok(false)
+    }
+
+    /// From here on the keeper gives the daemon nothing.
+    fn reclaim(&self, _launch: &LaunchKey) -> linux::Result<()> {
+        Ok(())
+    }
+
+    /// As [`Self::reclaim`], for all daemons: also those of an earlier driver, which end if no other
+    /// process has their sockets.
+    fn reclaim_all(&self) -> linux::Result<()> {
+        Ok(())
+    }
+
+    /// Whether waiting daemons are of use when this driver ends.
+    fn stands_by(&self) -> bool {
+        false
+    }
+
+    /// The volumes that the keeper has given to waiting daemons, since a driver has put a
+    /// [`Role::Daemon`] for them.
+    fn takeovers(&self) -> linux::Result<Vec<Takeover>> {
+        Ok(Vec::new())
+    }
 
     /// The volumes whose connection is held, with what a successor of the daemon needs beside it.
     fn holders(&self) -> Holders {
@@ -141,7 +202,7 @@ impl Keeper for InProcess {
         self.locked().held.get(&(volume_id.clone(), role)).map(duplicate).transpose()
     }
 
-    fn daemon_socket(&self, _volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>> {
+    fn daemon_socket(&self, _volume_id: &VolumeId, _next: NextDaemon) -> linux::Result<Option<OwnedFd>> {
         Ok(None)
     }
 

@@ -1,7 +1,8 @@
 //! Processes that are not children of this driver. The pid and the start time identify one, so a
 //! reused pid is not mistaken for the old process.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -17,6 +18,21 @@ impl ProcessId {
     /// The process that has `pid` now, if any.
     pub(crate) fn of(pid: i32) -> linux::Result<Option<Self>> {
         Ok(linux::process::start_time(pid)?.map(|start_time| Self { pid, start_time }))
+    }
+
+    /// The process behind a pidfd; `None` if it has ended.
+    pub(crate) fn behind(pidfd: &OwnedFd) -> linux::Result<Option<Self>> {
+        let fdinfo = format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd());
+        let text =
+            linux::procfs::read(Path::new(&fdinfo)).map_err(|e| linux::Error::new("read", &fdinfo, e))?;
+        let pid =
+            text.lines().find_map(|line| line.strip_prefix("Pid:")).and_then(|pid| pid.trim().parse().ok());
+        // -1 once it was reaped, 0 in another pid namespace.
+        let Some(process) = pid.filter(|pid| *pid > 0).map(Self::of).transpose()?.flatten() else {
+            return Ok(None);
+        };
+        // Checked afterwards: only then the pid was still its own.
+        Ok((!wait_for_exit(pidfd, Duration::ZERO)?).then_some(process))
     }
 
     /// A pidfd of this very process; `None` if it is gone.
@@ -91,13 +107,17 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let process = ProcessId::of(child.id().cast_signed()).unwrap().unwrap();
         assert!(process.is_alive().unwrap());
+        let pidfd = process.open().unwrap().unwrap();
+        assert_eq!(ProcessId::behind(&pidfd).unwrap(), Some(process));
         let other = ProcessId { start_time: process.start_time + 1, ..process };
         assert!(!other.is_alive().unwrap());
         assert!(other.end(Duration::ZERO).unwrap(), "not the same process: gone");
         assert!(process.is_alive().unwrap());
         assert!(process.end(Duration::ZERO).unwrap());
         assert!(!process.is_alive().unwrap(), "a zombie is not alive");
+        assert_eq!(ProcessId::behind(&pidfd).unwrap(), None, "a zombie");
         child.wait().unwrap();
+        assert_eq!(ProcessId::behind(&pidfd).unwrap(), None);
         assert!(!process.is_alive().unwrap());
     }
 }

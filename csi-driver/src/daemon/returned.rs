@@ -90,7 +90,11 @@ fn check_one(known: &Known<'_>, role: Kept, fd: BorrowedFd<'_>) -> std::result::
                 Err(format!("{bytes} bytes, and the daemon was given {}", known.table_bytes))
             }
         }
-        Kept::ParkedMount => Err("no daemon has it".to_owned()),
+        Kept::ParkedMount
+        | Kept::ControlListener
+        | Kept::MetricsListener
+        | Kept::Assignment
+        | Kept::Daemon => Err("no daemon returns it".to_owned()),
     }
 }
 

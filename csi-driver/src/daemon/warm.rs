@@ -2,8 +2,9 @@
 //! a start.
 //!
 //! A waiting daemon has dialled in and shown its nonce. It knows no volume, and has the settings that a
-//! volume has by default; a volume with others gets a daemon of its own. The daemons end with the
-//! driver: the next one starts its own.
+//! volume has by default; a volume with others gets a daemon of its own. The keeper has duplicates of
+//! the waiting daemons' sockets, so that a volume gets one of them also while no driver runs. The next
+//! driver ends those that still wait, and starts its own.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -17,6 +18,7 @@ use tokio::sync::Notify;
 use super::launcher::{LaunchSpec, Launcher, memory};
 use crate::daemon::dial::DialDir;
 use crate::daemon::handover::{Dialled, Expected, NoDaemon, wait_for_daemon};
+use crate::daemon::keeper::Keeper;
 use crate::daemon::watch;
 use crate::error::chain;
 use crate::model::launch::{LaunchId, LaunchKey};
@@ -33,6 +35,7 @@ const ANY_NUMBER: u64 = 0;
 #[derive(Debug)]
 pub(crate) struct WarmDaemons {
     launcher: Arc<dyn Launcher>,
+    keeper: Arc<dyn Keeper>,
     run_dir: PathBuf,
     /// Limit from a daemon's launch until it dials in.
     start_timeout: Duration,
@@ -65,6 +68,7 @@ impl WarmDaemons {
     /// Starts nothing yet: that is [`Self::run`].
     pub(crate) fn new(
         launcher: Arc<dyn Launcher>,
+        keeper: Arc<dyn Keeper>,
         run_dir: PathBuf,
         start_timeout: Duration,
         wanted: usize,
@@ -72,7 +76,7 @@ impl WarmDaemons {
         let closed = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| linux::Error::new("eventfd", "the waiting daemons", e))?;
         let (state, changed) = (Mutex::default(), Notify::new());
-        Ok(Self { launcher, run_dir, start_timeout, wanted, state, changed, closed })
+        Ok(Self { launcher, keeper, run_dir, start_timeout, wanted, state, changed, closed })
     }
 
     /// Whether a waiting daemon does for a volume with these settings and so many inodes.
@@ -98,11 +102,39 @@ impl WarmDaemons {
             && memory(inode_limit, settings.known_inodes()) <= memory(ANY_NUMBER, default.known_inodes())
     }
 
+    /// Whether any are to wait.
+    pub(crate) fn are_wanted(&self) -> bool {
+        self.wanted > 0
+    }
+
     /// A waiting daemon, if there is one. Another is started in its place.
     pub(crate) fn take(&self) -> Option<WarmDaemon> {
-        let waiting = self.locked().waiting.pop_front();
-        self.changed.notify_one();
-        waiting
+        loop {
+            let waiting = self.locked().waiting.pop_front();
+            self.changed.notify_one();
+            let WarmDaemon { key, launch, dialled, .. } = waiting.as_ref()?;
+            match self.keeper.reclaim(key) {
+                Ok(()) => return waiting,
+                // It could get another volume from the keeper.
+                Err(error) => {
+                    tracing::warn!(%key, error = chain(&error), "a waiting daemon is ended");
+                    self.end(key, launch, Some(dialled));
+                }
+            }
+        }
+    }
+
+    /// Gives a new keeper what the earlier one had.
+    pub(crate) fn lend_all(&self) {
+        self.locked().waiting.iter().for_each(|waiting| self.lend(waiting));
+    }
+
+    fn lend(&self, WarmDaemon { key, dialled, .. }: &WarmDaemon) {
+        if let Some(socket) = dialled.for_keeper()
+            && let Err(error) = self.keeper.lend(key, socket)
+        {
+            tracing::warn!(%key, error = chain(&error), "the keeper does not hold a waiting daemon's socket");
+        }
     }
 
     /// Ends a daemon that got no volume, and removes what its launch made.
@@ -144,7 +176,7 @@ impl WarmDaemons {
         }
     }
 
-    /// Ends the waiting daemons, and starts none from here on.
+    /// Ends the waiting daemons, unless the keeper may need them, and starts none from here on.
     pub(crate) fn close(&self) {
         // Fails only if the counter is full: then the descriptor is readable already.
         let _readable_either_way = self.closed.write(1);
@@ -153,6 +185,9 @@ impl WarmDaemons {
             state.is_closed = true;
             std::mem::take(&mut state.waiting)
         };
+        if self.keeper.stands_by() {
+            return;
+        }
         for WarmDaemon { key, launch, dialled, .. } in waiting {
             self.end(&key, &launch, Some(&dialled));
         }
@@ -209,6 +244,8 @@ impl WarmDaemons {
             drop(state);
             self.end(&daemon.key, &daemon.launch, Some(&daemon.dialled));
         } else {
+            // Under the lock, so that none is taken before.
+            self.lend(&daemon);
             state.waiting.push_back(daemon);
         }
     }

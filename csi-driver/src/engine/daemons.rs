@@ -12,7 +12,7 @@ use crate::backend::Assigned;
 use crate::daemon::control::Control;
 use crate::daemon::dial::{DialDir, DialListener, ServingSockets};
 use crate::daemon::handover::{self, Expected, NoDaemon, Offer, Served};
-use crate::daemon::keeper::{self, Keeper};
+use crate::daemon::keeper::{self, Keeper, NextDaemon};
 use crate::daemon::launcher::{LaunchSpec, Launcher};
 use crate::daemon::notes::Hangs;
 use crate::daemon::waits::Waits;
@@ -21,7 +21,7 @@ use crate::daemon::watch::DaemonWatch;
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
-use crate::model::launch::{LaunchId, LaunchKey};
+use crate::model::launch::{LaunchId, LaunchKey, ProcessId};
 use crate::model::limits;
 use crate::model::records::{Serving, StageRecord};
 use crate::model::settings::LaunchSettings;
@@ -89,7 +89,10 @@ impl Daemons {
     ) -> Result<Served> {
         let volume_id = start.volume_id;
         let keeper_socket = self.keeper_socket(&start)?;
-        let served = match self.start_warm(&start, keeper_socket.as_ref(), &mut launched)? {
+        if let Some(previous) = previous {
+            self.end_unjournaled(volume_id, previous)?;
+        }
+        let (served, sockets) = match self.start_warm(&start, keeper_socket.as_ref(), &mut launched)? {
             Some(served) => {
                 if let Some(previous) = previous
                     && let Err(error) = self.end_previous(volume_id, previous)
@@ -105,9 +108,23 @@ impl Daemons {
         };
         self.hangs.found(volume_id, None);
         if let Some(table) = start.state_table.filter(|_| served.can_be_continued) {
-            self.keep(volume_id, start.fuse_device, table, start.assigned.descriptors);
+            let has_kept = self.keep(volume_id, start.fuse_device, table, start.assigned.descriptors);
+            let assignment = Assignment { backend: Some(start.assigned.backend), ..start.assignment };
+            if has_kept {
+                self.keep_for_standby(volume_id, start.settings, assignment, sockets);
+            }
         }
         Ok(served)
+    }
+
+    /// A driver that was killed may have handed the volume to a daemon that its journal does not yet
+    /// call the serving one.
+    fn end_unjournaled(&self, volume_id: &VolumeId, previous: &StageRecord) -> Result<()> {
+        let process = previous.launch.as_ref().and_then(LaunchId::process);
+        match process.map_or(Ok(false), ProcessId::is_alive).step("look at daemon")? {
+            true => self.end_process(volume_id, previous, false),
+            false => Ok(()),
+        }
     }
 
     /// For the files that a daemon cannot open again by name.
@@ -115,10 +132,10 @@ impl Daemons {
         let volume_id = start.volume_id;
         match start.state_table {
             Some(_) if start.assignment.continues => {
-                self.keeper.daemon_socket(volume_id).step("connect daemon to keeper")
+                self.keeper.daemon_socket(volume_id, NextDaemon::Continues).step("connect daemon to keeper")
             }
             // The volume is served all the same.
-            Some(_) => Ok(self.keeper.daemon_socket(volume_id).unwrap_or_else(|error| {
+            Some(_) => Ok(self.keeper.daemon_socket(volume_id, NextDaemon::Own).unwrap_or_else(|error| {
                 tracing::error!(%volume_id, error = linux::chain(&error), "no keeper for the volume's daemon");
                 None
             })),
@@ -132,7 +149,7 @@ impl Daemons {
         start: &Start<'_>,
         keeper_socket: Option<&OwnedFd>,
         launched: &mut impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
-    ) -> Result<Option<Served>> {
+    ) -> Result<Option<(Served, ServingSockets)>> {
         if !WarmDaemons::suits(start.settings, start.assignment.inode_limit) {
             return Ok(None);
         }
@@ -149,7 +166,7 @@ impl Daemons {
             match handover::assign(dialled, &start.offer(&described, &sockets, keeper_socket)) {
                 // It died while it waited.
                 Err(Error::DaemonEnded { .. }) => self.warm.end(&key, &launch, None),
-                outcome => return outcome.map(Some),
+                outcome => return outcome.map(|served| Some((served, sockets))),
             }
         }
         Ok(None)
@@ -160,7 +177,7 @@ impl Daemons {
         start: &Start<'_>,
         keeper_socket: Option<&OwnedFd>,
         launched: &mut impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
-    ) -> Result<Served> {
+    ) -> Result<(Served, ServingSockets)> {
         let Start { volume_id, settings, .. } = *start;
         let span = tracing::info_span!("stage.launch").entered();
         let dial = self.dial(volume_id);
@@ -191,8 +208,7 @@ impl Daemons {
         let dialled = handover::wait_for_daemon(&listener, expected, wait.as_fd()).map_err(no_daemon);
         let offer = start.offer(&described, &sockets, keeper_socket);
         let served = dialled.and_then(|dialled| handover::assign(dialled, &offer));
-        // From here on only the daemon holds its listeners.
-        served.map_err(|error| self.with_last_log_line(error))
+        served.map(|served| (served, sockets)).map_err(|error| self.with_last_log_line(error))
     }
 
     /// The memory for what a successor of a daemon needs; `None` if there can be none.
@@ -206,14 +222,14 @@ impl Daemons {
     }
 
     /// Gives the keeper what a successor of the volume's daemon needs. The connection last: without
-    /// the rest it would only make requests to a dead daemon wait.
+    /// the rest it would only make requests to a dead daemon wait. Returns false if it does not hold it.
     fn keep(
         &self,
         volume_id: &VolumeId,
         fuse_device: OwnedFd,
         state_table: OwnedFd,
         of_backend: Vec<(Role, OwnedFd)>,
-    ) {
+    ) -> bool {
         let of_backend = of_backend.into_iter().filter_map(|(role, descriptor)| match role {
             Role::Directory => Some((keeper::Role::Directory, descriptor)),
             Role::UsageFile => Some((keeper::Role::UsageFile, descriptor)),
@@ -229,9 +245,10 @@ impl Daemons {
                     "the keeper does not hold the volume's connection: if its daemon ends, its pods get ENOTCONN"
                 );
                 self.release_connection(volume_id);
-                return;
+                return false;
             }
         }
+        true
     }
 
     /// Makes this process hold what a keeper holds since an earlier driver: either may end alone.
@@ -334,7 +351,7 @@ impl Daemons {
     }
 
     /// Removes the launch of a daemon that has died, while another one serves the volume.
-    fn end_previous(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<()> {
+    pub(crate) fn end_previous(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<()> {
         self.end_process(volume_id, stage, false)?;
         let key = stage.launch_key(volume_id);
         self.launcher.clear(&key).step("clear launch")?;

@@ -86,19 +86,21 @@ impl Driver {
         let flushes = Arc::new(OneEach::default());
         let (daemon_ended, ended_daemons) = mpsc::unbounded_channel();
         let launcher: Arc<dyn Launcher> = launcher(&config)?.into();
+        let (renewed, renewed_keepers) = mpsc::unbounded_channel();
+        let keeper = keeper(&config, renewed)?;
         let warm = WarmDaemons::new(
             launcher.clone(),
+            keeper.clone(),
             config.run_dir.clone(),
             config.start_timeout,
             config.warm_daemons,
         );
-        let (renewed, renewed_keepers) = mpsc::unbounded_channel();
         let daemons = Arc::new(Daemons {
             run_dir: config.run_dir.clone(),
             launcher,
             warm: Arc::new(warm.step("prepare warm daemons")?),
             start_timeout: config.start_timeout,
-            keeper: keeper(&config, renewed)?,
+            keeper,
             watch: DaemonWatch::new(counts.clone(), daemon_ended),
             hangs: Arc::default(),
             waits: Waits::default(),

@@ -53,7 +53,11 @@ impl Expansion {
         limits: VolumeLimits,
     ) -> Result<()> {
         match self.stages.serving(volume_id, record)? {
-            Some(control) => control.set_capacity(limits),
+            Some(control) => {
+                control.set_capacity(limits)?;
+                self.stages.stand_by_again(volume_id, record);
+                Ok(())
+            }
             None => Ok(()),
         }
     }

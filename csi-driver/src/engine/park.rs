@@ -190,6 +190,7 @@ impl Stages {
         match stage.serving {
             Some(serving) if seen.minor == serving.connection_minor => {
                 self.daemons.watch(volume_id, serving)?;
+                self.stand_by_again(volume_id, record);
                 tracing::info!(pid = serving.daemon.pid, "served by the parked daemon");
                 Ok(seen)
             }

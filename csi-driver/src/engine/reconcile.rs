@@ -84,6 +84,7 @@ impl Reconciler {
     /// state cannot be read. Must be called in a tokio context.
     pub(crate) fn reconcile(self: &Arc<Self>, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
+        self.stages.adopt_takeovers()?;
         let volumes = self.journal.list();
         // First, so that no kubelet starts the pod of an unknown launch.
         self.remove_unknown_launches(&volumes, deadline)?;
@@ -257,6 +258,7 @@ impl Reconciler {
 
     fn adopt(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
         self.daemons.copy_connection(volume_id);
+        self.stages.stand_by_again(volume_id, record);
         match record.stage.as_ref().and_then(|stage| stage.serving) {
             Some(serving) => self.daemons.watch(volume_id, serving),
             None => Ok(()),

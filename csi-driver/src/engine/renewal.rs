@@ -14,7 +14,7 @@ use proto::handover::{Role, state_table_bytes};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 
-use crate::daemon::keeper::Role as Kept;
+use crate::daemon::keeper::{NextDaemon, Role as Kept};
 use crate::daemon::returned::{self, Known};
 use crate::engine::locks::Lock;
 use crate::engine::stage::Stages;
@@ -36,6 +36,7 @@ pub(crate) async fn serve(stages: Arc<Stages>, mut renewed: UnboundedReceiver<()
         // What an earlier keeper was to get, this one gets now.
         round.abort_all();
         round = JoinSet::new();
+        stages.daemons.warm.lend_all();
         for volume_id in stages.unconnected() {
             round.spawn(renew(stages.clone(), volume_id));
         }
@@ -127,10 +128,13 @@ impl Stages {
         if !is_held && !self.take_back(volume_id, stage, serving, control.descriptors()?)? {
             return Ok(());
         }
-        let Some(socket) = keeper.daemon_socket(volume_id).step("connect daemon to keeper")? else {
+        let Some(socket) =
+            keeper.daemon_socket(volume_id, NextDaemon::Own).step("connect daemon to keeper")?
+        else {
             return Ok(());
         };
         control.replace_keeper(socket.as_fd())?;
+        self.stand_by_again(volume_id, &record);
         tracing::info!(%volume_id, "the volume's daemon uses another keeper");
         Ok(())
     }

@@ -276,6 +276,7 @@ impl Stages {
         let serving = Serving { connection_minor: mount.minor, daemon: served.daemon, since, is_sole_holder };
         self.update_stage(volume_id, record, |stage| stage.serving = Some(serving))?;
         tracing::info!(pid = served.daemon.pid, max_write_bytes = served.max_write_bytes, "served");
+        self.daemons.stand_by(volume_id, &served.pidfd);
         self.daemons.watch.start(volume_id, served.daemon, served.pidfd);
         Ok(mount)
     }

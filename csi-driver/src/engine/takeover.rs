@@ -140,6 +140,7 @@ impl Stages {
             stage.serving = Some(Serving { daemon: served.daemon, since, ..serving });
             stage.takeovers = stage.takeovers.saturating_add(1);
         })?;
+        self.daemons.stand_by(volume_id, &served.pidfd);
         self.daemons.watch.start(volume_id, served.daemon, served.pidfd);
         Ok(())
     }

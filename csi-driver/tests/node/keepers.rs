@@ -390,7 +390,7 @@ fn shown(scene: &Scene, output: &str) -> String {
     String::from_utf8(done.stdout).unwrap()
 }
 
-fn published(scene: &Scene) -> serde_json::Value {
+pub(crate) fn published(scene: &Scene) -> serde_json::Value {
     let mounts: Vec<serde_json::Value> = serde_json::from_str(&shown(scene, "json")).unwrap();
     mounts.into_iter().find(|mount| mount["state"] == "published").unwrap()
 }

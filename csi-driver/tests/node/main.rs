@@ -16,6 +16,7 @@ mod metrics;
 mod parking;
 mod paths;
 mod size;
+mod standby;
 mod succession;
 mod swapped;
 mod takeover;

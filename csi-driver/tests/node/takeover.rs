@@ -98,7 +98,7 @@ fn applications_see_a_pause_and_no_error_when_a_daemon_is_killed() {
 
 /// Writes numbers to a file and reads them back, in a process of its own: a process that has a file
 /// of the volume open cannot start a driver, because its child waits to close it.
-fn writer(scene: &Scene, file: &Path) -> Child {
+pub(crate) fn writer(scene: &Scene, file: &Path) -> Child {
     let script = r#"n=0; while [ -e "$1.go" ]; do n=$((n+1)); echo $n > "$1" || exit 1; \
         [ "$(cat "$1")" = $n ] || exit 2; mv "$1" "$1.moved" || exit 3; mv "$1.moved" "$1" || exit 4; done"#;
     fs::write(go(file), "").unwrap();
@@ -106,7 +106,7 @@ fn writer(scene: &Scene, file: &Path) -> Child {
     command.args(["-c", script, "writer"]).arg(file).stdin(Stdio::null()).spawn().unwrap()
 }
 
-fn go(file: &Path) -> PathBuf {
+pub(crate) fn go(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(".go");
     name.into()

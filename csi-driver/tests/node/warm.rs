@@ -11,30 +11,31 @@ use tests::eventually;
 /// Longer than what the driver takes for a daemon that died at once.
 const LIVES: Duration = Duration::from_millis(60);
 
-/// A driver with one waiting daemon, on the ground of a driver without any.
-struct Warm {
-    scene: Scene,
+/// A driver with waiting daemons, on the ground of a driver without any.
+pub(crate) struct Warm {
+    pub(crate) scene: Scene,
     cold: Flags,
+    wanted: usize,
 }
 
 impl Warm {
-    fn start(more: &[String]) -> Self {
+    pub(crate) fn start(wanted: u8, more: &[String]) -> Self {
         let with = |flags: Flags| flags.with(more);
         let cold = with(Flags::process());
         let mut scene = Scene::start(cold.clone());
-        scene.flags = with(Flags::warm_process(1));
+        scene.flags = with(Flags::warm_process(wanted));
         scene.restart_driver();
-        let warm = Self { scene, cold };
+        let warm = Self { scene, cold, wanted: wanted.into() };
         warm.waiting();
         warm
     }
 
-    /// The one that waits.
-    fn waiting(&self) -> i32 {
+    /// Returns once all wait; the first.
+    pub(crate) fn waiting(&self) -> i32 {
         let mut found = 0;
-        eventually("one daemon waits", TIMEOUT, || {
+        eventually("all daemons wait", TIMEOUT, || {
             let waiting = self.scene.waiting_daemons();
-            anyhow::ensure!(waiting.len() == 1, "{waiting:?}\n{}", self.scene.log());
+            anyhow::ensure!(waiting.len() == self.wanted, "{waiting:?}\n{}", self.scene.log());
             // It has dialled in: the driver has removed the socket.
             let sockets = launch_dirs(&self.scene).into_iter().filter(|dir| dir.join("dial.sock").exists());
             anyhow::ensure!(sockets.count() == 0, "it has not dialled in");
@@ -45,35 +46,35 @@ impl Warm {
         found
     }
 
-    fn serving(&self) -> i32 {
+    pub(crate) fn serving(&self) -> i32 {
         let [serving] = self.scene.serving_daemons()[..] else {
             panic!("{:?}\n{}", self.scene.serving_daemons(), self.scene.log());
         };
         serving
     }
 
-    fn kill(&self, pid: i32) {
+    pub(crate) fn kill(&self, pid: i32) {
         let pidfd = linux::process::open_pidfd(pid).unwrap().unwrap();
         assert!(linux::process::signal_pidfd(&pidfd, Signal::SIGKILL as i32).unwrap());
         assert!(linux::process::wait_for_end(&pidfd, TIMEOUT).unwrap());
     }
 
     /// A driver that wants no waiting daemon finds nothing of an earlier one's.
-    fn finish(mut self) {
+    pub(crate) fn finish(mut self) {
         self.scene.flags = self.cold.clone();
         self.scene.restart_driver();
         self.scene.assert_nothing_left();
     }
 }
 
-fn launch_dirs(scene: &Scene) -> Vec<PathBuf> {
+pub(crate) fn launch_dirs(scene: &Scene) -> Vec<PathBuf> {
     let entries = fs::read_dir(scene.sandbox.path("run")).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.is_dir() && path.file_name().is_some_and(|name| name.len() == 32)).collect()
 }
 
 #[test]
 fn a_stage_gets_the_waiting_daemon_and_another_one_waits() {
-    let warm = Warm::start(&[]);
+    let warm = Warm::start(1, &[]);
     let caller = warm.scene.caller();
     let first = warm.waiting();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
@@ -92,7 +93,7 @@ fn a_stage_gets_the_waiting_daemon_and_another_one_waits() {
 
 #[test]
 fn a_waiting_daemon_that_ends_is_replaced_and_one_that_is_stopped_costs_no_stage() {
-    let warm = Warm::start(&[]);
+    let warm = Warm::start(1, &[]);
     let first = warm.waiting();
     warm.kill(first);
     let second = warm.waiting();
@@ -112,7 +113,7 @@ fn a_waiting_daemon_that_ends_is_replaced_and_one_that_is_stopped_costs_no_stage
 
 #[test]
 fn a_volume_with_settings_of_its_own_gets_a_daemon_of_its_own() {
-    let warm = Warm::start(&[]);
+    let warm = Warm::start(1, &[]);
     let waiting = warm.waiting();
     let caller = warm.scene.caller();
     let mut request = tests::csi::scene::create_request("pvc-1");
@@ -128,7 +129,7 @@ fn a_volume_with_settings_of_its_own_gets_a_daemon_of_its_own() {
 
 #[test]
 fn a_driver_that_is_killed_leaves_served_volumes_and_no_waiting_daemon() {
-    let mut warm = Warm::start(&[]);
+    let mut warm = Warm::start(1, &[]);
     let caller = warm.scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let (serving, waiting) = (warm.serving(), warm.waiting());
@@ -150,7 +151,7 @@ fn a_driver_that_is_killed_leaves_served_volumes_and_no_waiting_daemon() {
 
 #[test]
 fn a_driver_that_is_stopped_ends_its_waiting_daemons() {
-    let mut warm = Warm::start(&[]);
+    let mut warm = Warm::start(1, &[]);
     warm.scene.driver.take().unwrap().stop(TIMEOUT).unwrap();
     assert_eq!(warm.scene.daemons(), [0; 0]);
     assert_eq!(launch_dirs(&warm.scene).len(), 0);
@@ -161,7 +162,7 @@ fn a_driver_that_is_stopped_ends_its_waiting_daemons() {
 
 #[test]
 fn a_volume_of_a_lost_journal_keeps_the_daemon_that_had_waited() {
-    let mut warm = Warm::start(&[]);
+    let mut warm = Warm::start(1, &[]);
     let caller = warm.scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let serving = warm.serving();
@@ -184,7 +185,7 @@ fn a_volume_of_a_lost_journal_keeps_the_daemon_that_had_waited() {
 fn a_killed_daemon_is_followed_by_the_waiting_one() {
     let keeper = volume_binary().with_file_name("hawser-keeper");
     assert!(keeper.is_file(), "{} is missing: run `cargo build -p keeper` first", keeper.display());
-    let warm = Warm::start(&["--keeper-binary".to_owned(), keeper.display().to_string()]);
+    let warm = Warm::start(1, &["--keeper-binary".to_owned(), keeper.display().to_string()]);
     let caller = warm.scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let file = caller.target_path("one").join("f");

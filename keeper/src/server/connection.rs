@@ -7,10 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::{LOGGED_REFUSALS, PACKETS_A_TURN, Server, Turn};
+use super::{LOGGED_REFUSALS, MOST_ATTENDING, PACKETS_A_TURN, Server, Turn};
 use crate::descriptors;
 use crate::packets;
-use crate::wire::{Call, Entry, Refusal, ReplyHeader, Request, Role, Status, VERSION, VolumeKey, Wrong};
+use crate::wire::standby::Takeover;
+use crate::wire::{Call, Entry, Refusal, ReplyHeader, Request, Role, Status, VolumeKey, Wrong};
 
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -19,6 +20,8 @@ pub(super) struct Connection {
     last_used: u64,
     state: State,
     refusals: u32,
+    /// It is the driver's: see [`Call::Attend`].
+    attends: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,9 +30,25 @@ enum State {
     /// The client reads no replies.
     Full,
     Listing {
+        what: Listed,
         number: u64,
         after: Option<VolumeKey>,
     },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Listed {
+    Volumes,
+    Takeovers,
+}
+
+impl Listed {
+    fn version(self) -> u16 {
+        match self {
+            Self::Volumes => Call::List.version(),
+            Self::Takeovers => Call::Takeovers.version(),
+        }
+    }
 }
 
 /// A reply to a request.
@@ -48,7 +67,7 @@ enum Fd<'fd> {
 
 impl Connection {
     pub(super) fn new(socket: OwnedFd, number: u64) -> Self {
-        Self { socket, last_used: number, state: State::Reading, refusals: 0 }
+        Self { socket, last_used: number, state: State::Reading, refusals: 0, attends: false }
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
@@ -61,6 +80,10 @@ impl Connection {
 
     pub(super) fn is_owed_a_reply(&self) -> bool {
         self.state != State::Reading
+    }
+
+    pub(super) fn attends(&self) -> bool {
+        self.attends
     }
 
     pub(super) fn interest(&self) -> EventFlags {
@@ -86,7 +109,7 @@ impl Connection {
                     return Turn::Open;
                 }
                 State::Reading => self.read(server),
-                State::Listing { number, after } => self.list(server, number, after),
+                State::Listing { what, number, after } => self.list(server, what, number, after),
                 State::Full => return Turn::Open,
             };
             match turn {
@@ -116,63 +139,102 @@ impl Connection {
         if received.bytes == 0 && packets::has_hung_up(&self.socket) {
             return Err(End::Closed);
         }
-        let decoded = Request::decode(&buffer[..received.bytes]).and_then(|request| {
-            let fd = received.take_descriptor(matches!(request.call, Call::Put { .. }));
+        let packet = &buffer[..received.bytes];
+        let version = Request::reply_version(packet);
+        let decoded = Request::decode(packet).and_then(|request| {
+            let fd = received.take_descriptor(request.call.has_descriptor());
             fd.map(|fd| (request, fd)).map_err(|refusal| Wrong { number: request.number, refusal })
         });
         received.fds.into_iter().for_each(|fd| server.held.close(fd));
         match decoded {
-            Ok((request, _)) if request.call == Call::List => {
-                self.state = State::Listing { number: request.number, after: None };
+            Ok((Request { number, call: Call::List }, _)) => {
+                self.state = State::Listing { what: Listed::Volumes, number, after: None };
+                Ok(())
+            }
+            Ok((Request { number, call: Call::Takeovers }, _)) => {
+                self.state = State::Listing { what: Listed::Takeovers, number, after: None };
                 Ok(())
             }
             Ok((request, fd)) => self.answer(server, request, fd),
             Err(Wrong { number, refusal }) => {
                 self.log_refusal(server, "a packet", refusal);
-                self.send(number, &Reply::refused(refusal))
+                self.send(version, number, &Reply::refused(refusal))
             }
         }
     }
 
     fn answer(&mut self, server: &mut Server, request: Request, fd: Option<OwnedFd>) -> Result<(), End> {
         let Request { number, call } = request;
+        let version = call.version();
+        if let Some(volume) = call.volume().filter(|_| !self.attends) {
+            // A driver of an earlier version starts daemons without telling the keeper.
+            server.disarm(volume);
+        }
         let reply = match call {
+            Call::Put { role: Role::Daemon, .. } | Call::PutSpare { .. } if !self.attends => {
+                fd.into_iter().for_each(|fd| server.held.close(fd));
+                Err(Refusal::NotAttending)
+            }
             Call::Put { volume, role } => put(server, volume, role, fd),
             Call::Get { volume, role } => {
                 // Here and not below: the reply borrows what is held.
                 let held = server.held.get(volume, role).ok_or(Refusal::NotHeld);
                 let reply = held.map(|fd| Reply { fd: Some(Fd::Held(fd)), ..Reply::done(0) });
-                return self.send(number, &reply.unwrap_or_else(Reply::refused));
+                return self.send(version, number, &reply.unwrap_or_else(Reply::refused));
             }
+            Call::Forget { volume, role: Role::Daemon } => Ok(Reply::done(u32::from(server.disarm(volume)))),
             Call::Forget { volume, role } => Ok(Reply::done(u32::from(server.held.forget(volume, role)))),
             Call::ForgetVolume { volume } => Ok(forget_volume(server, volume)),
             Call::DaemonSocket { volume } => daemon_socket(server, volume),
             Call::Ping => Ok(Reply::counts(&server.held.counts())),
-            Call::List => return Ok(()),
+            Call::Attend => self.attend(server),
+            Call::PutSpare { launch } => {
+                let put = fd.ok_or(Refusal::NoDescriptor).and_then(|fd| server.put_spare(launch, fd));
+                put.map(|has_replaced| Reply::done(u32::from(has_replaced)))
+            }
+            Call::ForgetSpare { launch } => Ok(Reply::done(u32::from(server.forget_spare(launch)))),
+            Call::ForgetSpares => Ok(Reply::done(crate::held::small(server.forget_spares()))),
+            Call::List | Call::Takeovers => return Ok(()),
         };
         if let Err(refusal) = &reply {
             self.log_refusal(server, call.name(), *refusal);
         }
-        self.send(number, &reply.unwrap_or_else(Reply::refused))
+        self.send(version, number, &reply.unwrap_or_else(Reply::refused))
+    }
+
+    fn attend(&mut self, server: &Server) -> Result<Reply<'static>, Refusal> {
+        // This one is not among them.
+        let others = server.connections.values().filter(|other| other.attends).count();
+        if others >= MOST_ATTENDING {
+            return Err(Refusal::Full);
+        }
+        self.attends = true;
+        Ok(Reply::done(0))
     }
 
     /// Sends the next packet of the listing.
-    fn list(&mut self, server: &Server, number: u64, after: Option<VolumeKey>) -> Result<(), End> {
-        let mut packet = [0; ReplyHeader::SIZE + Entry::MOST * Entry::SIZE];
-        let mut entries = server.held.entries_after(after).peekable();
-        let (mut count, mut last) = (0, after);
-        for entry in entries.by_ref().take(Entry::MOST) {
-            let at = ReplyHeader::SIZE + count * Entry::SIZE;
-            packet[at..at + Entry::SIZE].copy_from_slice(&entry.encode());
-            (count, last) = (count + 1, Some(entry.volume));
-        }
-        let status = if entries.peek().is_some() { Status::More } else { Status::Done };
-        let header = ReplyHeader { version: VERSION, status, count: crate::held::small(count), number };
-        packet[..ReplyHeader::SIZE].copy_from_slice(&header.encode());
-        let len = ReplyHeader::SIZE + count * Entry::SIZE;
-        match packets::send(&self.socket, &packet[..len], &[]) {
+    fn list(
+        &mut self,
+        server: &Server,
+        what: Listed,
+        number: u64,
+        after: Option<VolumeKey>,
+    ) -> Result<(), End> {
+        let (body, status) = match what {
+            Listed::Volumes => {
+                let entries = server.held.entries_after(after).map(|entry| (entry.volume, entry.encode()));
+                page(entries, Entry::MOST)
+            }
+            Listed::Takeovers => {
+                let taken = server.standby.takeovers_after(after);
+                page(taken.map(|taken| (taken.volume, taken.encode())), Takeover::MOST)
+            }
+        };
+        let Page { bytes, count, last } = body;
+        let header = ReplyHeader { version: what.version(), status, count, number };
+        match packets::send(&self.socket, &[&header.encode()[..], &bytes].concat(), &[]) {
             Ok(()) if status == Status::More => {
-                self.state = State::Listing { number, after: last };
+                self.state = State::Listing { what, number, after: last };
                 Ok(())
             }
             Err(Errno::AGAIN) => Err(End::NothingNow),
@@ -183,8 +245,8 @@ impl Connection {
         }
     }
 
-    fn send(&mut self, number: u64, reply: &Reply<'_>) -> Result<(), End> {
-        let header = ReplyHeader { version: VERSION, status: reply.status, count: reply.count, number };
+    fn send(&mut self, version: u16, number: u64, reply: &Reply<'_>) -> Result<(), End> {
+        let header = ReplyHeader { version, status: reply.status, count: reply.count, number };
         let mut packet = [0; ReplyHeader::SIZE + crate::wire::Counts::SIZE];
         packet[..ReplyHeader::SIZE].copy_from_slice(&header.encode());
         packet[ReplyHeader::SIZE..].copy_from_slice(&reply.body);
@@ -195,7 +257,9 @@ impl Connection {
         });
         match packets::send(&self.socket, packet, fd.as_slice()) {
             // Too many descriptors are on their way to processes that do not read them (unix(7)).
-            Err(Errno::TOOMANYREFS) if fd.is_some() => self.send(number, &Reply::refused(Refusal::Full)),
+            Err(Errno::TOOMANYREFS) if fd.is_some() => {
+                self.send(version, number, &Reply::refused(Refusal::Full))
+            }
             sent => sent.or_else(after_failed_send),
         }
     }
@@ -206,6 +270,29 @@ impl Connection {
             server.log.warn(format_args!("refused {what} of the driver: {refusal}"));
         }
     }
+}
+
+/// Entries of one packet of a listing.
+struct Page {
+    bytes: Vec<u8>,
+    count: u32,
+    /// `None`: there are none.
+    last: Option<VolumeKey>,
+}
+
+/// At most `most` entries, and whether more follow.
+fn page<const SIZE: usize>(
+    entries: impl Iterator<Item = (VolumeKey, [u8; SIZE])>,
+    most: usize,
+) -> (Page, Status) {
+    let mut entries = entries.peekable();
+    let mut page = Page { bytes: Vec::with_capacity(most * SIZE), count: 0, last: None };
+    for (volume, entry) in entries.by_ref().take(most) {
+        page.bytes.extend_from_slice(&entry);
+        (page.count, page.last) = (page.count + 1, Some(volume));
+    }
+    let status = if entries.peek().is_some() { Status::More } else { Status::Done };
+    (page, status)
 }
 
 /// Why a turn ends.
@@ -233,12 +320,14 @@ fn put(
         server.held.close(fd);
         return Err(refusal);
     }
-    let has_replaced = server.held.put(volume, role, fd);
+    let has_replaced =
+        if role == Role::Daemon { server.arm(volume, fd)? } else { server.held.put(volume, role, fd) };
     server.log.debug(format_args!("volume {volume}: holds {}", role.name()));
     Ok(Reply::done(u32::from(has_replaced)))
 }
 
 fn forget_volume(server: &mut Server, volume: VolumeKey) -> Reply<'static> {
+    server.forget_standby(volume);
     let forgotten = server.held.forget_volume(volume);
     if let Some(daemon) = forgotten.daemon {
         server.close_daemon(daemon);
@@ -249,6 +338,8 @@ fn forget_volume(server: &mut Server, volume: VolumeKey) -> Reply<'static> {
 }
 
 fn daemon_socket(server: &mut Server, volume: VolumeKey) -> Result<Reply<'static>, Refusal> {
+    // The daemon that was to be followed has one already.
+    server.disarm(volume);
     match server.new_daemon(volume) {
         Ok(socket) => {
             server.log.info(format_args!("volume {volume}: a socket for a new daemon"));

@@ -15,8 +15,8 @@ use crate::descriptors;
 use crate::held::Held;
 use crate::log::Log;
 use crate::packets::{self, Received};
-use crate::wire::daemon::{DaemonPacket, DaemonRequest, Kind, MOST_NODES};
-use crate::wire::{Refusal, Role, VERSION, VolumeKey, Wrong};
+use crate::wire::daemon::{DaemonPacket, DaemonRequest, Kind, MOST_NODES, VERSION};
+use crate::wire::{Refusal, Role, VolumeKey, Wrong};
 
 /// Refusals that wait for a daemon to read. Further ones are lost.
 const MOST_REFUSALS: usize = 64;

@@ -1,8 +1,10 @@
 //! Packets of a daemon's socket. The daemon may be taken over by an attacker; the socket itself
 //! says which volume it is for, so no packet names one.
 
-use super::{Refusal, VERSION, Wrong, u16_at, u32_at, u64_at};
+use super::{Refusal, Wrong, u16_at, u32_at, u64_at};
 
+/// Apart from that of the main socket: daemons run for long, and get sockets of newer keepers.
+pub const VERSION: u16 = 1;
 /// Nodes, and descriptors, in one packet.
 pub const MOST_NODES: usize = 64;
 

@@ -16,6 +16,7 @@ pub enum Refusal {
     System = 26,
     /// Restart the listing.
     Interrupted = 27,
+    NotAttending = 28,
     NotInspected = 32,
     WouldWait = 33,
     PathOnly = 34,
@@ -30,10 +31,14 @@ pub enum Refusal {
     TooLarge = 43,
     Device = 44,
     OtherMount = 45,
+    NotListener = 46,
+    NotPidfd = 47,
+    NotAssignment = 48,
+    NotSpare = 49,
 }
 
 impl Refusal {
-    const ALL: [Self; 26] = [
+    const ALL: [Self; 31] = [
         Self::Size,
         Self::Version,
         Self::Operation,
@@ -60,6 +65,11 @@ impl Refusal {
         Self::TooLarge,
         Self::Device,
         Self::OtherMount,
+        Self::NotAttending,
+        Self::NotListener,
+        Self::NotPidfd,
+        Self::NotAssignment,
+        Self::NotSpare,
     ];
 
     pub(super) fn from_number(number: u16) -> Option<Self> {
@@ -80,6 +90,7 @@ impl Refusal {
             Self::Full => "no room for another descriptor",
             Self::System => "a system call of the keeper failed: see its log",
             Self::Interrupted => "the listing was interrupted: restart it",
+            Self::NotAttending => "only for the driver: it must attend first",
             Self::NotInspected => "a descriptor whose file cannot be inspected",
             Self::WouldWait => "a descriptor whose file cannot be inspected without waiting",
             Self::PathOnly => "a descriptor opened with O_PATH",
@@ -94,6 +105,10 @@ impl Refusal {
             Self::TooLarge => "more than 4 GiB",
             Self::Device => "a device",
             Self::OtherMount => "on another mount than the volume's directory",
+            Self::NotListener => "not a listening unix socket of the right type",
+            Self::NotPidfd => "not a pidfd of a whole process",
+            Self::NotAssignment => "not a sealed memfd with an assignment",
+            Self::NotSpare => "not a connected SOCK_SEQPACKET socket of a process with uid 0 that lives",
         }
     }
 }

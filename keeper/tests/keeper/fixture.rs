@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -9,8 +11,9 @@ use std::time::Duration;
 use keeper::Error;
 use keeper::client::Client;
 use keeper::daemon::Removed;
+use keeper::wire::standby::{Assignment, Beside};
 use keeper::wire::{Refusal, Role, VolumeKey};
-use linux::fd_passing::PacketSocket;
+use linux::fd_passing::{PacketListener, PacketSocket};
 use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use tests::{Daemon, Network, Sandbox, binaries, eventually};
 
@@ -57,7 +60,15 @@ impl Keeper {
         .unwrap_or_else(|e| panic!("{e:#}: {}", self.process.output()));
     }
 
+    /// A driver's.
     pub(crate) fn client(&self) -> Client {
+        let mut client = self.bystander();
+        client.attend().unwrap();
+        client
+    }
+
+    /// That of a program which is not the driver, or of a driver of an earlier version.
+    pub(crate) fn bystander(&self) -> Client {
         Client::connect(&self.socket, LIMIT).unwrap()
     }
 
@@ -136,7 +147,34 @@ pub(crate) fn good(role: Role, sandbox: &Sandbox) -> OwnedFd {
         Role::Directory | Role::ParkedMount => linux::mount::open_tree_clone(sandbox.dir()).unwrap(),
         Role::StateTable => table().into(),
         Role::UsageFile => usage_file(sandbox).into(),
+        Role::ControlListener => PacketListener::bind(&unused(sandbox, "control")).unwrap().into(),
+        Role::MetricsListener => UnixListener::bind(unused(sandbox, "metrics")).unwrap().into(),
+        Role::Assignment => assignment(b"packet", SEALS),
+        Role::Daemon => linux::process::open_pidfd(std::process::id().cast_signed()).unwrap().unwrap(),
     }
+}
+
+/// A path in the sandbox that nothing has.
+fn unused(sandbox: &Sandbox, name: &str) -> PathBuf {
+    let random = linux::random::hexadecimal().unwrap();
+    sandbox.path(&format!("{name}-{}", &random[..8]))
+}
+
+pub(crate) const SEALS: SealFlags =
+    SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::WRITE);
+
+/// With the connection, the control listener and the socket to the keeper beside the packet.
+pub(crate) fn assignment(packet: &[u8], seals: SealFlags) -> OwnedFd {
+    let beside = [Beside::Held(Role::Connection), Beside::Held(Role::ControlListener), Beside::KeeperSocket];
+    sealed(&Assignment::new(&beside, packet).unwrap().encode(), seals)
+}
+
+pub(crate) fn sealed(bytes: &[u8], seals: SealFlags) -> OwnedFd {
+    let memfd = memfd_create("assignment", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    let memfd = File::from(memfd);
+    memfd.write_all_at(bytes, 0).unwrap();
+    rustix::fs::fcntl_add_seals(&memfd, seals).unwrap();
+    memfd.into()
 }
 
 pub(crate) fn table() -> File {

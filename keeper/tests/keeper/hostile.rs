@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use keeper::Error;
 use keeper::client::Client;
+use keeper::wire::standby::LaunchKey;
 use keeper::wire::{Call, Refusal, ReplyHeader, Request, Role, Status, VERSION};
 use linux::fd_passing::PacketSocket;
 use nix::errno::Errno;
@@ -17,7 +18,8 @@ use crate::fixture::{Keeper, LIMIT, good, key, table};
 fn refusal(socket: &PacketSocket) -> (u64, Refusal) {
     let packet = socket.receive().unwrap().expect("a reply");
     let (header, body) = ReplyHeader::decode(&packet).unwrap();
-    assert_eq!((header.version, header.count, body), (VERSION, 0, &[][..]));
+    assert!((1..=VERSION).contains(&header.version), "{header:?}");
+    assert_eq!((header.count, body), (0, &[][..]));
     let Status::Refused(refusal) = header.status else { panic!("{header:?}") };
     (header.number, refusal)
 }
@@ -34,12 +36,13 @@ fn malformed_packets_change_nothing_and_leave_no_descriptor_open() {
     let put = request(Call::Put { volume: key(1), role: Role::StateTable });
     let get = request(Call::Get { volume: key(1), role: Role::StateTable });
     let forget_volume = request(Call::ForgetVolume { volume: key(1) });
+    let launch = LaunchKey::parse(&key(9).to_string()).unwrap();
     let with = |packet: &[u8], at: usize, byte: u8| {
         let mut packet = packet.to_vec();
         packet[at] = byte;
         packet
     };
-    let table: [(Vec<u8>, usize, u64, Refusal); 23] = [
+    let table: [(Vec<u8>, usize, u64, Refusal); 27] = [
         (vec![], 0, 0, Refusal::Size),
         (vec![], 1, 0, Refusal::Size),
         (vec![0], 0, 0, Refusal::Size),
@@ -47,10 +50,14 @@ fn malformed_packets_change_nothing_and_leave_no_descriptor_open() {
         (put[..47].to_vec(), 1, 7, Refusal::Size),
         ([&put[..], b"x"].concat(), 1, 7, Refusal::Size),
         ([&put[..], &[0; 60_000]].concat(), 1, 7, Refusal::Size),
+        (with(&put, 0, 3), 1, 7, Refusal::Version),
         (with(&put, 0, 2), 1, 7, Refusal::Version),
+        (request(Call::Put { volume: key(2), role: Role::Daemon }), 1, 7, Refusal::NotAttending),
+        (request(Call::PutSpare { launch }), 1, 7, Refusal::NotAttending),
+        (request(Call::ForgetSpare { launch }), 1, 7, Refusal::Descriptors),
         (with(&put, 2, 99), 1, 7, Refusal::Operation),
         (with(&put, 4, 0), 1, 7, Refusal::Role),
-        (with(&put, 4, 6), 1, 7, Refusal::Role),
+        (with(&put, 4, 10), 1, 7, Refusal::Role),
         (with(&put, 7, 1), 1, 7, Refusal::Unused),
         (with(&put, 16, b'G'), 1, 7, Refusal::Volume),
         (with(&put, 47, b'/'), 1, 7, Refusal::Volume),
@@ -122,11 +129,11 @@ fn what_a_client_sent_counts_after_its_death() {
 #[test]
 fn the_connection_that_was_used_the_longest_time_ago_gives_way() {
     let keeper = Keeper::start();
-    let mut clients: Vec<Client> = (0..16).map(|_| keeper.client()).collect();
+    let mut clients: Vec<Client> = (0..16).map(|_| keeper.bystander()).collect();
     for client in clients.iter_mut().rev() {
         client.ping().unwrap();
     }
-    let mut one_more = keeper.client();
+    let mut one_more = keeper.bystander();
     one_more.ping().unwrap();
     let longest_ago = clients.pop().unwrap().ping();
     assert!(matches!(longest_ago, Err(Error::Closed { .. })), "{longest_ago:?}");

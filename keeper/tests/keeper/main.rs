@@ -8,5 +8,6 @@ mod hostile;
 mod memory;
 mod removed;
 mod roles;
+mod standby;
 mod start;
 mod stored;

@@ -9,7 +9,8 @@ mod program;
 mod supervisor;
 
 use std::collections::{BTreeSet, HashMap};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,9 +20,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::sync::mpsc::UnboundedSender;
 
 use self::supervisor::{Supervisor, Wake};
-use super::{Holders, InProcess, Keeper, Role, duplicate};
+use super::{Holders, InProcess, Keeper, NextDaemon, Role, Takeover, duplicate};
 use crate::config::KeeperProgram;
 use crate::model::ids::VolumeId;
+use crate::model::launch::LaunchKey;
 
 /// How long a daemon's start waits for a keeper, while users of the volume wait too. Starting one takes some 10 ms.
 const APPEARS: Duration = Duration::from_millis(200);
@@ -44,6 +46,8 @@ struct Shared {
     wake: Wake,
     /// Another process holds the copies now.
     renewed: UnboundedSender<()>,
+    /// Where it listens.
+    socket: PathBuf,
 }
 
 #[derive(Debug, Default)]
@@ -54,6 +58,40 @@ struct State {
     unreleased: BTreeSet<VolumeId>,
     /// `None`: no process answers.
     client: Option<Client>,
+    /// It answers no longer, but its process may live. It stays open until another one has attended:
+    /// the process must not take this driver for dead.
+    former: Option<Client>,
+    /// The process behind the last client; its inner value is the pidfd, `None` if it has ended. `None`:
+    /// there was no client yet.
+    process: Option<Option<OwnedFd>>,
+}
+
+impl State {
+    /// Whether the process answers, and knows takeovers without a driver.
+    fn attends(&self) -> bool {
+        self.client.as_ref().is_some_and(Client::attends)
+    }
+
+    fn retire_client(&mut self) {
+        if let Some(client) = self.client.take() {
+            self.former = Some(client);
+        }
+    }
+
+    /// Whether a process that does not answer may give the volume to a daemon once this driver has
+    /// ended.
+    fn may_stand_in(&self, volume_id: &VolumeId, socket: &Path) -> linux::Result<bool> {
+        match &self.process {
+            // If there is one, an earlier driver may have prepared it for that.
+            None => Ok(program::listens(socket)),
+            Some(None) => Ok(false),
+            Some(Some(process)) => {
+                let is_armed = self.former.as_ref().is_some_and(Client::attends)
+                    && self.copies.contains_key(&(volume_id.clone(), Role::Daemon));
+                Ok(is_armed && !linux::process::wait_for_end(process, Duration::ZERO)?)
+            }
+        }
+    }
 }
 
 /// Why a call has no result.
@@ -77,6 +115,7 @@ impl KeeperProcess {
     pub(crate) fn start(program: KeeperProgram, renewed: UnboundedSender<()>) -> linux::Result<Self> {
         let client = program::connect_or_start(&program)?;
         let shared = Arc::new(Shared {
+            socket: program.socket.clone(),
             state: Mutex::default(),
             connected: Condvar::new(),
             wake: Wake::new()?,
@@ -110,6 +149,7 @@ impl KeeperProcess {
                 Err(Failure::Refused(failed(op, &error)))
             }
             Err(error) => {
+                state.former = Some(client);
                 // The supervisor connects again, or starts another process.
                 self.shared.wake.now();
                 Err(Failure::Unanswered(failed(op, &error)))
@@ -143,6 +183,11 @@ impl Keeper for KeeperProcess {
     fn put(&self, volume_id: &VolumeId, role: Role, descriptor: OwnedFd) -> linux::Result<bool> {
         let Some(held) = held_role(role) else { return self.parked.put(volume_id, role, descriptor) };
         let mut state = self.state();
+        if is_for_standby(role) && !state.attends() {
+            // For the next process.
+            state.copies.insert((volume_id.clone(), role), descriptor);
+            return Ok(false);
+        }
         let put = self.call("hold a descriptor in", &mut state, |client| {
             client.put(key(volume_id)?, held, descriptor.as_fd())
         });
@@ -167,6 +212,9 @@ impl Keeper for KeeperProcess {
         if let Some(copy) = state.copies.get(&(volume_id.clone(), role)) {
             return duplicate(copy).map(Some);
         }
+        if is_for_standby(role) && !state.attends() {
+            return Ok(None);
+        }
         // Held since an earlier driver.
         let found = self
             .call("get a descriptor from", &mut state, |client| client.get(key(volume_id)?, held))
@@ -177,7 +225,7 @@ impl Keeper for KeeperProcess {
         Ok(found)
     }
 
-    fn daemon_socket(&self, volume_id: &VolumeId) -> linux::Result<Option<OwnedFd>> {
+    fn daemon_socket(&self, volume_id: &VolumeId, next: NextDaemon) -> linux::Result<Option<OwnedFd>> {
         let state = self.state();
         let waits = |state: &mut State| state.client.is_none();
         let waited = self.shared.connected.wait_timeout_while(state, APPEARS, waits);
@@ -185,9 +233,18 @@ impl Keeper for KeeperProcess {
         let asked =
             self.call("get a socket from", &mut state, |client| client.daemon_socket(key(volume_id)?));
         match asked {
-            Ok(socket) => Ok(Some(socket)),
+            Ok(socket) => {
+                state.copies.remove(&(volume_id.clone(), Role::Daemon));
+                Ok(Some(socket))
+            }
             Err(Failure::Refused(error)) => Err(error),
+            Err(Failure::Unanswered(error))
+                if next == NextDaemon::Continues && state.may_stand_in(volume_id, &self.shared.socket)? =>
+            {
+                Err(error)
+            }
             Err(Failure::Unanswered(error)) => {
+                state.copies.remove(&(volume_id.clone(), Role::Daemon));
                 tracing::warn!(%volume_id, error = linux::chain(&error), "the volume's daemon holds its removed files alone for now");
                 without_peer().map(Some)
             }
@@ -247,6 +304,9 @@ impl Keeper for KeeperProcess {
         let Some(held) = held_role(role) else { return self.parked.forget(volume_id, role) };
         let mut state = self.state();
         state.copies.remove(&(volume_id.clone(), role));
+        if is_for_standby(role) && !state.attends() {
+            return Ok(());
+        }
         self.call("release a descriptor of", &mut state, |client| client.forget(key(volume_id)?, held))
             .map(drop)
             .map_err(linux::Error::from)
@@ -268,6 +328,58 @@ impl Keeper for KeeperProcess {
         let driver = copied.into_iter().filter(is_whole).collect();
         let keeper = self.entries(&mut state).map(|entries| held_in(&entries)).unwrap_or_default();
         Holders { driver, keeper }
+    }
+
+    fn lend(&self, launch: &LaunchKey, socket: BorrowedFd<'_>) -> linux::Result<bool> {
+        let mut state = self.state();
+        if !state.attends() {
+            return Ok(false);
+        }
+        let lent =
+            self.call("lend a daemon to", &mut state, |client| client.put_spare(spare(launch)?, socket));
+        lent.map(|()| true).map_err(linux::Error::from)
+    }
+
+    fn reclaim(&self, launch: &LaunchKey) -> linux::Result<()> {
+        let mut state = self.state();
+        if !state.attends() {
+            return Ok(());
+        }
+        self.call("reclaim a daemon from", &mut state, |client| client.forget_spare(spare(launch)?))
+            .map(drop)
+            .map_err(linux::Error::from)
+    }
+
+    fn reclaim_all(&self) -> linux::Result<()> {
+        let mut state = self.state();
+        if !state.attends() {
+            return Ok(());
+        }
+        self.call("reclaim daemons from", &mut state, Client::forget_spares)
+            .map(drop)
+            .map_err(linux::Error::from)
+    }
+
+    fn stands_by(&self) -> bool {
+        let state = self.state();
+        state.attends() && state.copies.keys().any(|(_, role)| *role == Role::Daemon)
+    }
+
+    fn takeovers(&self) -> linux::Result<Vec<Takeover>> {
+        let mut state = self.state();
+        if !state.attends() {
+            return Ok(Vec::new());
+        }
+        let found = self.call("list takeovers of", &mut state, Client::takeovers)?;
+        let takeover = |found: &wire::standby::Takeover| {
+            Some(Takeover {
+                volume_id: VolumeId::from_key(&found.volume.to_string())?,
+                launch: LaunchKey::parse(&found.launch.to_string())?,
+                count: found.count,
+                since: found.since,
+            })
+        };
+        Ok(found.iter().filter_map(takeover).collect())
     }
 
     /// The process goes on.
@@ -300,8 +412,24 @@ fn held_role(role: Role) -> Option<wire::Role> {
         Role::StateTable => Some(wire::Role::StateTable),
         Role::Directory => Some(wire::Role::Directory),
         Role::UsageFile => Some(wire::Role::UsageFile),
+        Role::ControlListener => Some(wire::Role::ControlListener),
+        Role::MetricsListener => Some(wire::Role::MetricsListener),
+        Role::Assignment => Some(wire::Role::Assignment),
+        Role::Daemon => Some(wire::Role::Daemon),
         Role::ParkedMount => None,
     }
+}
+
+/// Whether it is of use only to a keeper that knows takeovers without a driver.
+fn is_for_standby(role: Role) -> bool {
+    match role {
+        Role::ControlListener | Role::MetricsListener | Role::Assignment | Role::Daemon => true,
+        Role::Connection | Role::StateTable | Role::Directory | Role::UsageFile | Role::ParkedMount => false,
+    }
+}
+
+fn spare(launch: &LaunchKey) -> Result<wire::standby::LaunchKey, keeper::Error> {
+    wire::standby::LaunchKey::parse(launch.as_str()).ok_or(keeper::Error::Invalid { op: "LAUNCH" })
 }
 
 /// A daemon's socket that leads nowhere: each use of it fails at once.

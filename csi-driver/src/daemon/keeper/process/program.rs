@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use keeper::client::Client;
 use linux::cgroup::{Cgroup, Hierarchies, Limits};
+use nix::errno::Errno;
 
 use crate::config::KeeperProgram;
 
@@ -54,11 +55,29 @@ fn is_gone(error: &keeper::Error) -> bool {
     matches!(error, keeper::Error::Connect { .. } | keeper::Error::Closed { .. })
 }
 
-/// A process that listens may be stopped, so it must answer too.
+/// Whether there may be a process that listens, even one that does not answer.
+pub(super) fn listens(socket: &Path) -> bool {
+    match Client::connect(socket, Duration::from_millis(1)) {
+        Err(keeper::Error::Connect { cause }) => {
+            !matches!(cause.errno(), Errno::ENOENT | Errno::ECONNREFUSED)
+        }
+        Ok(_) | Err(_) => true,
+    }
+}
+
+/// A process that listens may be stopped, so it must answer too. From here on it gives no volume to a
+/// daemon.
 fn connect(program: &KeeperProgram) -> Result<Client, keeper::Error> {
     let mut client = Client::connect(&program.socket, TIMEOUT)?;
-    client.ping()?;
-    Ok(client)
+    match client.attend() {
+        Ok(()) => Ok(client),
+        Err(keeper::Error::Version { .. }) => {
+            tracing::warn!("the keeper is of an earlier version: it serves no takeover while no driver runs");
+            // Its answer has left the connection as it was.
+            client.ping().map(|_| client)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Starts the keeper, which makes a session of its own, so that no signal to the driver's group reaches

@@ -3,18 +3,20 @@
 //! A keeper that answers no longer, but lives, is left alone: it holds the same descriptors. The
 //! supervisor connects to it again and again.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use keeper::client::Client;
+use keeper::wire;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::{Shared, State, held_role, key, program};
+use super::{Shared, State, held_role, is_for_standby, key, program};
 use crate::config::KeeperProgram;
-use crate::daemon::keeper::Role;
+use crate::daemon::keeper::{Role, duplicate};
 use crate::daemon::process;
 
 /// Before the first, second, … attempt in a row that gave no keeper which lived for [`LIVES`].
@@ -150,7 +152,7 @@ impl Supervisor {
         if self.shared.wake.stops() {
             return;
         }
-        self.shared.state().client = None;
+        self.shared.state().retire_client();
         self.shared.wake.clear();
         let lived = watched.since.elapsed();
         if lived >= LIVES {
@@ -178,9 +180,11 @@ impl Supervisor {
     /// Gives the process all copies. Calls use it from then on.
     fn hand_over(&self, mut client: Client) -> linux::Result<Watched> {
         let watched = Watched::new(&client)?;
+        let process = watched.pidfd.as_ref().map(duplicate).transpose()?;
         let mut state = self.shared.state();
         give_all(&mut state, &mut client).map_err(|e| super::failed("hold descriptors in", &e))?;
         state.client = Some(client);
+        (state.former, state.process) = (None, Some(process));
         drop(state);
         self.shared.connected.notify_all();
         let _driver_stops = self.shared.renewed.send(());
@@ -193,11 +197,22 @@ fn give_all(state: &mut State, client: &mut Client) -> Result<(), keeper::Error>
         client.forget_volume(key(volume_id)?)?;
         state.unreleased.pop_first();
     }
-    // Connections last: without the rest, one would only make requests to a dead daemon wait.
-    let (connections, rest): (Vec<_>, Vec<_>) =
-        state.copies.iter().partition(|((_, role), _)| *role == Role::Connection);
-    for ((volume_id, role), descriptor) in rest.into_iter().chain(connections) {
-        let Some(held) = held_role(*role) else { continue };
+    if client.attends() {
+        // Of an earlier daemon, if it could not be told to forget it.
+        for volume_id in state.copies.keys().map(|(volume_id, _)| volume_id).collect::<BTreeSet<_>>() {
+            client.forget(key(volume_id)?, wire::Role::Daemon)?;
+        }
+    }
+    let mut copies: Vec<_> = state.copies.iter().collect();
+    copies.sort_by_key(|((_, role), _)| match role {
+        // Without the rest, these would only make requests to a dead daemon wait.
+        Role::Connection => 1,
+        Role::Daemon => 2,
+        _ => 0,
+    });
+    let attends = client.attends();
+    for ((volume_id, role), descriptor) in copies {
+        let Some(held) = held_role(*role).filter(|_| attends || !is_for_standby(*role)) else { continue };
         match client.put(key(volume_id)?, held, descriptor.as_fd()) {
             Ok(_) => {}
             Err(error @ keeper::Error::Refused { .. }) => {

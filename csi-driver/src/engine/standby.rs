@@ -1,0 +1,187 @@
+//! Takeovers that the keeper serves while no driver runs.
+//!
+//! A driver prepares them: for each volume that a waiting daemon suits, the keeper has the daemon's
+//! listening sockets, the packet for a successor, and the daemon's pidfd. The next driver finds the
+//! daemons that the keeper has given volumes to, before it looks for launches that nobody knows.
+//!
+//! Invariant: the keeper has the pidfd of a volume's daemon only while the journal calls that daemon the
+//! serving one. So no two daemons get one connection, whenever a driver is killed.
+
+use std::os::fd::OwnedFd;
+
+use proto::handover::Assignment;
+
+use crate::daemon::dial::ServingSockets;
+use crate::daemon::handover;
+use crate::daemon::keeper::{Role as Kept, Takeover};
+use crate::daemon::launcher::Launched;
+use crate::daemon::warm::WarmDaemons;
+use crate::engine::daemons::Daemons;
+use crate::engine::stage::Stages;
+use crate::error::{Result, Step, chain};
+use crate::model::ids::VolumeId;
+use crate::model::launch::ProcessId;
+use crate::model::limits;
+use crate::model::records::{Serving, StageRecord, VolumeRecord};
+use crate::model::settings::LaunchSettings;
+
+const SIGKILL: i32 = 9;
+
+impl Daemons {
+    /// Gives the keeper what it needs besides the connection, if a waiting daemon suits the volume.
+    pub(crate) fn keep_for_standby(
+        &self,
+        volume_id: &VolumeId,
+        settings: &LaunchSettings,
+        assignment: Assignment,
+        sockets: ServingSockets,
+    ) {
+        let ServingSockets { control, metrics } = sockets;
+        // Last: without it, what is left of an earlier daemon is of no use.
+        let put = || -> linux::Result<()> {
+            if self.keeper.get(volume_id, Kept::Assignment)?.is_some() {
+                self.keeper.forget(volume_id, Kept::Assignment)?;
+            }
+            if self.is_for_standby(settings, &assignment) {
+                self.keeper.put(volume_id, Kept::ControlListener, control)?;
+                self.keeper.put(volume_id, Kept::MetricsListener, metrics)?;
+                self.put_assignment(volume_id, assignment)?;
+            }
+            Ok(())
+        };
+        if let Err(error) = put() {
+            tracing::warn!(%volume_id, error = linux::chain(&error), "while no driver runs, no daemon can follow the volume's");
+        }
+    }
+
+    fn is_for_standby(&self, settings: &LaunchSettings, assignment: &Assignment) -> bool {
+        self.warm.are_wanted() && WarmDaemons::suits(settings, assignment.inode_limit)
+    }
+
+    fn put_assignment(&self, volume_id: &VolumeId, assignment: Assignment) -> linux::Result<()> {
+        let too_large = || linux::Error::new("encode", "an assignment", nix::errno::Errno::E2BIG);
+        let assignment = handover::for_keeper(assignment).ok_or_else(too_large)?;
+        let memfd = linux::shared_memory::sealed("hawser-assignment", &assignment.encode())?;
+        self.keeper.put(volume_id, Kept::Assignment, memfd).map(drop)
+    }
+
+    /// From here on the keeper gives the volume to a waiting daemon if this one ends while no driver
+    /// runs. The journal must call it the serving one.
+    pub(crate) fn stand_by(&self, volume_id: &VolumeId, daemon: &OwnedFd) {
+        let put = || -> linux::Result<()> {
+            if !self.warm.are_wanted() || self.keeper.get(volume_id, Kept::Assignment)?.is_none() {
+                return Ok(());
+            }
+            let failed = |e| linux::Error::new("duplicate", "a daemon's pidfd", e);
+            self.keeper.put(volume_id, Kept::Daemon, daemon.try_clone().map_err(failed)?).map(drop)
+        };
+        if let Err(error) = put() {
+            tracing::warn!(%volume_id, error = linux::chain(&error), "while no driver runs, no daemon can follow the volume's");
+        }
+    }
+}
+
+impl Stages {
+    /// As [`Daemons::stand_by`], for a daemon that serves since an earlier driver, or has other limits
+    /// now. The volume's lock is held.
+    pub(crate) fn stand_by_again(&self, volume_id: &VolumeId, record: &VolumeRecord) {
+        if let Err(error) = self.try_stand_by_again(volume_id, record) {
+            tracing::warn!(%volume_id, error = chain(&error), "while no driver runs, no daemon can follow the volume's");
+        }
+    }
+
+    fn try_stand_by_again(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+        let keeper = &self.daemons.keeper;
+        let Some(stage) = record.stage.as_ref().filter(|stage| !stage.aborted) else { return Ok(()) };
+        let Some(serving) = stage.serving.filter(|_| keeper.keeps_connections()) else { return Ok(()) };
+        let backend = Some(self.backend.assignment());
+        let assignment = Assignment { backend, ..self.assignment(record, stage.access, &stage.settings) };
+        let has = |role| keeper.get(volume_id, role).map(|held| held.is_some()).step("ask keeper");
+        let is_ready = self.daemons.is_for_standby(&stage.settings, &assignment)
+            && has(Kept::ControlListener)?
+            && has(Kept::MetricsListener)?;
+        if !is_ready {
+            return keeper.forget(volume_id, Kept::Daemon).step("prepare keeper");
+        }
+        self.daemons.put_assignment(volume_id, assignment).step("prepare keeper")?;
+        if let Some(daemon) = serving.daemon.open().step("look at daemon")? {
+            self.daemons.stand_by(volume_id, &daemon);
+        }
+        Ok(())
+    }
+
+    /// Journals the daemons that the keeper has given volumes to while no driver ran, and ends waiting
+    /// daemons of an earlier driver. Before launches that the journal does not know are ended.
+    pub(crate) fn adopt_takeovers(&self) -> Result<()> {
+        let takeovers = match self.daemons.keeper.takeovers() {
+            Ok(takeovers) => takeovers,
+            Err(error) => {
+                tracing::error!(error = linux::chain(&error), "the keeper does not list its takeovers");
+                return Ok(());
+            }
+        };
+        let launched = match takeovers[..] {
+            [] => Vec::new(),
+            _ => self.daemons.launcher.list().step("list launches")?,
+        };
+        for takeover in takeovers {
+            if let Err(error) = self.adopt_takeover(&takeover, &launched) {
+                let volume_id = &takeover.volume_id;
+                tracing::error!(%volume_id, error = chain(&error), "could not adopt the volume's daemon");
+            }
+        }
+        if let Err(error) = self.daemons.keeper.reclaim_all() {
+            tracing::warn!(error = linux::chain(&error), "daemons wait for an earlier driver");
+        }
+        Ok(())
+    }
+
+    fn adopt_takeover(&self, takeover: &Takeover, launched: &[Launched]) -> Result<()> {
+        let Takeover { volume_id, launch: key, count, since } = takeover;
+        let Some(pidfd) = self.daemons.keeper.get(volume_id, Kept::Daemon).step("ask keeper")? else {
+            return Ok(());
+        };
+        // One that has ended is followed by another one like any other.
+        let Some(daemon) = ProcessId::behind(&pidfd).step("look at daemon")? else { return Ok(()) };
+        let dial = self.daemons.dial(volume_id);
+        if dial.path().is_dir() {
+            // Also for a driver without its journal.
+            dial.record_launch(key).step("record launch")?;
+        }
+        let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
+        let is_served = |stage: &&StageRecord| stage.serving.is_some() && !stage.aborted;
+        let Some(previous) = record.stage.as_ref().filter(is_served).cloned() else { return Ok(()) };
+        let Some(serving) = previous.serving.filter(|serving| serving.daemon != daemon) else {
+            return Ok(());
+        };
+        let is_it = |launched: &&Launched| {
+            launched.key == *key && launched.id.process().is_none_or(|process| process == daemon)
+        };
+        let Some(launch) = launched.iter().find(is_it).map(|launched| launched.id.clone()) else {
+            return end_unknown(volume_id, daemon, &pidfd);
+        };
+        let since = i64::try_from(*since).ok();
+        self.update_stage(volume_id, &mut record, |stage| {
+            (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
+            stage.serving = Some(Serving { daemon, since, ..serving });
+            stage.takeovers = stage.takeovers.saturating_add(*count);
+        })?;
+        self.counts.takeovers.inc_by(u64::from(*count));
+        tracing::warn!(%volume_id, died = serving.daemon.pid, pid = daemon.pid, count, "while no driver ran, another daemon has taken the volume over");
+        if let Err(error) = self.daemons.end_previous(volume_id, &previous) {
+            tracing::warn!(%volume_id, error = chain(&error), "the launch of the volume's earlier daemon is left");
+        }
+        Ok(())
+    }
+}
+
+/// A daemon whose launch nobody has made, or whose pod is being removed. Another one can follow it only
+/// once it has ended.
+fn end_unknown(volume_id: &VolumeId, daemon: ProcessId, pidfd: &OwnedFd) -> Result<()> {
+    tracing::error!(%volume_id, pid = daemon.pid, "the keeper gave the volume to a daemon of no launch: it is killed");
+    linux::process::signal_pidfd(pidfd, SIGKILL).step("end daemon")?;
+    if !linux::process::wait_for_end(pidfd, limits::CLOSING).step("end daemon")? {
+        tracing::error!(%volume_id, pid = daemon.pid, "it still runs after SIGKILL");
+    }
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! A volume's daemon ends while no driver runs: the keeper gives the volume to a waiting daemon, and the
+//! next driver finds it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use tests::csi::scene::TIMEOUT;
+use tests::eventually;
+use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
+
+use crate::keepers::{keeper_binary, published};
+use crate::takeover::{go, writer};
+use crate::warm::{Warm, launch_dirs};
+
+/// No daemon is started meanwhile: without load, some 10 ms.
+const PAUSE: Duration = Duration::from_secs(3);
+/// Longer than the keeper takes to give a volume to a waiting daemon.
+const SETTLES: Duration = Duration::from_millis(100);
+const TAKEN: &str = "another daemon has taken the volume over";
+
+/// A volume that an application writes to in a process of its own.
+struct Used {
+    warm: Warm,
+    id: String,
+    file: PathBuf,
+    writer: Child,
+}
+
+impl Used {
+    fn start(waiting: u8) -> Self {
+        let warm =
+            Warm::start(waiting, &["--keeper-binary".to_owned(), keeper_binary().display().to_string()]);
+        let caller = warm.scene.caller();
+        let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+        let file = caller.target_path("one").join("f");
+        let writer = writer(&warm.scene, &file);
+        warm.waiting();
+        let mut used = Self { warm, id, file, writer };
+        used.progress();
+        used
+    }
+
+    /// Waits until the application has written and read twice; how long that took.
+    fn progress(&mut self) -> Duration {
+        let begun = Instant::now();
+        let number =
+            |path: &Path| fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        let mut first = None;
+        eventually("the application goes on", TIMEOUT, || {
+            anyhow::ensure!(self.writer.try_wait()?.is_none(), "it failed\n{}", self.warm.scene.log());
+            let now = number(&self.file).ok_or_else(|| anyhow::anyhow!("it moves the file"))?;
+            let first = *first.get_or_insert(now);
+            anyhow::ensure!(now >= first + 2, "{first}, then {now}");
+            Ok(())
+        })
+        .unwrap();
+        begun.elapsed()
+    }
+
+    /// Kills the serving daemon while no driver runs; the one that serves then.
+    fn kill_without_driver(&mut self) -> i32 {
+        let (serving, waiting) = (self.warm.serving(), self.warm.scene.waiting_daemons());
+        self.warm.kill(serving);
+        let pause = self.progress();
+        assert!(pause < PAUSE, "the application waited {pause:?}");
+        let next = self.warm.serving();
+        assert!(waiting.contains(&next), "{next} serves, {waiting:?} waited");
+        next
+    }
+
+    fn takeovers(&self) -> u64 {
+        published(&self.warm.scene)["takeovers"].as_u64().unwrap()
+    }
+
+    /// At most one process has the volume's connection, whenever one looks.
+    fn ensure_one_connection(&self) {
+        let serving = self.warm.scene.serving_daemons();
+        assert!(serving.len() <= 1, "{serving:?} have one connection\n{}", self.warm.scene.log());
+    }
+
+    /// Kills the daemon, and traces the driver until it has another one serve, or is dead.
+    fn traced_takeover(&mut self, injection: Option<Injection>) -> Trace {
+        let taken = |used: &Self| used.warm.scene.log().matches(TAKEN).count();
+        let before = taken(self);
+        let root = self.warm.scene.sandbox.dir().to_owned();
+        let ignored = vec![self.warm.scene.sandbox.path("driver.log"), "daemon.log".into()];
+        let driver = self.warm.scene.driver.as_ref().unwrap().pid();
+        let tracing = Tracing::start(driver, Places { root, ignored }, injection, || {}).unwrap();
+        self.warm.kill(self.warm.serving());
+        let begun = Instant::now();
+        while !tracing.is_over() && taken(self) == before {
+            self.ensure_one_connection();
+            assert!(begun.elapsed() < TIMEOUT, "no takeover\n{}", self.warm.scene.log());
+        }
+        tracing.finish().unwrap()
+    }
+
+    /// The driver runs. Nothing is left but what waits for the next volume.
+    fn finish(mut self) {
+        self.progress();
+        fs::remove_file(go(&self.file)).unwrap();
+        assert!(self.writer.wait().unwrap().success(), "{}", self.warm.scene.log());
+        self.warm.waiting();
+        self.warm.scene.caller().take_down(&self.id, &["one"]).unwrap();
+        assert!(self.warm.scene.serving_daemons().is_empty());
+        let waiting = self.warm.scene.waiting_daemons().len();
+        assert_eq!(launch_dirs(&self.warm.scene).len(), waiting, "only waiting daemons have directories");
+        self.warm.finish();
+    }
+}
+
+#[test]
+fn an_application_goes_on_when_driver_and_daemon_have_been_killed_and_the_next_driver_adopts() {
+    let mut used = Used::start(1);
+    let mut takeovers = 0;
+    for _ in 0..3 {
+        used.warm.scene.kill_driver();
+        let next = used.kill_without_driver();
+        takeovers += 1;
+        used.warm.scene.start_driver();
+        assert_eq!(used.warm.serving(), next, "adopted\n{}", used.warm.scene.log());
+        let mount = published(&used.warm.scene);
+        assert_eq!(mount["daemon_pid"].as_i64(), Some(next.into()));
+        assert_eq!(used.takeovers(), takeovers);
+        // The driver's own takeover, of the daemon that it has adopted.
+        used.warm.waiting();
+        used.warm.kill(next);
+        used.progress();
+        takeovers += 1;
+        eventually("the journal has it", TIMEOUT, || {
+            anyhow::ensure!(used.takeovers() == takeovers, "{} takeovers", used.takeovers());
+            Ok(())
+        })
+        .unwrap();
+        used.warm.waiting();
+    }
+    used.finish();
+}
+
+#[test]
+fn daemons_that_are_killed_one_after_another_are_followed_as_long_as_one_waits() {
+    let mut used = Used::start(2);
+    used.warm.scene.kill_driver();
+    for _ in 0..2 {
+        used.kill_without_driver();
+    }
+    // Now none waits: the application waits for a driver, without an error.
+    let last = used.warm.serving();
+    used.warm.kill(last);
+    assert!(used.warm.scene.daemons().is_empty());
+    used.warm.scene.start_driver();
+    used.progress();
+    used.finish();
+}
+
+#[test]
+fn two_daemons_that_followed_are_both_counted() {
+    let mut used = Used::start(2);
+    used.warm.scene.kill_driver();
+    used.kill_without_driver();
+    let last = used.kill_without_driver();
+    used.warm.scene.start_driver();
+    assert_eq!(used.warm.serving(), last);
+    assert_eq!(used.takeovers(), 2);
+    used.finish();
+}
+
+#[test]
+fn a_driver_that_was_stopped_leaves_its_waiting_daemon_to_a_volume_that_may_need_it() {
+    let mut used = Used::start(1);
+    used.warm.scene.driver.take().unwrap().stop(TIMEOUT).unwrap();
+    let next = used.kill_without_driver();
+    used.warm.scene.start_driver();
+    assert_eq!(used.warm.serving(), next);
+    used.finish();
+}
+
+/// The volume grew while a driver ran: so has what the next daemon enforces.
+#[test]
+fn a_daemon_that_follows_without_a_driver_enforces_the_volumes_size_of_now() {
+    let mut used = Used::start(1);
+    let caller = used.warm.scene.caller();
+    let grown = 3_i64 << 30;
+    let total = |used: &Used| {
+        let found = rustix::fs::statvfs(used.file.parent().unwrap()).unwrap();
+        i64::try_from(found.f_blocks * found.f_frsize).unwrap()
+    };
+    assert_ne!(total(&used), grown);
+    assert_eq!(crate::size::expand(&caller, &used.id, grown).unwrap(), grown);
+    assert_eq!(total(&used), grown);
+    used.warm.scene.kill_driver();
+    used.kill_without_driver();
+    assert_eq!(total(&used), grown);
+    used.warm.scene.start_driver();
+    used.finish();
+}
+
+/// Either the driver or the keeper goes on with a takeover.
+#[test]
+fn a_driver_that_is_killed_at_any_step_of_its_own_takeover_leaves_one_daemon_at_most() {
+    let mut used = Used::start(2);
+    let undisturbed = used.traced_takeover(None);
+    let steps: Vec<Step> =
+        undisturbed.steps.into_iter().filter(|step| matches!(step.kind, Kind::Effect)).collect();
+    let (mut hit, mut by_keeper) = (0, 0);
+    for step in &steps {
+        used.progress();
+        used.warm.waiting();
+        // Deaths at once, in a row, would give the volume up.
+        used.warm.scene.restart_driver();
+        used.warm.waiting();
+        let fault = if step.name == "sendmsg" { Fault::KillBefore } else { Fault::KillAfter };
+        let trace = used.traced_takeover(Some(Injection { step: step.clone(), fault }));
+        // What the keeper does, it does at once. The volume is not looked at: it may have no daemon.
+        let begun = Instant::now();
+        while begun.elapsed() < SETTLES {
+            used.ensure_one_connection();
+        }
+        if trace.is_injected {
+            let said_before = used.warm.scene.log().len();
+            used.warm.scene.driver.take().unwrap().kill().unwrap();
+            used.warm.scene.start_driver();
+            hit += 1;
+            by_keeper += usize::from(used.warm.scene.log()[said_before..].contains("while no driver ran"));
+        }
+        used.ensure_one_connection();
+    }
+    // Other steps have the name of a new launch, which is another one each time.
+    assert!(hit > steps.len() / 2, "{hit} of {} steps were reached again", steps.len());
+    assert!(0 < by_keeper && by_keeper < hit, "the keeper served {by_keeper} of {hit}");
+    used.finish();
+}
