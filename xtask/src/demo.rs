@@ -114,9 +114,10 @@ fn show(sandbox: &Sandbox, arguments: &DemoArguments) -> Result<()> {
 /// processes; both go with the sandbox.
 fn allowed_outside_the_node(sandbox: &Sandbox) -> Allowed {
     let cgroup = sandbox.cgroup_root().parent().map(Path::to_path_buf);
+    let volumes = sandbox.volumes_cgroup_root();
     Allowed {
         changing: vec![sandbox.dir().to_path_buf()],
-        cgroups: cgroup.into_iter().chain([sandbox.volumes_cgroup_root()]).collect(),
+        cgroups: cgroup.into_iter().chain([volumes.join("keeper"), volumes]).collect(),
         ..Allowed::default()
     }
 }
