@@ -35,21 +35,26 @@ pub(crate) fn run(runs: usize) -> Result<()> {
     ensure!(runs >= RUNS_MIN, "--runs {runs}: at least {RUNS_MIN} are needed");
     part("build the static binaries", products)?;
     let volumes = [Place::volume(true)?, Place::volume(false)?];
+    let measured = table(&volumes, runs);
+    for volume in volumes {
+        volume.end()?;
+    }
+    say(&measured?);
+    Ok(())
+}
+
+fn table(volumes: &[Place; 2], runs: usize) -> Result<String> {
     let mut table = format!(
         "\n| ext4, capacity by the daemon | native us | no record us | record us | record to none, by speed | spread | record to native | bar |\n{}\n",
         "|---".repeat(8) + "|"
     );
     for (operations, bar) in [(&METADATA[..], Some(BAR)), (&STREAMS[..], None)] {
         for operation in operations {
-            let measured = step(operation.title, || measure(&volumes, operation, runs))?;
+            let measured = step(operation.title, || measure(volumes, operation, runs))?;
             table += &measured.row(operation, bar);
         }
     }
-    for volume in volumes {
-        volume.end()?;
-    }
-    say(&table);
-    Ok(())
+    Ok(table)
 }
 
 /// Microseconds of an operation, run by run.
