@@ -31,7 +31,7 @@ const SETUP: Setup = Setup {
     successors: 0,
 };
 
-fn stats(control: &Control) -> Stats {
+pub(crate) fn stats(control: &Control) -> Stats {
     match control.ask(request::Kind::GetStats(GetStats {})) {
         reply::Kind::Stats(stats) => stats,
         other => panic!("{other:?}"),
@@ -91,7 +91,7 @@ fn walk(dir: &Path) -> usize {
     entries.map(|entry| if entry.metadata().unwrap().is_dir() { walk(&entry.path()) } else { 1 }).sum()
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < here(TIMEOUT), "{what}");

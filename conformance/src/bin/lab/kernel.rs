@@ -27,6 +27,12 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
+    /// Whether it has FUSE_NOTIFY_RESEND (Linux 6.9): requests of a dead daemon go to the next one.
+    pub(super) fn can_send_again(&self) -> bool {
+        let mut numbers = self.release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+        (numbers.next(), numbers.next()) >= (Some(6), Some(9))
+    }
+
     /// `wanted`: a name of [`RELEASES`], a kernel's package, or a directory with
     /// `boot/vmlinuz-*` and `lib/modules/*`, as a package unpacks to.
     pub(super) fn fetch(wanted: &str) -> Result<Self> {
@@ -254,5 +260,16 @@ mod tests {
         push_with_needs("a/b.ko", &needs, &mut order);
         assert_eq!(order, ["d.ko", "c.ko", "a/b.ko"]);
         assert_eq!(module_name("kernel/drivers/block/virtio-blk.ko.xz"), "virtio_blk");
+    }
+
+    #[test]
+    fn requests_are_sent_again_from_linux_6_9_on() {
+        let can = |release: &str| {
+            let paths = [PathBuf::new(), PathBuf::new()];
+            let [image, modules] = paths;
+            Kernel { name: String::new(), release: release.to_owned(), image, modules }.can_send_again()
+        };
+        assert!(can("6.12.9-cloud-amd64") && can("6.9.0") && can("7.0-rc1"));
+        assert!(!can("6.1.0-30-cloud-amd64") && !can("6.8.12") && !can("5.19.0"));
     }
 }

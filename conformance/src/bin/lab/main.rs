@@ -127,7 +127,7 @@ impl Laboratory {
         let before = report.counts;
         let ran = part(&name, || match suite {
             Suite::PowerCut => power::run(self, report),
-            _ => self.run_items(&suite.items(binaries)?, &suite.name(), report),
+            _ => self.run_items(&suite.items(binaries, &self.kernel)?, &suite.name(), report),
         });
         if let Err(error) = ran {
             say(&format!("{name}: {error:#}"));

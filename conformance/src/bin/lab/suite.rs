@@ -11,6 +11,8 @@ use clap::ValueEnum;
 use serde_json::Value;
 use xtask::build::{cargo, words};
 
+use super::kernel::Kernel;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Suite {
     /// The kernel interfaces that everything else rests on: the tests of crate `linux`
@@ -21,6 +23,8 @@ pub(super) enum Suite {
     Container,
     /// A volume's daemon and the inodes that the kernel knows, which kernels are asked to forget in different ways
     Volume,
+    /// Volumes whose daemons, keeper and driver are killed under applications; before Linux 6.9, what a kill does
+    Takeover,
     /// Two pods that share a volume and talk over the bridge
     Demo,
     /// A project quota on ext4 and on XFS, set and seen at work
@@ -30,7 +34,7 @@ pub(super) enum Suite {
 }
 
 /// Programs of this machine that tests and plugins start, and their packages.
-pub(super) const PROGRAMS: [(&str, &str); 21] = [
+pub(super) const PROGRAMS: [(&str, &str); 22] = [
     ("ip", "iproute2"),
     ("bridge", "iproute2"),
     ("nft", "nftables"),
@@ -52,9 +56,17 @@ pub(super) const PROGRAMS: [(&str, &str); 21] = [
     ("setpriv", "util-linux"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
+    ("sqlite3", "sqlite3"),
 ];
 /// What iptables loads by itself.
 pub(super) const XTABLES: &str = "/usr/lib/x86_64-linux-gnu/xtables";
+
+/// Of the kill suite: what needs no program but sqlite3.
+const KILLED_UNDER: [&str; 3] = [
+    "one_file_is_what_every_kind_of_write_has_made_of_it",
+    "sqlite_loses_no_acknowledged_transaction",
+    "every_change_of_a_name_is_made_once_and_answered_rightly",
+];
 
 /// One line of a suite's script.
 #[derive(Debug)]
@@ -75,11 +87,12 @@ impl Suite {
             Self::Plugins => &["cni-bridge", "cni-loopback", "cni-portmap", "ipam-host-local"],
             Self::Container => &["runtime"],
             Self::Volume => &["volume-local"],
+            Self::Takeover => &["tests"],
             Self::Demo | Self::Quota | Self::PowerCut => &[],
         }
     }
 
-    pub(super) fn items(self, binaries: &TestBinaries) -> Result<Vec<Item>> {
+    pub(super) fn items(self, binaries: &TestBinaries, kernel: &Kernel) -> Result<Vec<Item>> {
         Ok(match self {
             Self::Kernel => vec![
                 binaries.item("linux", "linux", &[])?,
@@ -94,6 +107,10 @@ impl Suite {
             ],
             Self::Container => vec![binaries.item("runtime", "cri", &[])?],
             Self::Volume => vec![binaries.item("volume-local", "kernel", &["known"])?],
+            Self::Takeover if kernel.can_send_again() => {
+                vec![binaries.item("tests", "chaos", &KILLED_UNDER)?]
+            }
+            Self::Takeover => vec![tool("lab-guest", &["fallback"])],
             Self::Demo => vec![tool("xtask", &["demo"])],
             Self::Quota => vec![tool("lab-guest", &["project-quota"])],
             // One guest a cut: power.rs.

@@ -3,6 +3,7 @@
 
 #![expect(clippy::print_stdout, reason = "the guest's serial port shows the report")]
 
+mod fallback;
 mod power_cut;
 mod project_quota;
 
@@ -17,13 +18,19 @@ const PROJECT_QUOTA: [Test; 2] = [
     ("a_project_quota_is_enforced_on_xfs", project_quota::enforced_on_xfs),
 ];
 
+const FALLBACK: [Test; 1] = [(
+    "a_killed_daemon_ends_io_at_once_and_the_next_pod_has_the_data",
+    fallback::killed_daemon_ends_io_and_the_next_pod_has_the_data,
+)];
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["project-quota"] => run(&PROJECT_QUOTA),
+        ["fallback"] => run(&FALLBACK),
         ["power-cut", acknowledged] => power_cut::run(acknowledged.as_ref()),
         _ => {
-            println!("usage: lab-guest project-quota | power-cut FILE");
+            println!("usage: lab-guest project-quota | fallback | power-cut FILE");
             ExitCode::FAILURE
         }
     }
