@@ -48,13 +48,13 @@ const SETUP: Setup = Setup {
 /// The threads of a daemon, which stop at each system call.
 ///
 /// Only the thread that has made it may use it, and may have no child that ends meanwhile.
-struct Tracer {
+pub(crate) struct Tracer {
     daemon: Pid,
 }
 
 impl Tracer {
-    fn of(volume: &Volume) -> Self {
-        let daemon = Pid::from_raw(volume.pid().cast_signed());
+    pub(crate) fn of(pid: u32) -> Self {
+        let daemon = Pid::from_raw(pid.cast_signed());
         let options =
             Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_EXITKILL;
         let mut seized = BTreeSet::new();
@@ -110,6 +110,30 @@ impl Tracer {
         }
     }
 
+    /// Kills the daemon after it has made so many system calls. False if it ends before.
+    pub(crate) fn kill_after(&self, calls: usize) -> bool {
+        let mut made = 0;
+        loop {
+            match waitpid(None, Some(WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD)).unwrap() {
+                WaitStatus::PtraceSyscall(thread) => {
+                    let enters = ptrace::syscall_info(thread).is_ok_and(|info| info.op == SYSCALL_ENTRY);
+                    made += usize::from(!enters);
+                    if made >= calls {
+                        self.kill();
+                        return true;
+                    }
+                    resume(ptrace::syscall(thread, None));
+                }
+                WaitStatus::PtraceEvent(thread, ..) => resume(ptrace::syscall(thread, None)),
+                WaitStatus::Stopped(thread, signal) => resume(ptrace::syscall(thread, signal)),
+                WaitStatus::Signaled(thread, ..) | WaitStatus::Exited(thread, _) if thread == self.daemon => {
+                    return false;
+                }
+                _ => {}
+            }
+        }
+    }
+
     fn kill(&self) {
         kill(self.daemon, Signal::SIGKILL).unwrap();
         // The first thread is the last one whose end is reported.
@@ -124,11 +148,16 @@ impl Tracer {
     }
 }
 
+/// The thread may have been killed meanwhile.
+fn resume(resumed: nix::Result<()>) {
+    assert!(matches!(resumed, Ok(()) | Err(Errno::ESRCH)), "{resumed:?}");
+}
+
 /// What an application does while the daemon is killed at this moment, and another one continues.
 fn cut<T: Send>(volume: &mut Volume, moment: Moment, effect: c_long, act: impl FnOnce() -> T + Send) -> T {
     volume.add_successor(SETUP);
     std::thread::scope(|scope| {
-        let tracer = Tracer::of(volume);
+        let tracer = Tracer::of(volume.pid());
         let acting = scope.spawn(act);
         tracer.kill_at(moment, effect);
         volume.forget_daemon();
@@ -181,7 +210,7 @@ fn open(path: &Path) -> File {
 #[test]
 fn data_that_is_written_when_the_daemon_is_killed_is_written_once() {
     let mut volume = served();
-    let mut expected = Vec::new();
+    let mut expected = Vec::<u8>::new();
     for moment in MOMENTS {
         let path = volume.path("log");
         let mut log = OpenOptions::new().append(true).create(true).open(&path).unwrap();

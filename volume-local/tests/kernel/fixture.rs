@@ -322,6 +322,11 @@ impl Volume {
         self.hand_over(setup, &[device, tree, control, metrics, usage], true).map(drop)
     }
 
+    /// The daemon that [`Self::take_over`] starts next.
+    pub(crate) fn next_pid(&self) -> u32 {
+        self.successors.front().expect("a successor was added").daemon.id()
+    }
+
     fn hand_over(
         &mut self,
         setup: Setup,
@@ -349,19 +354,21 @@ impl Volume {
             given.extend([kept.state.as_fd(), keeper.as_fd()]);
         }
         send_assignment(&socket, assignment, &given);
-        match answer(&socket) {
-            answer::Result::Ready(ready) => {
+        match try_answer(&socket) {
+            Some(answer::Result::Ready(ready)) => {
                 assert!(
-                    socket.receive().unwrap().is_none(),
+                    matches!(socket.receive(), Ok(None) | Err(_)),
                     "the daemon closes the connection after its answer"
                 );
                 self.daemon = Some(daemon);
                 Ok(ready)
             }
-            answer::Result::Failed(failed) => {
+            Some(answer::Result::Failed(failed)) => {
                 daemon.wait().unwrap();
                 Err(failed.reason)
             }
+            // It was killed, and its tracer has waited for it.
+            None => Err(String::new()),
         }
     }
 
@@ -656,8 +663,17 @@ pub(crate) fn send_assignment(socket: &PacketSocket, assignment: Assignment, des
 }
 
 pub(crate) fn answer(socket: &PacketSocket) -> answer::Result {
-    let packet = socket.receive().unwrap().expect("the daemon answers");
-    Answer::decode(&*packet).unwrap().result.expect("the answer says something")
+    try_answer(socket).expect("the daemon answers")
+}
+
+/// `None` if the daemon ended first.
+fn try_answer(socket: &PacketSocket) -> Option<answer::Result> {
+    let packet = match socket.receive() {
+        Ok(packet) => packet?,
+        Err(error) if error.errno() == nix::errno::Errno::ECONNRESET => return None,
+        Err(error) => panic!("{error}"),
+    };
+    Some(Answer::decode(&*packet).unwrap().result.expect("the answer says something"))
 }
 
 /// Waits for the end of a process, not for its exit status.
@@ -724,9 +740,14 @@ fn serve_removed(socket: &PacketSocket, held: &Mutex<BTreeMap<u64, OwnedFd>>) {
                     let mut packet = header(Kind::Removed, some.len()).to_vec();
                     some.iter().for_each(|(node, _)| packet.extend(node.to_le_bytes()));
                     let fds: Vec<BorrowedFd<'_>> = some.iter().map(|(_, fd)| fd.as_fd()).collect();
-                    socket.send(&packet, &fds).unwrap();
+                    if socket.send(&packet, &fds).is_err() {
+                        // The daemon was killed.
+                        return;
+                    }
                 }
-                socket.send(&header(Kind::End, 0), &[]).unwrap();
+                if socket.send(&header(Kind::End, 0), &[]).is_err() {
+                    return;
+                }
             }
         }
     }

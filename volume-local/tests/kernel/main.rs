@@ -15,6 +15,7 @@ mod hand_over;
 mod keepers;
 mod known;
 mod metrics;
+mod model;
 mod ownership;
 mod pauses;
 mod remounts;
