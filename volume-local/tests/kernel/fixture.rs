@@ -331,7 +331,12 @@ impl Volume {
     ) -> Result<Ready, String> {
         let Started { mut daemon, listener } = self.successors.pop_front().expect("`successors` are enough");
         let socket = accept(&listener);
-        let said = Hello { newest_version: 4, nonce: NONCE.to_owned(), oldest_version: 3 };
+        let said = Hello {
+            newest_version: 5,
+            nonce: NONCE.to_owned(),
+            oldest_version: 3,
+            release: RELEASE.to_owned(),
+        };
         assert_eq!(hello(&socket), said);
         let mut assignment = Assignment {
             volume_name: "test".to_owned(),
@@ -363,6 +368,7 @@ impl Volume {
                 daemon.wait().unwrap();
                 Err(failed.reason)
             }
+            answer::Result::Prepared(prepared) => panic!("not asked for: {prepared:?}"),
         }
     }
 
@@ -635,6 +641,14 @@ pub(crate) fn accept(listener: &PacketListener) -> PacketSocket {
     let socket = listener.accept().unwrap();
     socket.set_timeout(here(DAEMON_DEADLINE)).unwrap();
     socket
+}
+
+const RELEASE: &str = env!("CARGO_PKG_VERSION");
+
+/// The answer to a Ping.
+pub(crate) fn pong() -> proto::control::reply::Kind {
+    let (version, release) = (proto::control::VERSION, RELEASE.to_owned());
+    proto::control::reply::Kind::Pong(proto::control::Pong { version, release })
 }
 
 pub(crate) fn hello(socket: &PacketSocket) -> Hello {

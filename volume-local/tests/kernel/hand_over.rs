@@ -41,7 +41,7 @@ fn assign(stage: &Stage, assignment: Assignment, descriptors: &[BorrowedFd<'_>])
     fixture::send_assignment(&socket, assignment, descriptors);
     let reason = match fixture::answer(&socket) {
         answer::Result::Failed(failed) => failed.reason,
-        answer::Result::Ready(ready) => panic!("{ready:?}"),
+        served @ (answer::Result::Ready(_) | answer::Result::Prepared(_)) => panic!("{served:?}"),
     };
     (reason, ended(daemon))
 }
