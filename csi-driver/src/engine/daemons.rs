@@ -13,6 +13,7 @@ use crate::daemon::control::Control;
 use crate::daemon::dial::{DialDir, DialListener, ServingSockets};
 use crate::daemon::handover::{self, Expected, NoDaemon, Offer, Served};
 use crate::daemon::keeper::{self, Keeper, NextDaemon};
+use crate::daemon::launcher::program::Program;
 use crate::daemon::launcher::{LaunchSpec, Launcher};
 use crate::daemon::notes::Hangs;
 use crate::daemon::waits::Waits;
@@ -21,7 +22,7 @@ use crate::daemon::watch::DaemonWatch;
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
-use crate::model::launch::{LaunchId, LaunchKey, ProcessId};
+use crate::model::launch::{LaunchId, LaunchKey};
 use crate::model::limits;
 use crate::model::records::{Serving, StageRecord};
 use crate::model::settings::LaunchSettings;
@@ -52,10 +53,12 @@ pub(crate) struct Start<'a> {
     pub(crate) assigned: Assigned,
     /// What a successor of the daemon needs; `None` if there can be none.
     pub(crate) state_table: Option<OwnedFd>,
+    /// `None`: the one that the driver is configured with.
+    pub(crate) program: Option<&'a Program>,
 }
 
 impl Start<'_> {
-    fn offer<'b>(
+    pub(super) fn offer<'b>(
         &'b self,
         launch: &'b str,
         sockets: &'b ServingSockets,
@@ -117,14 +120,23 @@ impl Daemons {
         Ok(served)
     }
 
+    /// Continues what an earlier driver did for the volume's daemon, whatever program it executes.
+    pub(crate) fn adopt_launch(&self, volume_id: &VolumeId, stage: &StageRecord) {
+        if let Err(error) = self.launcher.adopt(&stage.launch_key(volume_id)) {
+            tracing::warn!(%volume_id, error = chain(&error), "the log of the volume's daemon is lost");
+        }
+    }
+
     /// A driver that was killed may have handed the volume to a daemon that its journal does not yet
     /// call the serving one.
     fn end_unjournaled(&self, volume_id: &VolumeId, previous: &StageRecord) -> Result<()> {
-        let process = previous.launch.as_ref().and_then(LaunchId::process);
-        match process.map_or(Ok(false), ProcessId::is_alive).step("look at daemon")? {
-            true => self.end_process(volume_id, previous, false),
-            false => Ok(()),
+        let launched = previous.launch.as_ref().and_then(LaunchId::process);
+        for process in [launched, previous.handed_to].into_iter().flatten() {
+            if process.is_alive().step("look at daemon")? {
+                return self.end_process(volume_id, previous, false);
+            }
         }
+        Ok(())
     }
 
     /// For the files that a daemon cannot open again by name.
@@ -150,7 +162,8 @@ impl Daemons {
         keeper_socket: Option<&OwnedFd>,
         launched: &mut impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
     ) -> Result<Option<(Served, ServingSockets)>> {
-        if !WarmDaemons::suits(start.settings, start.assignment.inode_limit) {
+        let is_suited = WarmDaemons::suits(start.settings, start.assignment.inode_limit);
+        if !is_suited || start.program.is_some() {
             return Ok(None);
         }
         while let Some(WarmDaemon { key, launch, described, dialled }) = self.warm.take() {
@@ -191,6 +204,7 @@ impl Daemons {
             nonce: &nonce,
             settings,
             inode_limit: start.assignment.inode_limit,
+            program: start.program,
         };
         let described = self.launcher.describe(spec);
         let launch = self.launcher.ensure(spec).map_err(|source| {
@@ -368,7 +382,7 @@ impl Daemons {
         let grace = if is_served { stage.settings.grace_seconds } else { 0 };
         let grace = Duration::from_secs(grace.into());
         let daemon = stage.serving.map(|serving| serving.daemon);
-        for process in [daemon, launch.process()].into_iter().flatten() {
+        for process in [daemon, stage.handed_to, launch.process()].into_iter().flatten() {
             if !process.end(grace).step("end daemon")? {
                 return Err(Error::DaemonLives { volume_id: volume_id.clone(), pid: process.pid });
             }

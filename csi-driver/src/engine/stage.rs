@@ -212,6 +212,8 @@ impl Stages {
             data: None,
             aborted: false,
             takeovers: 0,
+            needs_new_stage: Vec::new(),
+            handed_to: None,
         });
         self.journal.put(volume_id, record)?;
         self.try_stage(volume_id, record, spec, &place)
@@ -261,7 +263,8 @@ impl Stages {
         let state_table = self.daemons.state_table(&spec.settings)?;
         let settings = &spec.settings;
         let wants_successors = state_table.is_some();
-        let start = Start { volume_id, settings, assignment, fuse_device, assigned, state_table };
+        let program = None;
+        let start = Start { volume_id, settings, assignment, fuse_device, assigned, state_table, program };
         let served = self.daemons.start(start, None, |key, launch| {
             self.update_stage(volume_id, record, |stage| {
                 (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));

@@ -260,7 +260,7 @@ fn answer(connection: &PacketSocket, version: u32, returned: &[(Role, OwnedFd)])
                 reply::Kind::Descriptors(Descriptors { roles: roles() }),
                 returned.iter().map(|(_, fd)| fd.as_fd()).collect(),
             ),
-            _ => (reply::Kind::Pong(Pong { version }), Vec::new()),
+            _ => (reply::Kind::Pong(Pong { version, ..Pong::default() }), Vec::new()),
         };
         let sent = connection.send(&Reply { kind: Some(kind) }.encode_to_vec(), &beside);
         if sent.is_err() {
@@ -390,9 +390,12 @@ fn shown(scene: &Scene, output: &str) -> String {
     String::from_utf8(done.stdout).unwrap()
 }
 
+pub(crate) fn mounts(scene: &Scene) -> Vec<serde_json::Value> {
+    serde_json::from_str(&shown(scene, "json")).unwrap()
+}
+
 pub(crate) fn published(scene: &Scene) -> serde_json::Value {
-    let mounts: Vec<serde_json::Value> = serde_json::from_str(&shown(scene, "json")).unwrap();
-    mounts.into_iter().find(|mount| mount["state"] == "published").unwrap()
+    mounts(scene).into_iter().find(|mount| mount["state"] == "published").unwrap()
 }
 
 #[test]
