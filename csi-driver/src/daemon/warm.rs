@@ -21,6 +21,7 @@ use crate::daemon::handover::{Dialled, Expected, NoDaemon, wait_for_daemon};
 use crate::daemon::keeper::Keeper;
 use crate::daemon::watch;
 use crate::error::chain;
+use crate::model::ids::VolumeId;
 use crate::model::launch::{LaunchId, LaunchKey};
 use crate::model::settings::LaunchSettings;
 
@@ -211,8 +212,8 @@ impl WarmDaemons {
     /// Starts one daemon and waits until it has dialled in.
     fn start(self: &Arc<Self>) -> Result<(), NoDaemon> {
         let settings = LaunchSettings::default();
-        let started =
-            self.start_ahead(&settings, ANY_NUMBER, self.closed.as_fd()).map_err(|not| not.reason)?;
+        let started = self.start_ahead(None, &settings, ANY_NUMBER, self.closed.as_fd());
+        let started = started.map_err(|not| not.reason)?;
         let pidfd = match started.dialled.pidfd.try_clone() {
             Ok(pidfd) => pidfd,
             Err(error) => {
@@ -227,10 +228,11 @@ impl WarmDaemons {
         Ok(())
     }
 
-    /// Starts a daemon with these settings that gets its volume later, and waits until it has dialled
-    /// in, or `abandoned` is readable. Must be called in a tokio context.
+    /// Starts a daemon with these settings that gets its volume later, or this volume soon, and waits
+    /// until it has dialled in, or `abandoned` is readable. Must be called in a tokio context.
     pub(crate) fn start_ahead(
         &self,
+        volume_id: Option<&VolumeId>,
         settings: &LaunchSettings,
         inode_limit: u64,
         abandoned: BorrowedFd<'_>,
@@ -240,7 +242,7 @@ impl WarmDaemons {
         let dial = DialDir::of(&self.run_dir, &key);
         let listener = dial.listen().map_err(not)?;
         let nonce = linux::random::hexadecimal().map_err(not)?;
-        let (volume_id, program) = (None, None);
+        let program = None;
         let spec = LaunchSpec { key: &key, volume_id, nonce: &nonce, settings, inode_limit, program };
         let described = self.launcher.describe(spec);
         let launch = match self.launcher.ensure(spec) {

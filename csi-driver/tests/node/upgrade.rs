@@ -1,11 +1,15 @@
 //! `hawser-csi upgrade`: a daemon of another program replaces one that serves, and applications see a
 //! pause and no error. One that cannot serve leaves, or brings back, a daemon of the program before.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use linux::fd_passing::PacketSocket;
 use nix::sys::signal::Signal;
@@ -246,7 +250,9 @@ fn a_driver_that_starts_after_a_roll_back_adopts_the_daemon_of_the_earlier_progr
     load.end();
     used.scene.restart_driver();
     assert_eq!(used.scene.daemons(), [daemon]);
-    let load = Load::start(&used.scene.caller().target_path("one").join("again"));
+    let again = used.scene.caller().target_path("one").join("again");
+    fs::create_dir(&again).unwrap();
+    let load = Load::start(&again);
     let used = Used { load, ..used };
     used.upgrade("upgraded", &[]);
     used.finish();
@@ -324,7 +330,7 @@ struct Traced {
     warm: Warm,
     id: String,
     file: PathBuf,
-    writer: std::process::Child,
+    writer: Child,
 }
 
 impl Traced {
@@ -382,29 +388,29 @@ impl Traced {
 fn a_driver_that_is_killed_at_any_step_of_an_upgrade_leaves_one_daemon_and_no_error() {
     let mut traced = Traced::start();
     traced.warm.waiting();
-    let undisturbed = traced.upgrade(None);
-    let steps: Vec<Step> =
-        undisturbed.steps.into_iter().filter(|step| matches!(step.kind, Kind::Effect)).collect();
-    let mut hit = 0;
+    let whole = traced.upgrade(None);
+    let steps: Vec<Step> = whole.steps.into_iter().filter(|step| matches!(step.kind, Kind::Effect)).collect();
+    let (mut hit, mut undisturbed) = (0, 0);
     for step in &steps {
         traced.progress();
         // Deaths at once, in a row, would give the volume up.
         traced.warm.scene.restart_driver();
         traced.warm.waiting();
+        let before = traced.warm.serving();
         let fault = if step.name == "sendmsg" { Fault::KillBefore } else { Fault::KillAfter };
         let trace = traced.upgrade(Some(Injection { step: step.clone(), fault }));
         if trace.is_injected {
             hit += 1;
             traced.warm.scene.driver.take().unwrap().kill().unwrap();
-            let serving = traced.warm.scene.serving_daemons();
-            assert!(serving.len() <= 2, "{serving:?}\n{}", traced.warm.scene.log());
             traced.warm.scene.start_driver();
+            undisturbed += usize::from(traced.warm.serving() == before);
         }
         traced.progress();
         traced.warm.serving();
     }
     // Other steps have the name of a new launch, which is another one each time.
     assert!(hit > steps.len() / 2, "{hit} of {} steps were reached again", steps.len());
+    assert!(0 < undisturbed && undisturbed < hit, "the earlier daemon went on after {undisturbed} of {hit}");
     traced.finish();
 }
 
@@ -425,4 +431,102 @@ fn after_an_upgrade_the_keeper_stands_by_again() {
         traced.progress();
     }
     traced.finish();
+}
+
+/// In a kubelet's place: runs the program of each image in the manifests that appear, as the pod's
+/// container would be run, but for the container.
+struct Pods {
+    stop: Arc<AtomicBool>,
+    runs: std::thread::JoinHandle<()>,
+}
+
+impl Pods {
+    fn start(scene: &Scene, programs: &[(&str, PathBuf)]) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (manifests, is_over) = (scene.sandbox.path("m"), Arc::clone(&stop));
+        let programs: Vec<_> =
+            programs.iter().map(|(image, path)| ((*image).to_owned(), path.clone())).collect();
+        let runs = std::thread::spawn(move || {
+            let mut started: HashMap<String, Child> = HashMap::new();
+            while !is_over.load(Ordering::Relaxed) {
+                for pod in pods_in(&manifests) {
+                    let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+                    started.entry(name).or_insert_with(|| run_pod(&pod, &programs));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for pod in started.values_mut() {
+                pod.wait().unwrap();
+            }
+        });
+        Self { stop, runs }
+    }
+
+    /// All pods have ended.
+    fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.runs.join().unwrap();
+    }
+}
+
+fn pods_in(manifests: &Path) -> Vec<Value> {
+    let names = fs::read_dir(manifests).unwrap().map(|entry| entry.unwrap().path());
+    let whole = names.filter(|path| path.extension().is_some_and(|extension| extension == "yaml"));
+    // One that was removed meanwhile is none.
+    whole.filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok()).collect()
+}
+
+fn image(pod: &Value) -> &str {
+    pod["spec"]["containers"][0]["image"].as_str().unwrap()
+}
+
+fn run_pod(pod: &Value, programs: &[(String, PathBuf)]) -> Child {
+    let (_, program) = programs.iter().find(|(name, _)| name == image(pod)).unwrap();
+    let nonce = pod["spec"]["containers"][0]["env"][0]["value"].as_str().unwrap();
+    let dial_dir = pod["spec"]["volumes"][0]["hostPath"]["path"].as_str().unwrap();
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--pid", "--fork", "--kill-child"]).arg(program).args(["serve", "--confine", "--socket"]);
+    unshare.arg(Path::new(dial_dir).join("dial.sock")).env("HAWSER_NONCE", nonce);
+    unshare.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+#[test]
+fn mount_pods_are_upgraded_to_another_image_and_rolled_back_to_the_image_before() {
+    let with_image = |image: &str| {
+        let keeper = keeper_binary().display().to_string();
+        let flags =
+            ["--launcher", "manifest", "--manifests", "m", "--mount-image", image, "--warm-daemons", "0"];
+        Flags(flags.into_iter().chain(["--keeper-binary", &keeper]).map(str::to_owned).collect())
+    };
+    let mut scene = Scene::start(with_image("i:1"));
+    let silent = scene.sandbox.path("silent");
+    replace(&silent, faulty("is-silent").as_bytes());
+    let programs = [("i:1", volume_binary()), ("i:2", volume_binary()), ("i:silent", silent)];
+    let pods = Pods::start(&scene, &programs);
+    let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
+    let file = scene.caller().target_path("one").join("f");
+    fs::write(&file, "kept").unwrap();
+    let serving = |scene: &Scene| {
+        let pods = pods_in(&scene.sandbox.path("m"));
+        let [pod] = &pods[..] else { panic!("{pods:?}") };
+        assert_eq!(pod["metadata"]["annotations"]["hawser.dev/volume-id"], id, "{pod}");
+        image(pod).to_owned()
+    };
+    for (next, result, serves) in [("i:2", "upgraded", "i:2"), ("i:silent", "rolled-back", "i:2")] {
+        scene.kill_driver();
+        scene.flags = with_image(next);
+        scene.start_driver();
+        let before = serving(&scene);
+        let (rows, output) = upgrade(&scene, &[&id]);
+        assert_eq!(rows[0]["result"], result, "{output:?}\n{}", scene.log());
+        assert!(rows[0]["from"].as_str().unwrap().contains(&before), "{rows:?}");
+        assert!(rows[0]["to"].as_str().unwrap().contains(next), "{rows:?}");
+        assert_eq!(serving(&scene), serves);
+        assert_eq!(fs::read(&file).unwrap(), b"kept");
+    }
+    scene.caller().take_down(&id, &["one"]).unwrap();
+    pods.end();
+    fs::remove_file(scene.sandbox.path("silent")).unwrap();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
 }

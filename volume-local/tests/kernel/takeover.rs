@@ -303,6 +303,33 @@ fn a_table_of_another_version_is_refused_and_stays_as_it_was() {
 }
 
 #[test]
+fn a_daemon_that_prepares_changes_nothing_until_the_earlier_one_has_ended() {
+    let setup = Setup { capacity_bytes: 64 << 20, ..SETUP };
+    let mut volume = Volume::with(Setup { successors: 4, ..setup });
+    let mut file = File::create(volume.path("f")).unwrap();
+    file.write_all(b"before").unwrap();
+    let words = |volume: &Volume| -> Vec<u64> {
+        volume.state().iter().take(64 << 10).map(|word| word.load(Ordering::Relaxed)).collect()
+    };
+    let usage = |volume: &Volume| fs::metadata(volume.usage_file()).unwrap().mtime_nsec();
+    let (state, used) = (words(&volume), usage(&volume));
+    volume.state()[VERSION].store(3, Ordering::Relaxed);
+    let refused = volume.prepare(setup).err().unwrap();
+    assert!(refused.contains("wrote version 3, this one reads versions 1 to 2"), "{refused}");
+    volume.state()[VERSION].store(2, Ordering::Relaxed);
+    let unwanted = volume.prepare(setup).unwrap();
+    assert_eq!((words(&volume), usage(&volume)), (state, used));
+    file.write_all(b" and while one waits").unwrap();
+    assert!(unwanted.hang_up().success());
+    let next = volume.prepare(setup).unwrap();
+    file.write_all(b" and then").unwrap();
+    volume.kill();
+    volume.proceed(next);
+    file.write_all(b" after").unwrap();
+    assert_eq!(fs::read(volume.path("f")).unwrap(), b"before and while one waits and then after");
+}
+
+#[test]
 fn a_daemon_without_a_predecessor_refuses_to_continue() {
     let mut volume = Volume::with(SETUP);
     volume.kill();

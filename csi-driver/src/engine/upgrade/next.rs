@@ -77,7 +77,7 @@ impl Daemons {
             }
         }
         let wait = self.waits.begin(start.volume_id)?;
-        let started = self.warm.start_ahead(start.settings, inode_limit, wait.as_fd());
+        let started = self.warm.start_ahead(Some(start.volume_id), start.settings, inode_limit, wait.as_fd());
         started.map_err(|not| not_started(start.volume_id, not))
     }
 
