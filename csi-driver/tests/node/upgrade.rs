@@ -48,11 +48,15 @@ impl Used {
 
     /// The driver's next daemon has this fault.
     fn replace_by_faulty(&self, fault: &str) {
+        // Users wait for some seconds for the roll-back, while no daemon serves.
+        self.scene.sandbox.switch_fuse_guard_off();
         replace(&self.program, faulty(fault).as_bytes());
     }
 
     fn daemon(&self) -> i32 {
-        let [daemon] = self.scene.daemons()[..] else { panic!("{:?}", self.scene.daemons()) };
+        let [daemon] = self.scene.daemons()[..] else {
+            panic!("{:?}\n{}", self.scene.daemons(), self.scene.log());
+        };
         daemon
     }
 
@@ -499,6 +503,7 @@ fn mount_pods_are_upgraded_to_another_image_and_rolled_back_to_the_image_before(
         Flags(flags.into_iter().chain(["--keeper-binary", &keeper]).map(str::to_owned).collect())
     };
     let mut scene = Scene::start(with_image("i:1"));
+    scene.sandbox.switch_fuse_guard_off();
     let silent = scene.sandbox.path("silent");
     replace(&silent, faulty("is-silent").as_bytes());
     let programs = [("i:1", volume_binary()), ("i:2", volume_binary()), ("i:silent", silent)];
@@ -526,7 +531,11 @@ fn mount_pods_are_upgraded_to_another_image_and_rolled_back_to_the_image_before(
     }
     scene.caller().take_down(&id, &["one"]).unwrap();
     pods.end();
+    // The ground is that of the first driver, before there was this file.
     fs::remove_file(scene.sandbox.path("silent")).unwrap();
+    scene.kill_driver();
+    scene.flags = with_image("i:1");
+    scene.start_driver();
     scene.assert_nothing_left();
     end_keeper(&scene);
 }
