@@ -30,9 +30,9 @@ use self::pauses::{Pauses, Who, refused};
 use self::scrapes::Scrapes;
 use crate::KEEPER_TIMEOUT;
 use crate::backend::Backend;
+use crate::config::RELEASE;
 use crate::descriptors::check_packet_socket;
 use crate::figures::{Figures, Limits};
-use crate::handover::RELEASE;
 use crate::metrics::{Gauges, Metrics};
 use crate::notifications::MountPoints;
 

@@ -31,9 +31,6 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Used if the driver gives no limit: twice as many inodes take about 200 MiB.
 const KNOWN_INODE_LIMIT: usize = 500_000;
 
-/// For administrators.
-pub(crate) const RELEASE: &str = env!("CARGO_PKG_VERSION");
-
 type Checked<T> = std::result::Result<T, Wrong>;
 
 /// Connected; nothing is sent yet.
@@ -94,7 +91,7 @@ impl Dialled {
         service: &S,
     ) -> Result<Option<(Assignment<S::Assigned>, Assigned)>> {
         let Versions { oldest: oldest_version, newest: newest_version } = VERSIONS;
-        let hello = Hello { newest_version, nonce, oldest_version, release: RELEASE.to_owned() };
+        let hello = Hello { newest_version, nonce, oldest_version, release: config::RELEASE.to_owned() };
         self.socket.send(&hello.encode_to_vec(), &[]).map_err(|e| self.refused_or(e))?;
         if ahead {
             // Zero: no limit (socket(7), SO_RCVTIMEO).

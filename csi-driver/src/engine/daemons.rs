@@ -22,7 +22,7 @@ use crate::daemon::watch::DaemonWatch;
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
-use crate::model::launch::{LaunchId, LaunchKey};
+use crate::model::launch::{LaunchId, LaunchKey, ProcessId};
 use crate::model::limits;
 use crate::model::records::{Serving, StageRecord};
 use crate::model::settings::LaunchSettings;
@@ -82,13 +82,14 @@ impl Start<'_> {
 
 impl Daemons {
     /// Hands the volume over to a waiting daemon, or to one that it starts. Before the daemon gets the
-    /// volume, it calls `launched` with the launch, which [`Self::end`] must remove if the rest fails.
+    /// volume, it calls `launched` with the launch and, once it is known, the daemon's process.
+    /// [`Self::end`] must remove both if the rest fails.
     /// It ends the launch of `previous`, whose daemon has died.
     pub(crate) fn start(
         &self,
         start: Start<'_>,
         previous: Option<&StageRecord>,
-        mut launched: impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
+        mut launched: impl FnMut(&LaunchKey, LaunchId, Option<ProcessId>) -> Result<()>,
     ) -> Result<Served> {
         let volume_id = start.volume_id;
         let keeper_socket = self.keeper_socket(&start)?;
@@ -160,7 +161,7 @@ impl Daemons {
         &self,
         start: &Start<'_>,
         keeper_socket: Option<&OwnedFd>,
-        launched: &mut impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
+        launched: &mut impl FnMut(&LaunchKey, LaunchId, Option<ProcessId>) -> Result<()>,
     ) -> Result<Option<(Served, ServingSockets)>> {
         let is_suited = WarmDaemons::suits(start.settings, start.assignment.inode_limit);
         if !is_suited || start.program.is_some() {
@@ -168,7 +169,7 @@ impl Daemons {
         }
         while let Some(WarmDaemon { key, launch, described, dialled }) = self.warm.take() {
             let _span = tracing::info_span!("stage.hand_over").entered();
-            if let Err(error) = launched(&key, launch.clone()) {
+            if let Err(error) = launched(&key, launch.clone(), Some(dialled.daemon)) {
                 self.warm.end(&key, &launch, Some(&dialled));
                 return Err(error);
             }
@@ -189,7 +190,7 @@ impl Daemons {
         &self,
         start: &Start<'_>,
         keeper_socket: Option<&OwnedFd>,
-        launched: &mut impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
+        launched: &mut impl FnMut(&LaunchKey, LaunchId, Option<ProcessId>) -> Result<()>,
     ) -> Result<(Served, ServingSockets)> {
         let Start { volume_id, settings, .. } = *start;
         let span = tracing::info_span!("stage.launch").entered();
@@ -212,7 +213,7 @@ impl Daemons {
             Error::Launch { volume_id, launch, source }
         })?;
         let process = launch.process();
-        launched(&key, launch)?;
+        launched(&key, launch.clone(), process)?;
         drop(span);
 
         let _span = tracing::info_span!("stage.hand_over").entered();
@@ -221,7 +222,12 @@ impl Daemons {
         let no_daemon = |reason| no_daemon(reason, volume_id, &listener, &described);
         let dialled = handover::wait_for_daemon(&listener, expected, wait.as_fd()).map_err(no_daemon);
         let offer = start.offer(&described, &sockets, keeper_socket);
-        let served = dialled.and_then(|dialled| handover::assign(dialled, &offer));
+        let served = dialled.and_then(|dialled| {
+            if process.is_none() {
+                launched(&key, launch, Some(dialled.daemon))?;
+            }
+            handover::assign(dialled, &offer)
+        });
         served.map(|served| (served, sockets)).map_err(|error| self.with_last_log_line(error))
     }
 

@@ -265,9 +265,10 @@ impl Stages {
         let wants_successors = state_table.is_some();
         let program = None;
         let start = Start { volume_id, settings, assignment, fuse_device, assigned, state_table, program };
-        let served = self.daemons.start(start, None, |key, launch| {
+        let served = self.daemons.start(start, None, |key, launch, daemon| {
             self.update_stage(volume_id, record, |stage| {
                 (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
+                stage.handed_to = daemon;
                 stage.data = Some(data_id);
             })
         })?;
@@ -277,7 +278,9 @@ impl Stages {
         }
         let since = Some(Timestamp::now().seconds);
         let serving = Serving { connection_minor: mount.minor, daemon: served.daemon, since, is_sole_holder };
-        self.update_stage(volume_id, record, |stage| stage.serving = Some(serving))?;
+        self.update_stage(volume_id, record, |stage| {
+            (stage.serving, stage.handed_to) = (Some(serving), None);
+        })?;
         tracing::info!(pid = served.daemon.pid, max_write_bytes = served.max_write_bytes, "served");
         self.daemons.stand_by(volume_id, &served.pidfd);
         self.daemons.watch.start(volume_id, served.daemon, served.pidfd);

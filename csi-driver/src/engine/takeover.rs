@@ -130,9 +130,10 @@ impl Stages {
         start: Start<'_>,
     ) -> Result<()> {
         let previous = record.stage.clone();
-        let served = self.daemons.start(start, previous.as_ref(), |key, launch| {
+        let served = self.daemons.start(start, previous.as_ref(), |key, launch, daemon| {
             self.update_stage(volume_id, record, |stage| {
                 (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
+                stage.handed_to = daemon;
             })
         })?;
         self.update_stage(volume_id, record, |stage| {

@@ -162,7 +162,7 @@ pub(crate) struct StageRecord {
     pub launch_key: Option<LaunchKey>,
     /// Set once the daemon has reported that it serves.
     pub serving: Option<Serving>,
-    /// The daemon that was to follow the one of `serving`, which has ended: it may serve already.
+    /// The daemon that is to get the volume next, before it serves, or while `serving` does not yet name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handed_to: Option<ProcessId>,
     /// The settings of its daemon.

@@ -130,7 +130,7 @@ async fn upgrade(driver: &Arc<Driver>, volume: &str, force: bool) -> Result<Upgr
     let guard = loop {
         match driver.locks.hold(Lock::Volume(volume_id.as_str())) {
             Err(Error::Pending { .. }) if begun.elapsed() < limits::TURN => {
-                tokio::time::sleep(LOCK_RETRY).await
+                tokio::time::sleep(LOCK_RETRY).await;
             }
             held => break held?,
         }

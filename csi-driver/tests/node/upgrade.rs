@@ -457,7 +457,7 @@ impl Pods {
                     let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
                     started.entry(name).or_insert_with(|| run_pod(&pod, &programs));
                 }
-                std::thread::sleep(Duration::from_millis(1));
+                std::thread::park_timeout(Duration::from_millis(1));
             }
             for pod in started.values_mut() {
                 pod.wait().unwrap();
