@@ -339,8 +339,15 @@ struct Traced {
 
 impl Traced {
     fn start() -> Self {
-        let keeper = ["--keeper-binary".to_owned(), keeper_binary().display().to_string()];
-        let warm = Warm::start(1, &keeper);
+        Self::start_beside(&[], |_| {})
+    }
+
+    /// `beside` runs the mount pods, if `launcher` has the driver write manifests.
+    fn start_beside(launcher: &[&str], beside: impl FnOnce(&Scene)) -> Self {
+        let keeper = keeper_binary().display().to_string();
+        let more = launcher.iter().copied().chain(["--keeper-binary", &keeper]);
+        let more: Vec<String> = more.map(str::to_owned).collect();
+        let warm = Warm::start_beside(1, &more, beside);
         let caller = warm.scene.caller();
         let id = caller.bring_up("pvc-1", &["one"]).unwrap();
         let file = caller.target_path("one").join("f");
@@ -378,44 +385,67 @@ impl Traced {
         trace
     }
 
-    fn finish(mut self) {
+    fn end(&mut self) {
         self.progress();
         fs::remove_file(crate::takeover::go(&self.file)).unwrap();
         assert!(self.writer.wait().unwrap().success(), "{}", self.warm.scene.log());
         self.warm.waiting();
         self.warm.scene.caller().take_down(&self.id, &["one"]).unwrap();
-        self.warm.finish();
+        self.warm.end();
     }
 }
 
-#[test]
-fn a_driver_that_is_killed_at_any_step_of_an_upgrade_leaves_one_daemon_and_no_error() {
-    let mut traced = Traced::start();
+/// Upgrades the volume again and again, with a driver that is killed at each step.
+fn kill_at_each_step(traced: &mut Traced) {
     traced.warm.waiting();
     let whole = traced.upgrade(None);
     let steps: Vec<Step> = whole.steps.into_iter().filter(|step| matches!(step.kind, Kind::Effect)).collect();
-    let (mut hit, mut undisturbed) = (0, 0);
-    for step in &steps {
+    let faults = steps.into_iter().flat_map(|step| {
+        // The peer acts on a packet at once, or never gets it.
+        let is_sent = step.name == "sendmsg";
+        let before = is_sent.then(|| Injection { step: step.clone(), fault: Fault::KillBefore });
+        before.into_iter().chain([Injection { step, fault: Fault::KillAfter }])
+    });
+    let (mut all, mut hit, mut undisturbed) = (0, 0, 0);
+    for injection in faults {
         traced.progress();
         // Deaths at once, in a row, would give the volume up.
         traced.warm.scene.restart_driver();
         traced.warm.waiting();
         let before = traced.warm.serving();
-        let fault = if step.name == "sendmsg" { Fault::KillBefore } else { Fault::KillAfter };
-        let trace = traced.upgrade(Some(Injection { step: step.clone(), fault }));
-        if trace.is_injected {
+        all += 1;
+        if traced.upgrade(Some(injection)).is_injected {
             hit += 1;
             traced.warm.scene.driver.take().unwrap().kill().unwrap();
             traced.warm.scene.start_driver();
+            traced.progress();
             undisturbed += usize::from(traced.warm.serving() == before);
         }
         traced.progress();
         traced.warm.serving();
     }
     // Other steps have the name of a new launch, which is another one each time.
-    assert!(hit > steps.len() / 2, "{hit} of {} steps were reached again", steps.len());
+    assert!(hit > all / 2, "{hit} of {all} steps were reached again");
     assert!(0 < undisturbed && undisturbed < hit, "the earlier daemon went on after {undisturbed} of {hit}");
-    traced.finish();
+}
+
+#[test]
+fn a_driver_that_is_killed_at_any_step_of_an_upgrade_leaves_one_daemon_and_no_error() {
+    let mut traced = Traced::start();
+    kill_at_each_step(&mut traced);
+    traced.end();
+}
+
+#[test]
+fn a_driver_that_is_killed_at_any_step_of_an_upgrade_of_a_mount_pod_leaves_one() {
+    let manifests = ["--launcher", "manifest", "--manifests", "m", "--mount-image", "i"];
+    let mut pods = None;
+    let run_pods = |scene: &Scene| pods = Some(Pods::start(scene, &[("i", volume_binary())]));
+    let mut traced = Traced::start_beside(&manifests, run_pods);
+    kill_at_each_step(&mut traced);
+    traced.end();
+    // Before the sandbox is removed.
+    pods.unwrap().end();
 }
 
 #[test]
@@ -434,7 +464,7 @@ fn after_an_upgrade_the_keeper_stands_by_again() {
         traced.warm.scene.start_driver();
         traced.progress();
     }
-    traced.finish();
+    traced.end();
 }
 
 /// In a kubelet's place: runs the program of each image in the manifests that appear, as the pod's
@@ -456,6 +486,9 @@ impl Pods {
                 for pod in pods_in(&manifests) {
                     let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
                     started.entry(name).or_insert_with(|| run_pod(&pod, &programs));
+                }
+                for pod in started.values_mut() {
+                    let _ended_or_not = pod.try_wait().unwrap();
                 }
                 std::thread::park_timeout(Duration::from_millis(1));
             }
