@@ -4,7 +4,8 @@
 //! a [`service::Service`], and its `main` calls [`run`].
 //!
 //! The order of a daemon's life: `handover` connects to the driver; `confine` drops unneeded
-//! privileges; `handover` receives the descriptors; the backend is opened; fuser answers FUSE_INIT;
+//! privileges; `handover` receives the descriptors; if an earlier daemon still serves, this one checks
+//! what it got and waits for its end; the backend is opened; fuser answers FUSE_INIT;
 //! [`seccomp`] restricts the system calls; the driver gets the answer and its socket is closed; the
 //! event loops run until the unmount.
 //!

@@ -426,6 +426,12 @@ fn mounts_shows_who_holds_a_volume_and_since_when_it_is_served() {
     assert_ne!(alone, journal, "{journal}");
     fs::write(&path, alone).unwrap();
     assert_eq!(published(&scene)["sole_holder_reason"], "kernel before 6.9");
+    // As after an upgrade to a program that would ask the kernel for more.
+    let lacking = journal.replace("\"takeovers\":1", "\"takeovers\":1,\"needs_new_stage\":[\"FUSE_X\"]");
+    assert_ne!(lacking, journal, "{journal}");
+    fs::write(&path, lacking).unwrap();
+    assert_eq!(published(&scene)["needs_new_stage"], serde_json::json!(["FUSE_X"]));
+    assert!(shown(&scene, "table").contains("FUSE_X"), "{}", shown(&scene, "table"));
     fs::write(&path, journal).unwrap();
     kill_keeper(&scene);
     assert_eq!(published(&scene)["holders"], serde_json::json!(["daemon"]));

@@ -315,11 +315,11 @@ impl Volume {
         self.try_to_take_over(setup).unwrap_or_else(|reason| panic!("{reason}"));
     }
 
-    pub(crate) fn try_to_take_over(&mut self, setup: Setup) -> Result<(), String> {
+    pub(crate) fn try_to_take_over(&mut self, setup: Setup) -> Result<Ready, String> {
         let kept = self.kept.as_ref().expect("the volume was served with `successors`");
         let [control, metrics, usage] = self.stage.sockets_and_usage();
         let (device, tree) = (kept.device.try_clone().unwrap(), kept.tree.try_clone().unwrap());
-        self.hand_over(setup, &[device, tree, control, metrics, usage], true).map(drop)
+        self.hand_over(setup, &[device, tree, control, metrics, usage], true)
     }
 
     /// Another daemon prepares to follow the one that serves. If it refuses, the reason.

@@ -302,6 +302,28 @@ fn a_table_of_another_version_is_refused_and_stays_as_it_was() {
     assert_eq!(fs::read(volume.path("f")).unwrap(), b"before and after");
 }
 
+/// The kernel keeps to the first daemon's answer to FUSE_INIT, whatever a later program would ask for.
+#[test]
+fn a_daemon_that_would_ask_the_kernel_for_more_serves_without_it_and_names_it() {
+    /// Where the first answer's flags are: the upper half of a word.
+    const FLAGS: usize = 48 + 3;
+    const DONT_MASK: u64 = 1 << (32 + 6);
+    const CACHE_SYMLINKS: u64 = 1 << (32 + 23);
+    let mut volume = Volume::with(Setup { successors: 3, ..SETUP });
+    fs::write(volume.path("f"), "kept").unwrap();
+    volume.kill();
+    let flags = volume.state()[FLAGS].load(Ordering::Relaxed);
+    assert_eq!(flags & (DONT_MASK | CACHE_SYMLINKS), DONT_MASK | CACHE_SYMLINKS);
+    volume.state()[FLAGS].store(flags & !DONT_MASK, Ordering::Relaxed);
+    let refused = volume.try_to_take_over(SETUP).unwrap_err();
+    assert!(refused.contains("lacks FUSE_DONT_MASK, which this daemon needs"), "{refused}");
+    // As if the first daemon had been of a program that does not know it.
+    volume.state()[FLAGS].store(flags & !CACHE_SYMLINKS, Ordering::Relaxed);
+    let ready = volume.try_to_take_over(SETUP).unwrap();
+    assert_eq!(ready.needs_new_stage, ["FUSE_CACHE_SYMLINKS"]);
+    assert_eq!(fs::read(volume.path("f")).unwrap(), b"kept");
+}
+
 #[test]
 fn a_daemon_that_prepares_changes_nothing_until_the_earlier_one_has_ended() {
     let setup = Setup { capacity_bytes: 64 << 20, ..SETUP };
@@ -312,7 +334,15 @@ fn a_daemon_that_prepares_changes_nothing_until_the_earlier_one_has_ended() {
         volume.state().iter().take(64 << 10).map(|word| word.load(Ordering::Relaxed)).collect()
     };
     let usage = |volume: &Volume| fs::metadata(volume.usage_file()).unwrap().mtime_nsec();
-    let (state, used) = (words(&volume), usage(&volume));
+    // The daemon clears the record of a request after its answer.
+    let state = loop {
+        let seen = words(&volume);
+        std::thread::park_timeout(Duration::from_millis(50));
+        if words(&volume) == seen {
+            break seen;
+        }
+    };
+    let used = usage(&volume);
     volume.state()[VERSION].store(3, Ordering::Relaxed);
     let refused = volume.prepare(setup).err().unwrap();
     assert!(refused.contains("wrote version 3, this one reads versions 1 to 2"), "{refused}");
