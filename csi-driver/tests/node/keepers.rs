@@ -17,7 +17,7 @@ use prost::Message;
 use proto::control::{Descriptors, GetDescriptors, Pong, Reply, Request, reply, request};
 use proto::handover::Role;
 use rustix::fs::{Mode, OFlags};
-use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, retried, volume_binary};
 use tests::{Sandbox, eventually};
 
 pub(crate) fn keeper_binary() -> PathBuf {
@@ -98,7 +98,8 @@ fn read_all(file: &mut File) -> String {
 
 fn end(scene: &Scene, id: &str) {
     let caller = scene.caller();
-    caller.unpublish(id, "one").unwrap();
+    // The driver may be about to journal a takeover.
+    retried(scene, "unpublish", || caller.unpublish(id, "one"));
     caller.unstage(id).unwrap();
     caller.delete(id).unwrap();
     scene.assert_nothing_left();

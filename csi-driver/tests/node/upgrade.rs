@@ -262,6 +262,38 @@ fn a_driver_that_starts_after_a_roll_back_adopts_the_daemon_of_the_earlier_progr
     used.finish();
 }
 
+/// The program was replaced while the daemon waited.
+#[test]
+fn a_waiting_daemon_of_the_earlier_program_does_not_follow() {
+    let (mut scene, program) = with_own_program();
+    let cold = scene.flags.clone();
+    scene.flags = cold.clone().with(&["--warm-daemons", "1"].map(str::to_owned));
+    scene.restart_driver();
+    let wait_for_one = |scene: &Scene| {
+        eventually("one daemon waits", TIMEOUT, || {
+            let waiting = scene.waiting_daemons();
+            anyhow::ensure!(waiting.len() == 1, "{waiting:?}\n{}", scene.log());
+            Ok(waiting[0])
+        })
+        .unwrap()
+    };
+    let first = wait_for_one(&scene);
+    let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
+    assert_eq!(scene.serving_daemons(), [first]);
+    let waiting = wait_for_one(&scene);
+    replace(&program, &fs::read(volume_binary()).unwrap());
+    let (rows, output) = upgrade(&scene, &[&id]);
+    assert_eq!(rows[0]["result"], "upgraded", "{output:?}");
+    let [serving] = scene.serving_daemons()[..] else { panic!("{:?}", scene.serving_daemons()) };
+    assert_ne!(serving, waiting);
+    assert_eq!(executed(serving), program);
+    scene.caller().take_down(&id, &["one"]).unwrap();
+    scene.flags = cold;
+    scene.restart_driver();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
+}
+
 #[test]
 fn all_volumes_are_upgraded_and_one_that_fails_does_not_keep_the_others() {
     let (scene, program) = with_own_program();
