@@ -29,3 +29,4 @@ pub(crate) mod stage;
 pub(crate) mod standby;
 pub(crate) mod statistics;
 pub(crate) mod takeover;
+pub(crate) mod upgrade;

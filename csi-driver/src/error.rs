@@ -158,6 +158,13 @@ pub enum Error {
          {driver}: use both of one release"
     )]
     DaemonVersion { volume_id: VolumeId, daemon: Versions, driver: Versions },
+    #[error(
+        "the new daemon of volume {volume_id} speaks version {version} of the hand-over protocol, and can follow \
+         one that serves from version {first} on: configure a newer program"
+    )]
+    CannotPrepare { volume_id: VolumeId, version: u32, first: u32 },
+    #[error("the daemon of volume {volume_id} cannot be replaced: {reason}")]
+    CannotUpgrade { volume_id: VolumeId, reason: String },
     #[error("hand over volume {volume_id}: {reason}")]
     HandOver { volume_id: VolumeId, reason: String },
     #[error(

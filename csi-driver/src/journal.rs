@@ -280,6 +280,8 @@ mod tests {
             data: None,
             aborted: false,
             takeovers: 0,
+            needs_new_stage: Vec::new(),
+            handed_to: None,
         });
         record
             .targets
@@ -313,6 +315,8 @@ mod tests {
             data: None,
             aborted: false,
             takeovers: 0,
+            needs_new_stage: Vec::new(),
+            handed_to: None,
         });
         record
             .targets

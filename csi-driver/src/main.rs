@@ -9,6 +9,7 @@ use clap::Parser;
 use csi_driver::config::{Config, Flags};
 use csi_driver::operations::cli::{Command, CommandLine};
 use csi_driver::operations::doctor::Doctor;
+use csi_driver::operations::upgrade::Upgrade;
 use csi_driver::operations::views::View;
 use tokio::runtime::Runtime;
 
@@ -26,6 +27,9 @@ fn main() -> ExitCode {
     let (ended, failed) = match CommandLine::parse() {
         CommandLine { command: Some(Command::View(view)), .. } => (show(&view), ExitCode::FAILURE),
         CommandLine { command: Some(Command::Doctor(doctor)), .. } => (examine(*doctor), UNABLE.into()),
+        CommandLine { command: Some(Command::Upgrade(upgrade)), .. } => {
+            (replace(&upgrade), ExitCode::FAILURE)
+        }
         CommandLine { driver: Some(flags), .. } => (run(flags), ExitCode::FAILURE),
         // clap refuses this: the driver has required flags.
         CommandLine { driver: None, command: None } => (Ok(ExitCode::SUCCESS), ExitCode::FAILURE),
@@ -42,6 +46,12 @@ fn main() -> ExitCode {
 fn show(view: &View) -> anyhow::Result<ExitCode> {
     print(&view.show()?);
     Ok(ExitCode::SUCCESS)
+}
+
+fn replace(upgrade: &Upgrade) -> anyhow::Result<ExitCode> {
+    let report = upgrade.run()?;
+    print(&report.text);
+    Ok(if report.is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn examine(doctor: Doctor) -> anyhow::Result<ExitCode> {

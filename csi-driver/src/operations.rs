@@ -4,4 +4,5 @@ pub(crate) mod admin;
 pub mod cli;
 pub mod doctor;
 pub(crate) mod metrics;
+pub mod upgrade;
 pub mod views;

@@ -12,6 +12,9 @@ use crate::{Error, Result};
 /// More event loops are never faster: each keeps a buffer as large as its largest write.
 pub const MAX_THREADS: usize = 64;
 
+/// What the daemon calls its release, for administrators.
+pub(crate) const RELEASE: &str = env!("CARGO_PKG_VERSION");
+
 /// Serves one Hawser volume over FUSE.
 #[derive(Debug, Parser)]
 #[command(name = "hawser-volume", version)]

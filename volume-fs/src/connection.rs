@@ -2,18 +2,20 @@
 //! already.
 //!
 //! fuser expects FUSE_INIT as the first request. So it gets the request through a pair of sockets
-//! that plays the kernel. A new connection's answer is passed on to the kernel; the answer of a
-//! connection that is continued must equal the one that the kernel got from the first daemon. Then
-//! the real connection takes the place of fuser's socket.
+//! that plays the kernel. A new connection's answer is passed on to the kernel. A connection that is
+//! continued keeps the answer that the kernel got from the first daemon: this daemon must be able to
+//! serve on its terms ([`terms`]). Then the real connection takes the place of fuser's socket.
+
+mod terms;
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use fuser::{Session, SessionACL};
+use fuser::{Filesystem, Session, SessionACL};
 use linux::fd_passing::PacketSocket;
 use rustix::io::Errno;
 
 use crate::backend::Backend;
-use crate::filesystem::Adapter;
+use crate::filesystem::{Adapter, InitOnly};
 use crate::notifications;
 use crate::state::{InitExchange, StateTable};
 use crate::{Error, Result};
@@ -35,6 +37,16 @@ const UNIQUE: std::ops::Range<usize> = 8..16;
 pub(crate) struct Opened<B: Backend> {
     pub(crate) session: Session<Adapter<B>>,
     pub(crate) has_resend: bool,
+    /// Names of flags that this daemon would ask for, and the connection lacks.
+    pub(crate) needs_new_stage: Vec<String>,
+}
+
+/// Checks that this daemon can continue the connection. Changes nothing, and asks the kernel nothing.
+pub(crate) fn check(table: &StateTable, threads: usize) -> Result<()> {
+    let earlier = table.exchange()?;
+    check_init(&earlier.request)?;
+    let (_session, answer) = handshake(InitOnly, &earlier.request, threads)?;
+    terms::compare(&answer, &earlier.answer).map(drop)
 }
 
 /// `continues`: an earlier daemon has answered FUSE_INIT, as `table` records.
@@ -58,25 +70,20 @@ pub(crate) fn open<B: Backend>(
     };
     let has_resend = check_init(&request)?;
     let (session, answer) = handshake(filesystem, &request, threads)?;
-    match earlier {
-        Some(earlier) if earlier.answer != answer => {
-            // The kernel keeps to the first answer.
-            return Err(Error::StateTable {
-                reason: "this daemon would answer FUSE_INIT otherwise than the first one did".to_owned(),
-            });
-        }
-        Some(_) => {}
+    let needs_new_stage = match earlier {
+        Some(earlier) => terms::compare(&answer, &earlier.answer)?,
         None => {
             let written = rustix::io::retry_on_intr(|| rustix::io::write(device, &answer));
             written.map_err(|e| Error::Handshake { source: e.into() })?;
             if let Some(table) = table {
                 table.record(&InitExchange { request, answer })?;
             }
+            Vec::new()
         }
-    }
+    };
     linux::descriptor::replace(session.as_fd(), device.as_fd())
         .map_err(|source| Error::Kernel { step: "session", source })?;
-    Ok(Opened { session, has_resend })
+    Ok(Opened { session, has_resend, needs_new_stage })
 }
 
 /// Makes the kernel send again what the earlier daemon had read and not answered.
@@ -122,11 +129,7 @@ fn check_init(request: &[u8]) -> Result<bool> {
 }
 
 /// fuser's session on a socket, and its answer to `request`.
-fn handshake<B: Backend>(
-    filesystem: Adapter<B>,
-    request: &[u8],
-    threads: usize,
-) -> Result<(Session<Adapter<B>>, Vec<u8>)> {
+fn handshake<F: Filesystem>(filesystem: F, request: &[u8], threads: usize) -> Result<(Session<F>, Vec<u8>)> {
     let failed = |source| Error::Kernel { step: "session", source };
     let (kernel, daemon) = PacketSocket::pair().map_err(failed)?;
     kernel.send(request, &[]).map_err(failed)?;

@@ -30,6 +30,7 @@ use self::pauses::{Pauses, Who, refused};
 use self::scrapes::Scrapes;
 use crate::KEEPER_TIMEOUT;
 use crate::backend::Backend;
+use crate::config::RELEASE;
 use crate::descriptors::check_packet_socket;
 use crate::figures::{Figures, Limits};
 use crate::metrics::{Gauges, Metrics};
@@ -238,7 +239,9 @@ impl<B: Backend> Control<B> {
 
     fn act(&mut self, who: Who, asked: request::Kind, now: Instant) -> Option<reply::Kind> {
         Some(match asked {
-            request::Kind::Ping(_) => reply::Kind::Pong(Pong { version: proto::control::VERSION }),
+            request::Kind::Ping(_) => {
+                reply::Kind::Pong(Pong { version: proto::control::VERSION, release: RELEASE.to_owned() })
+            }
             request::Kind::GetUsage(_) => reply::Kind::Usage(self.usage()),
             request::Kind::SetCapacity(wanted) => {
                 let limits = Limits { bytes: wanted.capacity_bytes, inodes: wanted.inode_limit };

@@ -54,6 +54,8 @@ pub enum Error {
         #[source]
         source: keeper::Error,
     },
+    #[error("Proceed from the driver: {reason}")]
+    Proceed { reason: String },
     #[error("state table: {reason}")]
     StateTable { reason: String },
     #[error(
@@ -61,6 +63,8 @@ pub enum Error {
          use a daemon of a release in between, or stage the volume anew"
     )]
     StateVersion { found: u64, oldest: u64, newest: u64 },
+    #[error("connection of the earlier daemon: {reason}: stage the volume anew")]
+    InitTerms { reason: String },
     #[error("answer FUSE_INIT")]
     Handshake {
         #[source]

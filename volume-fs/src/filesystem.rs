@@ -34,7 +34,7 @@ pub(crate) const LARGEST_REQUEST_BYTES: usize = MAX_WRITE_BYTES as usize + 2 * 4
 /// (POSIX_ACL), and suid and sgid cleared without a GETXATTR round trip before every write
 /// (HANDLE_KILLPRIV_V2, Linux 5.12; fuser 0.18 hides its flag on truncate, so a backend must always
 /// clear them there).
-const NEEDED: InitFlags =
+pub(crate) const NEEDED: InitFlags =
     InitFlags::FUSE_DONT_MASK.union(InitFlags::FUSE_POSIX_ACL).union(InitFlags::FUSE_HANDLE_KILLPRIV_V2);
 
 /// Only for speed. Without FUSE_ATOMIC_O_TRUNC: truncation is a separate request. Without locks:
@@ -64,18 +64,32 @@ impl<B: Backend> Adapter<B> {
     }
 }
 
+/// Asks the kernel for what this daemon uses.
+fn negotiate(config: &mut KernelConfig) -> io::Result<()> {
+    config.add_capabilities(NEEDED).map_err(|missing| {
+        io::Error::other(format!("this kernel's FUSE lacks {missing:?}: Linux 5.12 or newer is needed"))
+    })?;
+    config
+        .add_capabilities(WELCOME & config.capabilities())
+        .map_err(|refused| io::Error::other(format!("offered, then refused: {refused:?}")))?;
+    config
+        .set_max_write(MAX_WRITE_BYTES)
+        .map_err(|nearest| io::Error::other(format!("max_write: {nearest} is the nearest possible")))?;
+    Ok(())
+}
+
+/// Answers FUSE_INIT as the [`Adapter`] does, without a backend, and nothing else.
+pub(crate) struct InitOnly;
+
+impl Filesystem for InitOnly {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        negotiate(config)
+    }
+}
+
 impl<B: Backend> Filesystem for Adapter<B> {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        config.add_capabilities(NEEDED).map_err(|missing| {
-            io::Error::other(format!("this kernel's FUSE lacks {missing:?}: Linux 5.12 or newer is needed"))
-        })?;
-        config
-            .add_capabilities(WELCOME & config.capabilities())
-            .map_err(|refused| io::Error::other(format!("offered, then refused: {refused:?}")))?;
-        config
-            .set_max_write(MAX_WRITE_BYTES)
-            .map_err(|nearest| io::Error::other(format!("max_write: {nearest} is the nearest possible")))?;
-        Ok(())
+        negotiate(config)
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEntry) {

@@ -1,5 +1,5 @@
-//! The daemon's side of the hand-over: Hello, Assignment with descriptors, Answer
-//! (proto/proto/hawser/handover/v1/handover.proto).
+//! The daemon's side of the hand-over: Hello, Assignment with descriptors, Answer; in between Prepared
+//! and Proceed, if an earlier daemon still serves (proto/proto/hawser/handover/v1/handover.proto).
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -12,8 +12,8 @@ use linux::chain;
 use linux::fd_passing::PacketSocket;
 use prost::Message;
 use proto::handover::{
-    Answer, Assignment as Wire, Failed, Hello, HelloReply, Ready, Role, UnknownVersion, VERSIONS, answer,
-    assignment, hello_reply,
+    Answer, Assignment as Wire, Failed, Hello, HelloReply, Prepared, Proceed, Ready, Role, UnknownVersion,
+    VERSIONS, answer, assignment, hello_reply,
 };
 use proto::versions::Versions;
 use rustix::net::SocketType;
@@ -66,7 +66,8 @@ pub(crate) struct Assignment<A> {
 #[derive(Debug)]
 pub(crate) struct Succession {
     pub(crate) state_table: OwnedFd,
-    pub(crate) keeper: OwnedFd,
+    /// `None`: the earlier daemon still serves, and the socket comes with Proceed.
+    pub(crate) keeper: Option<OwnedFd>,
     /// An earlier daemon had the connection.
     pub(crate) continues: bool,
     /// What a successor of this daemon needs in turn.
@@ -90,7 +91,7 @@ impl Dialled {
         service: &S,
     ) -> Result<Option<(Assignment<S::Assigned>, Assigned)>> {
         let Versions { oldest: oldest_version, newest: newest_version } = VERSIONS;
-        let hello = Hello { newest_version, nonce, oldest_version };
+        let hello = Hello { newest_version, nonce, oldest_version, release: config::RELEASE.to_owned() };
         self.socket.send(&hello.encode_to_vec(), &[]).map_err(|e| self.refused_or(e))?;
         if ahead {
             // Zero: no limit (socket(7), SO_RCVTIMEO).
@@ -145,6 +146,28 @@ impl Dialled {
 }
 
 impl Assigned {
+    /// Reports that this daemon can follow the one that still serves, and waits until that one has
+    /// ended. Returns the socket to the keeper. `None`: the driver does not want this daemon.
+    pub(crate) fn wait_for_proceed(&self) -> Result<Option<OwnedFd>> {
+        const STEP: &str = "wait for the earlier daemon's end";
+        let kernel = |source| Error::Kernel { step: STEP, source };
+        let wrong = |reason: String| Error::Proceed { reason };
+        self.answer(answer::Result::Prepared(Prepared {})).map_err(kernel)?;
+        let received = match self.socket.receive_with_fds(descriptors::MOST) {
+            // A driver that ends without reading resets the connection.
+            Err(e) if e.errno() == nix::errno::Errno::ECONNRESET => None,
+            received => received.map_err(kernel)?,
+        };
+        let Some((packet, mut descriptors)) = received else { return Ok(None) };
+        let Proceed {} = Proceed::decode(&*packet).map_err(|e| wrong(e.to_string()))?;
+        let found = descriptors.len();
+        let (Some(keeper), true) = (descriptors.pop(), found == 1) else {
+            return Err(wrong(format!("{found} descriptors, not one")));
+        };
+        check_packet_socket(&keeper).map_err(|reason| wrong(format!("ROLE_KEEPER: {reason}")))?;
+        Ok(Some(keeper))
+    }
+
     /// Reports that the volume is served. Closes the connection.
     pub(crate) fn ready(self, ready: Ready) -> Result<()> {
         self.answer(answer::Result::Ready(ready))
@@ -160,7 +183,7 @@ impl Assigned {
         }
     }
 
-    fn answer(self, result: answer::Result) -> linux::Result<()> {
+    fn answer(&self, result: answer::Result) -> linux::Result<()> {
         self.socket.send(&Answer { result: Some(result) }.encode_to_vec(), &[])
     }
 }
@@ -182,10 +205,16 @@ impl<A> Assignment<A> {
                 return Err(("threads", format!("{} is more than {limit}", wire.threads)));
             }
         };
+        if wire.waits_for_proceed && !wire.continues {
+            return Err(("waits_for_proceed", "without continues".to_owned()));
+        }
         let succession = match descriptors.has(Role::StateTable) {
             true => Some(Succession {
                 state_table: descriptors.take(Role::StateTable, |_| Ok(()))?,
-                keeper: descriptors.take(Role::Keeper, check_packet_socket)?,
+                keeper: match wire.waits_for_proceed {
+                    true => None,
+                    false => Some(descriptors.take(Role::Keeper, check_packet_socket)?),
+                },
                 continues: wire.continues,
                 left,
             }),

@@ -4,7 +4,8 @@
 //! a [`service::Service`], and its `main` calls [`run`].
 //!
 //! The order of a daemon's life: `handover` connects to the driver; `confine` drops unneeded
-//! privileges; `handover` receives the descriptors; the backend is opened; fuser answers FUSE_INIT;
+//! privileges; `handover` receives the descriptors; if an earlier daemon still serves, this one checks
+//! what it got and waits for its end; the backend is opened; fuser answers FUSE_INIT;
 //! [`seccomp`] restricts the system calls; the driver gets the answer and its socket is closed; the
 //! event loops run until the unmount.
 //!
@@ -57,7 +58,7 @@ use crate::config::{Arguments, Command, Serve};
 use crate::confine::Isolation;
 use crate::control::{Control, Subject};
 use crate::filesystem::Adapter;
-use crate::handover::{Assignment, Dialled};
+use crate::handover::{Assigned, Assignment, Dialled};
 use crate::metrics::Metrics;
 use crate::notifications::{Kernel, MountPoints};
 use crate::service::{Service, Succession, Terms};
@@ -86,7 +87,7 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     let descriptor_limit = confine::raise_descriptor_limit()?;
     confine::drop_privileges(S::CAPABILITIES)?;
 
-    let Some((assignment, driver)) = driver.receive_assignment(nonce, serve.wait, &service)? else {
+    let Some((mut assignment, driver)) = driver.receive_assignment(nonce, serve.wait, &service)? else {
         tracing::info!("the driver ended without a volume for this daemon");
         return Ok(());
     };
@@ -105,14 +106,26 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     if assignment.succession.is_some() {
         ALLOCATOR.populate(filesystem::LARGEST_REQUEST_BYTES);
     }
-    let Started { session, backend, can_be_continued } = match start(service, assignment, terms) {
+    let begun = match prepare(&mut assignment, threads, &driver) {
+        Ok(true) => start(service, assignment, terms),
+        Ok(false) => {
+            tracing::info!(volume = name, "the driver ended this daemon's wait: the earlier one serves");
+            return Ok(());
+        }
+        Err(error) => Err(error),
+    };
+    let Started { session, backend, can_be_continued, needs_new_stage } = match begun {
         Ok(started) => started,
         Err(error) => {
             driver.failed(&error);
             return Err(error);
         }
     };
-    driver.ready(Ready { max_write_bytes: filesystem::MAX_WRITE_BYTES, can_be_continued })?;
+    driver.ready(Ready {
+        max_write_bytes: filesystem::MAX_WRITE_BYTES,
+        can_be_continued,
+        needs_new_stage,
+    })?;
     tracing::info!(volume = name, threads, "serving");
 
     let ended = session.run().map_err(|source| Error::Session { source });
@@ -120,6 +133,17 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     ended?;
     tracing::info!(volume = name, "unmounted");
     Ok(())
+}
+
+/// If an earlier daemon still serves: checks that this one can follow it, without changing anything, and
+/// waits until the earlier one has ended. False if this daemon is not wanted.
+fn prepare<A>(assignment: &mut Assignment<A>, threads: usize, driver: &Assigned) -> Result<bool> {
+    let Some(succession) = assignment.succession.as_mut().filter(|given| given.keeper.is_none()) else {
+        return Ok(true);
+    };
+    connection::check(&StateTable::open(&succession.state_table)?, threads)?;
+    succession.keeper = driver.wait_for_proceed()?;
+    Ok(succession.keeper.is_some())
 }
 
 /// A kill while the kernel copies a request to a buffer whose pages are not present would answer the
@@ -147,6 +171,7 @@ struct Started<B: Backend> {
     session: Session<Adapter<B>>,
     backend: Arc<B>,
     can_be_continued: bool,
+    needs_new_stage: Vec<String>,
 }
 
 /// Opens the volume, and reads and answers FUSE_INIT, unless an earlier daemon has done so.
@@ -166,9 +191,10 @@ fn start<S: Service>(
                 // Before anything is changed.
                 table.check()?;
             }
-            let state = table.region();
+            let (state, version) = (table.region(), table.version());
+            let keeper = keeper.ok_or_else(|| Error::Proceed { reason: "not received".to_owned() })?;
             let removed = Removed::new(keeper, KEEPER_TIMEOUT).map_err(|source| Error::Keeper { source })?;
-            (Some(table), Some(Succession { state, removed, continues }), left)
+            (Some(table), Some(Succession { state, version, removed, continues }), left)
         }
         None => (None, None, Vec::new()),
     };
@@ -192,16 +218,14 @@ fn start<S: Service>(
         control.leave(left);
     }
     lock_in(S::CAPABILITIES, S::SYSTEM_CALLS)?;
-    if let Some(table) = table.as_ref().filter(|_| continues) {
-        table.raise_version();
-    }
     control.start().map_err(|source| Error::Thread { name: "control", source })?;
     Arc::clone(&backend).start(kernel)?;
     if continues {
         // Before the event loops begin to read, so that these requests come first.
         connection::resend(&fuse_device)?;
     }
-    Ok(Started { session: opened.session, backend, can_be_continued })
+    let needs_new_stage = opened.needs_new_stage;
+    Ok(Started { session: opened.session, backend, can_be_continued, needs_new_stage })
 }
 
 /// Once FUSE_INIT is answered, the volume has users: only its unmount ends the process (or SIGKILL

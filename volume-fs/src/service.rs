@@ -37,8 +37,7 @@ pub trait Service: Sized {
     ) -> std::result::Result<Self::Assigned, Wrong>;
 
     /// Called after the process has dropped its privileges and before it answers FUSE_INIT. The
-    /// system call filter is not installed yet. What it writes into the state table must be in the form
-    /// of the version that it found, until [`Backend::start`].
+    /// system call filter is not installed yet.
     fn open(self, assigned: Self::Assigned, terms: Terms) -> Result<Arc<Self::Backend>>;
 }
 
@@ -73,6 +72,9 @@ pub struct Terms {
 pub struct Succession {
     /// The backend writes down here what a successor needs.
     pub state: Region,
+    /// Of the state table: what the backend writes must be in the form of this version, so that a
+    /// daemon of the release before can continue.
+    pub version: u64,
     /// Holds the files that cannot be opened by name any more.
     pub removed: Removed,
     /// The state is an earlier daemon's.

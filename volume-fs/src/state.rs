@@ -24,8 +24,9 @@ use crate::{Error, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"HAWSTATE");
 
-/// Of the whole table, with the backend's part. A daemon also continues from a table of the version
-/// before, which it makes one of its own version when it begins to serve.
+/// Of the whole table, with the backend's part. A table keeps its version for the life of its
+/// connection: a daemon that continues from one of the version before writes in that version. So a
+/// daemon of the release before can continue after it.
 const VERSION: u64 = 2;
 const OLDEST_VERSION: u64 = VERSION - 1;
 
@@ -79,6 +80,13 @@ impl StateTable {
 
     /// The exchange that an earlier daemon has recorded, for the daemon that continues now.
     pub(crate) fn take_over(&self) -> Result<InitExchange> {
+        let exchange = self.exchange()?;
+        self.words[4].fetch_add(1, Ordering::Relaxed);
+        Ok(exchange)
+    }
+
+    /// The exchange that an earlier daemon has recorded. Changes nothing.
+    pub(crate) fn exchange(&self) -> Result<InitExchange> {
         self.check()?;
         let wrong = |reason: String| Error::StateTable { reason };
         let message = |length_at: usize, at: usize| {
@@ -88,15 +96,16 @@ impl StateTable {
             }
             Ok(load_bytes(&self.words[at..], length))
         };
-        let exchange = InitExchange { request: message(2, REQUEST_AT)?, answer: message(3, ANSWER_AT)? };
-        self.words[4].fetch_add(1, Ordering::Relaxed);
-        Ok(exchange)
+        Ok(InitExchange { request: message(2, REQUEST_AT)?, answer: message(3, ANSWER_AT)? })
     }
 
-    /// Called before anything is written that the version before does not have: until then, a daemon of
-    /// the release before can still continue instead of this one.
-    pub(crate) fn raise_version(&self) {
-        self.words[1].store(VERSION, Ordering::Release);
+    /// The version in which this daemon writes: that of the first daemon.
+    pub(crate) fn version(&self) -> u64 {
+        match self.words[0].load(Ordering::Acquire) {
+            MAGIC => self.words[1].load(Ordering::Relaxed),
+            // The connection is new: its exchange is not recorded yet.
+            _ => VERSION,
+        }
     }
 
     /// Called once, when FUSE_INIT is answered.
@@ -172,10 +181,13 @@ mod tests {
         let memfd = linux::shared_memory::create("test", 1 << 20).unwrap();
         let table = StateTable::open(&memfd).unwrap();
         assert!(matches!(table.take_over(), Err(Error::StateTable { .. })));
+        assert_eq!(table.version(), VERSION, "that of a new connection");
         let exchange = InitExchange { request: (0..104).collect(), answer: vec![7; 80] };
         table.record(&exchange).unwrap();
         table.region()[0].store(9, Ordering::Relaxed);
         let successor = StateTable::open(&memfd).unwrap();
+        assert_eq!(successor.exchange().unwrap(), exchange);
+        assert_eq!(successor.words[4].load(Ordering::Relaxed), 0, "nothing is changed");
         assert_eq!(successor.take_over().unwrap(), exchange);
         assert_eq!(successor.region()[0].load(Ordering::Relaxed), 9);
         assert_eq!(successor.words[4].load(Ordering::Relaxed), 1);
@@ -200,7 +212,7 @@ mod tests {
 
     /// What a daemon of the version before has recorded: FUSE_INIT of Linux 6.18 and its answer.
     #[test]
-    fn a_table_of_the_version_before_is_read_and_then_becomes_one_of_this_version() {
+    fn a_table_of_the_version_before_is_read_and_keeps_its_version() {
         let memfd = linux::shared_memory::create("test", 192 << 10).unwrap();
         let table = StateTable::open(&memfd).unwrap();
         for line in include_str!("../fixtures/state-table-1.txt").lines() {
@@ -214,14 +226,8 @@ mod tests {
             (&request[..8], &request[40..48]),
             (&[104, 0, 0, 0, 26, 0, 0, 0][..], &[7, 0, 0, 0, 45, 0, 0, 0][..])
         );
-        assert_eq!(
-            table.words[1].load(Ordering::Relaxed),
-            VERSION - 1,
-            "the daemon before can still continue"
-        );
-        table.raise_version();
+        assert_eq!(table.version(), VERSION - 1, "a daemon of the release before can continue");
         assert_eq!(StateTable::open(&memfd).unwrap().take_over().unwrap().request, request);
-        assert_eq!(table.words[1].load(Ordering::Relaxed), VERSION);
     }
 
     #[test]

@@ -56,11 +56,7 @@ impl Local {
         let continues = shared.as_ref().is_some_and(Shared::continues);
         let capacity = CountedByDaemon::open(
             UsageFile::new(assigned.usage_file, boot),
-            Quota::new(
-                terms.limits,
-                terms.event_loops,
-                shared.as_ref().map(|shared| Arc::clone(&shared.table)),
-            ),
+            Quota::new(terms.limits, terms.event_loops, shared.as_ref().and_then(Shared::table_of_charges)),
             shared.as_ref().and_then(Shared::earlier_charges),
         )?;
         let gate = Arc::new(Gate::new(capacity.must_prepare()));

@@ -17,7 +17,8 @@
 //! later sequence number counts.
 //!
 //! A table of version 1 has no use of the volume: its words are zero, and there are no records of
-//! charges. Everything else is the same, so a daemon that reads version 2 reads version 1 too.
+//! charges. Everything else is the same, so a daemon that reads version 2 reads version 1 too, and then
+//! writes neither: a table keeps its version.
 //!
 //! Lock order: the table of nodes, then the charges of the quota, then the space of records.
 

@@ -95,7 +95,7 @@ impl Volume {
     ) -> volume_fs::Result<Self> {
         let root = Arc::new(directory);
         let (table, keeper, earlier) = match shared {
-            Some(Shared { table, keeper, earlier }) => (Some(table), Some(keeper), earlier),
+            Some(Shared { table, keeper, earlier, .. }) => (Some(table), Some(keeper), earlier),
             None => (None, None, None),
         };
         if !read_only && earlier.is_none() {

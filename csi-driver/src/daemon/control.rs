@@ -66,16 +66,25 @@ impl Control {
 
     /// The version of this protocol that the daemon speaks.
     pub(crate) fn version(&self) -> Result<u32> {
+        // Daemons before the field existed send 0.
+        self.pong().map(|pong| pong.version.max(1))
+    }
+
+    /// The release of the daemon's program; empty if it does not report it.
+    pub(crate) fn release(&self) -> Result<String> {
+        self.pong().map(|pong| abridged(&pong.release))
+    }
+
+    fn pong(&self) -> Result<Pong> {
         match self.ask("Ping", request::Kind::Ping(Ping {}))? {
             reply::Kind::Pong(pong) => {
-                if let Some(version) = newer_version(pong)
+                if let Some(version) = newer_version(&pong)
                     && NEWEST_LOGGED.fetch_max(version, Ordering::Relaxed) < version
                 {
                     let (volume_id, driver) = (&self.volume_id, VERSION);
                     tracing::debug!(%volume_id, version, driver, "a daemon speaks a newer version of the control protocol");
                 }
-                // Daemons before the field existed send 0.
-                Ok(pong.version.max(1))
+                Ok(pong)
             }
             other => Err(self.unexpected("Ping", &other)),
         }
@@ -222,7 +231,7 @@ pub(crate) fn silent<'a>(
 }
 
 /// The daemon's version if it is newer than the driver's, as after a downgrade of the driver.
-fn newer_version(pong: Pong) -> Option<u32> {
+fn newer_version(pong: &Pong) -> Option<u32> {
     // Daemons before the field existed send 0.
     let version = pong.version.max(1);
     (version > VERSION).then_some(version)
@@ -371,7 +380,8 @@ mod tests {
         let control = scene.connect().unwrap();
         let daemon = scene.listener.accept().unwrap();
         let (mut reader, writer) = std::io::pipe().unwrap();
-        let pong = Reply { kind: Some(reply::Kind::Pong(Pong { version: 1 })) }.encode_to_vec();
+        let pong =
+            Reply { kind: Some(reply::Kind::Pong(Pong { version: 1, ..Pong::default() })) }.encode_to_vec();
         for _ in 0..100 {
             daemon.send(&pong, &[std::os::fd::AsFd::as_fd(&writer); 16]).unwrap();
             let err = control.ping().unwrap_err();
@@ -429,11 +439,11 @@ mod tests {
         let scene = Scene::new();
         let control = scene.connect().unwrap();
         let versions = [(0, None), (VERSION, None), (VERSION + 1, Some(VERSION + 1))];
-        let pongs = versions.map(|(version, _)| reply::Kind::Pong(Pong { version }));
+        let pongs = versions.map(|(version, _)| reply::Kind::Pong(Pong { version, ..Pong::default() }));
         let daemon = scene.answer(pongs.into());
         for (version, newer) in versions {
             control.ping().unwrap();
-            assert_eq!(newer_version(Pong { version }), newer, "version {version}");
+            assert_eq!(newer_version(&Pong { version, ..Pong::default() }), newer, "version {version}");
         }
         daemon.join().unwrap();
     }
@@ -450,8 +460,11 @@ mod tests {
 
         let control = scene.connect().unwrap();
         let refused = reply::Kind::Refused(Refused { reason: "cannot shrink".into() });
-        let daemon =
-            scene.answer(vec![refused, reply::Kind::Pong(Pong { version: 1 }), reply::Kind::Done(Done {})]);
+        let daemon = scene.answer(vec![
+            refused,
+            reply::Kind::Pong(Pong { version: 1, ..Pong::default() }),
+            reply::Kind::Done(Done {}),
+        ]);
         let err = control.set_capacity(VolumeLimits { bytes: 1, inodes: 1024 }).unwrap_err();
         assert!(err.to_string().ends_with("refused SetCapacity: cannot shrink"), "{err}");
         let err = control.set_capacity(VolumeLimits { bytes: 1, inodes: 1024 }).unwrap_err();

@@ -19,6 +19,9 @@ use crate::model::launch::LaunchKey;
 const SOCKET: &str = "dial.sock";
 const CONTROL: &str = "ctl.sock";
 const METRICS: &str = "prom.sock";
+/// Of a daemon that is to follow the one that serves. No longer than the dial socket's name.
+const NEXT_CONTROL: &str = "ctl.next";
+const NEXT_METRICS: &str = "prom.next";
 const LOG: &str = "daemon.log";
 const OLDER_LOG: &str = "daemon.log.1";
 const LOG_FIFO: &str = "daemon.fifo";
@@ -83,20 +86,36 @@ impl DialDir {
 
     /// In a directory without these sockets.
     pub(crate) fn serving_sockets(&self) -> linux::Result<ServingSockets> {
-        let metrics = self.metrics_socket();
-        Ok(ServingSockets {
-            control: PacketListener::bind(&self.control_socket())?.into(),
-            metrics: UnixListener::bind(&metrics).map_err(|e| linux::Error::at("bind", &metrics, e))?.into(),
-        })
+        listen_at(&self.control_socket(), &self.metrics_socket())
+    }
+
+    /// Sockets for a daemon that is to follow the one that serves, which keeps its own until
+    /// [`Self::use_next_sockets`].
+    pub(crate) fn next_serving_sockets(&self) -> linux::Result<ServingSockets> {
+        let (control, metrics) = self.next_sockets();
+        for left in [&control, &metrics] {
+            remove_file(left)?;
+        }
+        listen_at(&control, &metrics)
+    }
+
+    /// Callers reach the daemon that follows from here on.
+    pub(crate) fn use_next_sockets(&self) -> linux::Result<()> {
+        let (control, metrics) = self.next_sockets();
+        for (next, socket) in [(control, self.control_socket()), (metrics, self.metrics_socket())] {
+            std::fs::rename(&next, &socket).map_err(|e| linux::Error::at("rename", &next, e))?;
+        }
+        Ok(())
+    }
+
+    fn next_sockets(&self) -> (PathBuf, PathBuf) {
+        (self.path.join(NEXT_CONTROL), self.path.join(NEXT_METRICS))
     }
 
     /// Records in the volume's directory which launch serves it, for a driver without its journal.
     pub(crate) fn record_launch(&self, key: &LaunchKey) -> linux::Result<()> {
         let link = self.path.join(LAUNCH);
-        match std::fs::remove_file(&link) {
-            Err(e) if e.kind() != ErrorKind::NotFound => return Err(linux::Error::at("remove", &link, e)),
-            Ok(()) | Err(_) => {}
-        }
+        remove_file(&link)?;
         std::os::unix::fs::symlink(Path::new("..").join(key.as_str()), &link)
             .map_err(|e| linux::Error::at("link", &link, e))
     }
@@ -122,6 +141,21 @@ impl DialDir {
         let text = String::from_utf8_lossy(&end);
         text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(abridged)
     }
+}
+
+/// A missing one is a success.
+fn remove_file(path: &Path) -> linux::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(linux::Error::at("remove", path, e)),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn listen_at(control: &Path, metrics: &Path) -> linux::Result<ServingSockets> {
+    Ok(ServingSockets {
+        control: PacketListener::bind(control)?.into(),
+        metrics: UnixListener::bind(metrics).map_err(|e| linux::Error::at("bind", metrics, e))?.into(),
+    })
 }
 
 /// The listening sockets of a volume's daemon before the hand-over; the driver still holds them. While

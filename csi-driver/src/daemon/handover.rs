@@ -13,8 +13,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use prost::Message;
 use proto::handover::{
-    Answer, Assignment, FIRST_WITH_STATE, Hello, HelloReply, Ready, Role, UnknownVersion, VERSIONS, answer,
-    hello_reply,
+    Answer, Assignment, FIRST_WITH_PROCEED, FIRST_WITH_STATE, Hello, HelloReply, Prepared as PreparedAnswer,
+    Proceed, Ready, Role, UnknownVersion, VERSIONS, answer, hello_reply,
 };
 use proto::versions::Versions;
 
@@ -28,6 +28,8 @@ use crate::model::limits;
 
 /// A timeout of zero would mean none (socket(7), SO_RCVTIMEO).
 const SHORTEST: Duration = Duration::from_millis(1);
+/// Flags of FUSE_INIT: there are 64 bits.
+const MOST_FLAGS: usize = 64;
 
 /// How the driver recognizes a daemon that it has started.
 #[derive(Debug, Clone, Copy)]
@@ -45,9 +47,28 @@ pub(crate) struct Dialled {
     socket: PacketSocket,
     /// The newest version that it and the driver speak.
     version: u32,
+    /// Of the daemon's program; empty before version 5.
+    pub(crate) release: String,
     pub(crate) daemon: ProcessId,
     /// Becomes readable when the daemon ends.
     pub(crate) pidfd: OwnedFd,
+}
+
+/// A daemon that can follow the one that serves, and waits for that one's end.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    conversation: Conversation,
+    pub(crate) daemon: ProcessId,
+    pub(crate) pidfd: OwnedFd,
+}
+
+/// The connection to a daemon that was offered a volume.
+#[derive(Debug)]
+struct Conversation {
+    socket: PacketSocket,
+    volume_id: VolumeId,
+    /// The launch, as the launcher describes it in messages.
+    launch: String,
 }
 
 /// Why no daemon has dialled in.
@@ -86,6 +107,14 @@ pub(crate) struct Served {
     pub max_write_bytes: u32,
     /// Another daemon can continue its connection.
     pub can_be_continued: bool,
+    /// What the daemon would ask the kernel for, and the continued connection lacks.
+    pub needs_new_stage: Vec<String>,
+}
+
+/// What the daemon reports of itself.
+struct Greeting {
+    versions: Versions,
+    release: String,
 }
 
 /// Waits for the daemon to dial in, until `abandoned` is readable. Another process that dials is
@@ -104,7 +133,7 @@ pub(crate) fn wait_for_daemon(
         let socket = listener.accept()?;
         let peer = socket.peer()?;
         match greet(&socket, peer, expected, limits::HELLO.min(left().max(SHORTEST))) {
-            Ok(daemon) => return dialled(socket, peer, daemon),
+            Ok(greeting) => return dialled(socket, peer, greeting),
             Err(reason) => {
                 turned_away += 1;
                 // Not every rejection: a process may dial in a loop.
@@ -142,14 +171,13 @@ fn wait_for_dial(
     }
 }
 
-/// Checks that the peer is the daemon: it is root, is the started process, and has the nonce. Returns
-/// the versions that it speaks.
+/// Checks that the peer is the daemon: it is root, is the started process, and has the nonce.
 fn greet(
     socket: &PacketSocket,
     peer: PeerCredentials,
     expected: Expected<'_>,
     limit: Duration,
-) -> std::result::Result<Versions, String> {
+) -> std::result::Result<Greeting, String> {
     if peer.uid != 0 {
         return Err(format!("uid {}, not 0", peer.uid));
     }
@@ -163,22 +191,23 @@ fn greet(
     if hello.nonce != expected.nonce {
         return Err("another launch's nonce".to_owned());
     }
-    Ok(Versions::said(hello.oldest_version, hello.newest_version))
+    let versions = Versions::said(hello.oldest_version, hello.newest_version);
+    Ok(Greeting { versions, release: abridged(&hello.release) })
 }
 
 fn dialled(
     socket: PacketSocket,
     peer: PeerCredentials,
-    daemon: Versions,
+    Greeting { versions, release }: Greeting,
 ) -> std::result::Result<Dialled, NoDaemon> {
-    let Some(version) = VERSIONS.common(daemon) else {
+    let Some(version) = VERSIONS.common(versions) else {
         refuse_version(&socket, peer);
-        return Err(NoDaemon::OtherVersion { daemon });
+        return Err(NoDaemon::OtherVersion { daemon: versions });
     };
     // The socket's peer is the process that dialled, even if another process has its pid now.
     let pidfd = linux::peer_process::peer_pidfd(&socket)?.ok_or(NoDaemon::Ended)?;
     let daemon = ProcessId::of(peer.pid)?.ok_or(NoDaemon::Ended)?;
-    Ok(Dialled { socket, version, daemon, pidfd })
+    Ok(Dialled { socket, version, release, daemon, pidfd })
 }
 
 /// Sends the daemon the versions that the driver speaks.
@@ -224,49 +253,110 @@ impl Dialled {
 
 /// Gives the daemon its volume, and returns once it serves.
 pub(crate) fn assign(dialled: Dialled, offer: &Offer<'_>) -> Result<Served> {
-    let Dialled { socket, version, daemon, pidfd } = dialled;
-    let refused =
-        |reason: &str| Error::HandOver { volume_id: offer.volume_id.clone(), reason: reason.to_owned() };
-    let ended = || Error::DaemonEnded {
-        volume_id: offer.volume_id.clone(),
-        launch: offer.launch.to_owned(),
-        log: None,
-    };
-    socket.set_timeout(limits::ANSWER).step("hand over")?;
+    let Dialled { socket, version, daemon, pidfd, .. } = dialled;
+    let conversation = Conversation::of(socket, offer);
     if offer.assignment.continues && version < FIRST_WITH_STATE {
-        return Err(refused("a daemon of an earlier version cannot continue a connection"));
+        return Err(conversation.refused("a daemon of an earlier version cannot continue a connection"));
     }
-    let is_known =
-        |role: Role| version >= FIRST_WITH_STATE || !matches!(role, Role::StateTable | Role::Keeper);
-    let known = offer.descriptors.iter().filter(|(role, _)| is_known(*role));
-    let (roles, descriptors): (Vec<i32>, Vec<_>) =
-        known.map(|(role, descriptor)| (i32::from(*role), *descriptor)).unzip();
-    let assignment = Assignment { descriptors: roles, ..offer.assignment.clone() };
-    let reply = HelloReply { kind: Some(hello_reply::Kind::Assignment(assignment)) };
-    match socket.send(&reply.encode_to_vec(), &descriptors) {
-        Err(e) if e.errno() == Errno::EPIPE => return Err(ended()),
-        sent => sent.step("hand over")?,
+    conversation.offer(version, offer, limits::ANSWER)?;
+    conversation.ready(limits::ANSWER).map(|ready| served(daemon, pidfd, ready))
+}
+
+/// Gives the daemon a volume that another one serves, and returns once it is ready to follow. Nothing
+/// changes for the volume.
+pub(crate) fn prepare(dialled: Dialled, offer: Offer<'_>) -> Result<Prepared> {
+    let Dialled { socket, version, daemon, pidfd, .. } = dialled;
+    if version < FIRST_WITH_PROCEED {
+        let (volume_id, first) = (offer.volume_id.clone(), FIRST_WITH_PROCEED);
+        return Err(Error::CannotPrepare { volume_id, version, first });
     }
-    let packet = match socket.receive() {
-        Ok(Some(packet)) => packet,
-        Ok(None) => return Err(ended()),
-        Err(e) if e.errno() == Errno::ECONNRESET => return Err(ended()),
-        Err(e) if e.errno() == Errno::EAGAIN => {
-            let what = format!("the answer of the daemon of volume {}", offer.volume_id);
-            return Err(Error::Deadline { what, limit: limits::ANSWER });
+    let conversation = Conversation::of(socket, &offer);
+    let assignment = Assignment { continues: true, waits_for_proceed: true, ..offer.assignment };
+    conversation.offer(version, &Offer { assignment, ..offer }, limits::PREPARE)?;
+    match conversation.answer(limits::PREPARE)? {
+        answer::Result::Prepared(PreparedAnswer {}) => Ok(Prepared { conversation, daemon, pidfd }),
+        other => Err(conversation.refused(&format!("{other:?} instead of Prepared"))),
+    }
+}
+
+impl Prepared {
+    /// The earlier daemon has ended: returns once this one serves.
+    pub(crate) fn proceed(self, keeper_socket: BorrowedFd<'_>) -> Result<Served> {
+        let Self { conversation, daemon, pidfd } = self;
+        conversation.send(&Proceed {}.encode_to_vec(), &[keeper_socket])?;
+        conversation.ready(limits::PROCEED).map(|ready| served(daemon, pidfd, ready))
+    }
+}
+
+fn served(daemon: ProcessId, pidfd: OwnedFd, ready: Ready) -> Served {
+    let Ready { max_write_bytes, can_be_continued, needs_new_stage } = ready;
+    let needs_new_stage = needs_new_stage.iter().take(MOST_FLAGS).map(|flag| abridged(flag)).collect();
+    Served { daemon, pidfd, max_write_bytes, can_be_continued, needs_new_stage }
+}
+
+impl Conversation {
+    fn of(socket: PacketSocket, offer: &Offer<'_>) -> Self {
+        Self { socket, volume_id: offer.volume_id.clone(), launch: offer.launch.to_owned() }
+    }
+
+    /// Sends the Assignment, with what a daemon of this version knows of.
+    fn offer(&self, version: u32, offer: &Offer<'_>, limit: Duration) -> Result<()> {
+        self.socket.set_timeout(limit).step("hand over")?;
+        let is_known =
+            |role: Role| version >= FIRST_WITH_STATE || !matches!(role, Role::StateTable | Role::Keeper);
+        let known = offer.descriptors.iter().filter(|(role, _)| is_known(*role));
+        let (roles, descriptors): (Vec<i32>, Vec<_>) =
+            known.map(|(role, descriptor)| (i32::from(*role), *descriptor)).unzip();
+        let assignment = Assignment { descriptors: roles, ..offer.assignment.clone() };
+        let reply = HelloReply { kind: Some(hello_reply::Kind::Assignment(assignment)) };
+        self.send(&reply.encode_to_vec(), &descriptors)
+    }
+
+    fn send(&self, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+        match self.socket.send(packet, descriptors) {
+            Err(e) if e.errno() == Errno::EPIPE => Err(self.ended()),
+            sent => sent.step("hand over"),
         }
-        Err(e) => return Err(e).step("hand over"),
-    };
-    match Answer::decode(&*packet).map_err(|e| refused(&format!("no Answer: {e}")))?.result {
-        Some(answer::Result::Ready(ready)) => {
-            let Ready { max_write_bytes, can_be_continued } = ready;
-            Ok(Served { daemon, pidfd, max_write_bytes, can_be_continued })
+    }
+
+    fn ready(&self, limit: Duration) -> Result<Ready> {
+        match self.answer(limit)? {
+            answer::Result::Ready(ready) => Ok(ready),
+            other => Err(self.refused(&format!("{other:?} instead of Ready"))),
         }
-        Some(answer::Result::Failed(failed)) => {
-            let reason = abridged(&failed.reason);
-            Err(Error::DaemonRefused { volume_id: offer.volume_id.clone(), reason })
+    }
+
+    /// An answer other than Failed.
+    fn answer(&self, limit: Duration) -> Result<answer::Result> {
+        self.socket.set_timeout(limit).step("hand over")?;
+        let packet = match self.socket.receive() {
+            Ok(Some(packet)) => packet,
+            Ok(None) => return Err(self.ended()),
+            Err(e) if e.errno() == Errno::ECONNRESET => return Err(self.ended()),
+            Err(e) if e.errno() == Errno::EAGAIN => {
+                let what = format!("the answer of the daemon of volume {}", self.volume_id);
+                return Err(Error::Deadline { what, limit });
+            }
+            Err(e) => return Err(e).step("hand over"),
+        };
+        let answer = Answer::decode(&*packet).map_err(|e| self.refused(&format!("no Answer: {e}")))?;
+        match answer.result {
+            Some(answer::Result::Failed(failed)) => {
+                let reason = abridged(&failed.reason);
+                Err(Error::DaemonRefused { volume_id: self.volume_id.clone(), reason })
+            }
+            Some(result) => Ok(result),
+            None => Err(self.refused("an Answer without a result")),
         }
-        None => Err(refused("an Answer without a result")),
+    }
+
+    fn refused(&self, reason: &str) -> Error {
+        Error::HandOver { volume_id: self.volume_id.clone(), reason: abridged(reason) }
+    }
+
+    fn ended(&self) -> Error {
+        let (volume_id, launch) = (self.volume_id.clone(), self.launch.clone());
+        Error::DaemonEnded { volume_id, launch, log: None }
     }
 }
 
@@ -346,11 +436,11 @@ mod tests {
 
     fn hello(nonce: &str, versions: Versions) -> Hello {
         let Versions { oldest: oldest_version, newest: newest_version } = versions;
-        Hello { newest_version, nonce: nonce.to_owned(), oldest_version }
+        Hello { newest_version, nonce: nonce.to_owned(), oldest_version, ..Hello::default() }
     }
 
     fn ready() -> Option<answer::Result> {
-        Some(answer::Result::Ready(proto::handover::Ready { max_write_bytes: 4096, can_be_continued: false }))
+        Some(answer::Result::Ready(Ready { max_write_bytes: 4096, ..Ready::default() }))
     }
 
     #[test]

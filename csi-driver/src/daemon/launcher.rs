@@ -8,9 +8,11 @@ pub(crate) mod manifest;
 pub(crate) mod memory;
 pub(crate) mod needs;
 pub(crate) mod process;
+pub(crate) mod program;
 
+use self::program::Program;
 use crate::model::ids::VolumeId;
-use crate::model::launch::{LaunchId, LaunchKey};
+use crate::model::launch::{LaunchId, LaunchKey, ProcessId};
 use crate::model::settings::LaunchSettings;
 
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +25,8 @@ pub(crate) struct LaunchSpec<'a> {
     pub settings: &'a LaunchSettings,
     /// Most files, directories and links of the volume; 0: no limit.
     pub inode_limit: u64,
+    /// `None`: the one that the driver is configured with.
+    pub program: Option<&'a Program>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,8 +43,13 @@ pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
     /// All launches on this node, also those of an earlier driver.
     fn list(&self) -> linux::Result<Vec<Launched>>;
 
-    /// Continues what the driver does for a running daemon. Called once for each launch of an
-    /// earlier driver.
+    /// What a launch executes if its spec names no program.
+    fn configured_program(&self) -> linux::Result<Program>;
+
+    /// What the daemon of a launch executes. `None` if this launcher cannot start it again.
+    fn program_of(&self, id: &LaunchId, daemon: ProcessId) -> linux::Result<Option<Program>>;
+
+    /// Continues what the driver does for a running daemon of an earlier driver. May be called again.
     fn adopt(&self, key: &LaunchKey) -> linux::Result<()>;
 
     /// The last line that an ended daemon wrote, if the driver has its log.

@@ -7,7 +7,7 @@
 //! driver ends those that still wait, and starts its own.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,6 +21,7 @@ use crate::daemon::handover::{Dialled, Expected, NoDaemon, wait_for_daemon};
 use crate::daemon::keeper::Keeper;
 use crate::daemon::watch;
 use crate::error::chain;
+use crate::model::ids::VolumeId;
 use crate::model::launch::{LaunchId, LaunchKey};
 use crate::model::settings::LaunchSettings;
 
@@ -62,6 +63,16 @@ pub(crate) struct WarmDaemon {
     /// The launch, as the launcher describes it in messages.
     pub(crate) described: String,
     pub(crate) dialled: Dialled,
+}
+
+/// Why no daemon was started ahead of its volume.
+#[derive(Debug)]
+pub(crate) struct NotStarted {
+    pub(crate) reason: NoDaemon,
+    /// The launch, as the launcher describes it in messages, if it came so far.
+    pub(crate) launch: Option<String>,
+    /// The last log line of a daemon that ended, if the driver has its log.
+    pub(crate) log: Option<String>,
 }
 
 impl WarmDaemons {
@@ -200,42 +211,64 @@ impl WarmDaemons {
 
     /// Starts one daemon and waits until it has dialled in.
     fn start(self: &Arc<Self>) -> Result<(), NoDaemon> {
-        let key = LaunchKey::of_number(u128::from_ne_bytes(linux::random::bytes()?));
-        let listener = DialDir::of(&self.run_dir, &key).listen()?;
-        let nonce = linux::random::hexadecimal()?;
         let settings = LaunchSettings::default();
-        let spec = LaunchSpec {
-            key: &key,
-            volume_id: None,
-            nonce: &nonce,
-            settings: &settings,
-            inode_limit: ANY_NUMBER,
+        let started = self.start_ahead(None, &settings, ANY_NUMBER, self.closed.as_fd());
+        let started = started.map_err(|not| not.reason)?;
+        let pidfd = match started.dialled.pidfd.try_clone() {
+            Ok(pidfd) => pidfd,
+            Err(error) => {
+                self.end(&started.key, &started.launch, Some(&started.dialled));
+                return Err(not_duplicated(error).into());
+            }
         };
+        let (key, pid) = (started.key.clone(), started.dialled.daemon.pid);
+        self.add(started);
+        tracing::info!(%key, pid, "a daemon waits for the next volume");
+        tokio::spawn(replace_ended(self.clone(), key, pidfd));
+        Ok(())
+    }
+
+    /// Starts a daemon with these settings that gets its volume later, or this volume soon, and waits
+    /// until it has dialled in, or `abandoned` is readable. Must be called in a tokio context.
+    pub(crate) fn start_ahead(
+        &self,
+        volume_id: Option<&VolumeId>,
+        settings: &LaunchSettings,
+        inode_limit: u64,
+        abandoned: BorrowedFd<'_>,
+    ) -> Result<WarmDaemon, NotStarted> {
+        let not = |reason: linux::Error| NotStarted { reason: reason.into(), launch: None, log: None };
+        let key = LaunchKey::of_number(u128::from_ne_bytes(linux::random::bytes().map_err(not)?));
+        let dial = DialDir::of(&self.run_dir, &key);
+        let listener = dial.listen().map_err(not)?;
+        let nonce = linux::random::hexadecimal().map_err(not)?;
+        let program = None;
+        let spec = LaunchSpec { key: &key, volume_id, nonce: &nonce, settings, inode_limit, program };
         let described = self.launcher.describe(spec);
         let launch = match self.launcher.ensure(spec) {
             Ok(launch) => launch,
             Err(error) => {
                 drop(listener);
-                DialDir::of(&self.run_dir, &key).remove()?;
-                return Err(error.into());
+                dial.remove().map_err(not)?;
+                return Err(NotStarted { reason: error.into(), launch: Some(described), log: None });
             }
         };
         let expected = Expected { nonce: &nonce, process: launch.process(), time_limit: self.start_timeout };
-        let dialled = wait_for_daemon(&listener, expected, self.closed.as_fd());
+        let dialled = wait_for_daemon(&listener, expected, abandoned);
         drop(listener);
-        match dialled.and_then(|dialled| Ok((dialled.pidfd.try_clone().map_err(not_duplicated)?, dialled))) {
-            Ok((pidfd, dialled)) => {
-                let pid = dialled.daemon.pid;
-                self.add(WarmDaemon { key: key.clone(), launch, described, dialled });
-                tracing::info!(%key, pid, "a daemon waits for the next volume");
-                tokio::spawn(replace_ended(self.clone(), key, pidfd));
-                Ok(())
-            }
-            Err(error) => {
+        dialled
+            .map(|dialled| WarmDaemon {
+                key: key.clone(),
+                launch: launch.clone(),
+                described: described.clone(),
+                dialled,
+            })
+            .map_err(|reason| {
+                let has_ended = matches!(reason, NoDaemon::Ended);
+                let log = has_ended.then(|| self.launcher.last_log_line(&key)).flatten();
                 self.end(&key, &launch, None);
-                Err(error)
-            }
-        }
+                NotStarted { reason, launch: Some(described), log }
+            })
     }
 
     fn add(&self, daemon: WarmDaemon) {

@@ -13,6 +13,7 @@ use crate::daemon::control::Control;
 use crate::daemon::dial::{DialDir, DialListener, ServingSockets};
 use crate::daemon::handover::{self, Expected, NoDaemon, Offer, Served};
 use crate::daemon::keeper::{self, Keeper, NextDaemon};
+use crate::daemon::launcher::program::Program;
 use crate::daemon::launcher::{LaunchSpec, Launcher};
 use crate::daemon::notes::Hangs;
 use crate::daemon::waits::Waits;
@@ -52,10 +53,12 @@ pub(crate) struct Start<'a> {
     pub(crate) assigned: Assigned,
     /// What a successor of the daemon needs; `None` if there can be none.
     pub(crate) state_table: Option<OwnedFd>,
+    /// `None`: the one that the driver is configured with.
+    pub(crate) program: Option<&'a Program>,
 }
 
 impl Start<'_> {
-    fn offer<'b>(
+    pub(super) fn offer<'b>(
         &'b self,
         launch: &'b str,
         sockets: &'b ServingSockets,
@@ -79,13 +82,14 @@ impl Start<'_> {
 
 impl Daemons {
     /// Hands the volume over to a waiting daemon, or to one that it starts. Before the daemon gets the
-    /// volume, it calls `launched` with the launch, which [`Self::end`] must remove if the rest fails.
+    /// volume, it calls `launched` with the launch and, once it is known, the daemon's process.
+    /// [`Self::end`] must remove both if the rest fails.
     /// It ends the launch of `previous`, whose daemon has died.
     pub(crate) fn start(
         &self,
         start: Start<'_>,
         previous: Option<&StageRecord>,
-        mut launched: impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
+        mut launched: impl FnMut(&LaunchKey, LaunchId, Option<ProcessId>) -> Result<()>,
     ) -> Result<Served> {
         let volume_id = start.volume_id;
         let keeper_socket = self.keeper_socket(&start)?;
@@ -117,14 +121,23 @@ impl Daemons {
         Ok(served)
     }
 
+    /// Continues what an earlier driver did for the volume's daemon, whatever program it executes.
+    pub(crate) fn adopt_launch(&self, volume_id: &VolumeId, stage: &StageRecord) {
+        if let Err(error) = self.launcher.adopt(&stage.launch_key(volume_id)) {
+            tracing::warn!(%volume_id, error = chain(&error), "the log of the volume's daemon is lost");
+        }
+    }
+
     /// A driver that was killed may have handed the volume to a daemon that its journal does not yet
     /// call the serving one.
     fn end_unjournaled(&self, volume_id: &VolumeId, previous: &StageRecord) -> Result<()> {
-        let process = previous.launch.as_ref().and_then(LaunchId::process);
-        match process.map_or(Ok(false), ProcessId::is_alive).step("look at daemon")? {
-            true => self.end_process(volume_id, previous, false),
-            false => Ok(()),
+        let launched = previous.launch.as_ref().and_then(LaunchId::process);
+        for process in [launched, previous.handed_to].into_iter().flatten() {
+            if process.is_alive().step("look at daemon")? {
+                return self.end_process(volume_id, previous, false);
+            }
         }
+        Ok(())
     }
 
     /// For the files that a daemon cannot open again by name.
@@ -148,14 +161,15 @@ impl Daemons {
         &self,
         start: &Start<'_>,
         keeper_socket: Option<&OwnedFd>,
-        launched: &mut impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
+        launched: &mut impl FnMut(&LaunchKey, LaunchId, Option<ProcessId>) -> Result<()>,
     ) -> Result<Option<(Served, ServingSockets)>> {
-        if !WarmDaemons::suits(start.settings, start.assignment.inode_limit) {
+        let is_suited = WarmDaemons::suits(start.settings, start.assignment.inode_limit);
+        if !is_suited || start.program.is_some() {
             return Ok(None);
         }
         while let Some(WarmDaemon { key, launch, described, dialled }) = self.warm.take() {
             let _span = tracing::info_span!("stage.hand_over").entered();
-            if let Err(error) = launched(&key, launch.clone()) {
+            if let Err(error) = launched(&key, launch.clone(), Some(dialled.daemon)) {
                 self.warm.end(&key, &launch, Some(&dialled));
                 return Err(error);
             }
@@ -176,7 +190,7 @@ impl Daemons {
         &self,
         start: &Start<'_>,
         keeper_socket: Option<&OwnedFd>,
-        launched: &mut impl FnMut(&LaunchKey, LaunchId) -> Result<()>,
+        launched: &mut impl FnMut(&LaunchKey, LaunchId, Option<ProcessId>) -> Result<()>,
     ) -> Result<(Served, ServingSockets)> {
         let Start { volume_id, settings, .. } = *start;
         let span = tracing::info_span!("stage.launch").entered();
@@ -191,6 +205,7 @@ impl Daemons {
             nonce: &nonce,
             settings,
             inode_limit: start.assignment.inode_limit,
+            program: start.program,
         };
         let described = self.launcher.describe(spec);
         let launch = self.launcher.ensure(spec).map_err(|source| {
@@ -198,7 +213,7 @@ impl Daemons {
             Error::Launch { volume_id, launch, source }
         })?;
         let process = launch.process();
-        launched(&key, launch)?;
+        launched(&key, launch.clone(), process)?;
         drop(span);
 
         let _span = tracing::info_span!("stage.hand_over").entered();
@@ -207,7 +222,12 @@ impl Daemons {
         let no_daemon = |reason| no_daemon(reason, volume_id, &listener, &described);
         let dialled = handover::wait_for_daemon(&listener, expected, wait.as_fd()).map_err(no_daemon);
         let offer = start.offer(&described, &sockets, keeper_socket);
-        let served = dialled.and_then(|dialled| handover::assign(dialled, &offer));
+        let served = dialled.and_then(|dialled| {
+            if process.is_none() {
+                launched(&key, launch, Some(dialled.daemon))?;
+            }
+            handover::assign(dialled, &offer)
+        });
         served.map(|served| (served, sockets)).map_err(|error| self.with_last_log_line(error))
     }
 
@@ -368,7 +388,7 @@ impl Daemons {
         let grace = if is_served { stage.settings.grace_seconds } else { 0 };
         let grace = Duration::from_secs(grace.into());
         let daemon = stage.serving.map(|serving| serving.daemon);
-        for process in [daemon, launch.process()].into_iter().flatten() {
+        for process in [daemon, stage.handed_to, launch.process()].into_iter().flatten() {
             if !process.end(grace).step("end daemon")? {
                 return Err(Error::DaemonLives { volume_id: volume_id.clone(), pid: process.pid });
             }

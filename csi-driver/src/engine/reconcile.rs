@@ -257,6 +257,9 @@ impl Reconciler {
     }
 
     fn adopt(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+        if let Some(stage) = &record.stage {
+            self.daemons.adopt_launch(volume_id, stage);
+        }
         self.daemons.copy_connection(volume_id);
         self.stages.stand_by_again(volume_id, record);
         match record.stage.as_ref().and_then(|stage| stage.serving) {

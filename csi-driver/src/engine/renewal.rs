@@ -98,7 +98,7 @@ impl Stages {
     }
 
     /// The volume's lock is held.
-    fn renew_keeper(&self, volume_id: &VolumeId) -> Result<()> {
+    pub(super) fn renew_keeper(&self, volume_id: &VolumeId) -> Result<()> {
         let Some(record) = self.journal.find(volume_id)? else { return Ok(()) };
         let parked = record.parked.as_ref().map(|parked| &parked.stage);
         let Some(stage) = record.stage.as_ref().or(parked).filter(|stage| !stage.aborted) else {

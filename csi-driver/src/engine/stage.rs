@@ -212,6 +212,8 @@ impl Stages {
             data: None,
             aborted: false,
             takeovers: 0,
+            needs_new_stage: Vec::new(),
+            handed_to: None,
         });
         self.journal.put(volume_id, record)?;
         self.try_stage(volume_id, record, spec, &place)
@@ -261,10 +263,12 @@ impl Stages {
         let state_table = self.daemons.state_table(&spec.settings)?;
         let settings = &spec.settings;
         let wants_successors = state_table.is_some();
-        let start = Start { volume_id, settings, assignment, fuse_device, assigned, state_table };
-        let served = self.daemons.start(start, None, |key, launch| {
+        let program = None;
+        let start = Start { volume_id, settings, assignment, fuse_device, assigned, state_table, program };
+        let served = self.daemons.start(start, None, |key, launch, daemon| {
             self.update_stage(volume_id, record, |stage| {
                 (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
+                stage.handed_to = daemon;
                 stage.data = Some(data_id);
             })
         })?;
@@ -274,7 +278,9 @@ impl Stages {
         }
         let since = Some(Timestamp::now().seconds);
         let serving = Serving { connection_minor: mount.minor, daemon: served.daemon, since, is_sole_holder };
-        self.update_stage(volume_id, record, |stage| stage.serving = Some(serving))?;
+        self.update_stage(volume_id, record, |stage| {
+            (stage.serving, stage.handed_to) = (Some(serving), None);
+        })?;
         tracing::info!(pid = served.daemon.pid, max_write_bytes = served.max_write_bytes, "served");
         self.daemons.stand_by(volume_id, &served.pidfd);
         self.daemons.watch.start(volume_id, served.daemon, served.pidfd);

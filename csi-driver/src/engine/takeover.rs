@@ -90,7 +90,7 @@ impl Stages {
     }
 
     /// What the keeper holds for a successor; `None` if it does not hold all of it.
-    fn successor<'a>(
+    pub(super) fn successor<'a>(
         &self,
         volume_id: &'a VolumeId,
         record: &VolumeRecord,
@@ -118,11 +118,11 @@ impl Stages {
             backend: self.backend.assignment(),
             descriptors: vec![(Role::Directory, directory), (Role::UsageFile, usage_file)],
         };
-        let (settings, state_table) = (&stage.settings, Some(state_table));
-        Ok(Some(Start { volume_id, settings, assignment, fuse_device, assigned, state_table }))
+        let (settings, state_table, program) = (&stage.settings, Some(state_table), None);
+        Ok(Some(Start { volume_id, settings, assignment, fuse_device, assigned, state_table, program }))
     }
 
-    fn start_successor(
+    pub(super) fn start_successor(
         &self,
         volume_id: &VolumeId,
         record: &mut VolumeRecord,
@@ -130,15 +130,18 @@ impl Stages {
         start: Start<'_>,
     ) -> Result<()> {
         let previous = record.stage.clone();
-        let served = self.daemons.start(start, previous.as_ref(), |key, launch| {
+        let served = self.daemons.start(start, previous.as_ref(), |key, launch, daemon| {
             self.update_stage(volume_id, record, |stage| {
                 (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
+                stage.handed_to = daemon;
             })
         })?;
         self.update_stage(volume_id, record, |stage| {
             let since = Some(Timestamp::now().seconds);
             stage.serving = Some(Serving { daemon: served.daemon, since, ..serving });
+            stage.handed_to = None;
             stage.takeovers = stage.takeovers.saturating_add(1);
+            stage.needs_new_stage = served.needs_new_stage;
         })?;
         self.daemons.stand_by(volume_id, &served.pidfd);
         self.daemons.watch.start(volume_id, served.daemon, served.pidfd);

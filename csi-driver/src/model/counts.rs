@@ -10,6 +10,10 @@ pub(crate) struct Counts {
     pub(crate) daemon_deaths: Counter,
     /// Connections that another daemon continued.
     pub(crate) takeovers: Counter,
+    /// Daemons that were replaced by ones of the configured program.
+    pub(crate) upgrades: Counter,
+    /// Replaced daemons whose successor did not serve.
+    pub(crate) failed_upgrades: Counter,
     pub(crate) hung_daemons: Counter,
     pub(crate) disk_stalls: Counter,
     pauses: Counter,
@@ -29,6 +33,12 @@ impl Counts {
         for (name, help, counter) in [
             ("daemon_deaths", "Daemons that ended unexpectedly", &self.daemon_deaths),
             ("takeovers", "Connections of dead daemons that another daemon continued", &self.takeovers),
+            ("upgrades", "Daemons that `hawser-csi upgrade` has replaced", &self.upgrades),
+            (
+                "failed_upgrades",
+                "Daemons that `hawser-csi upgrade` has ended and whose successor did not serve",
+                &self.failed_upgrades,
+            ),
             ("hung_daemons", "Daemons that answered no request and were killed", &self.hung_daemons),
             ("disk_stalls", "Stalls of the pool's disk that a daemon's users waited for", &self.disk_stalls),
             ("pauses", "Snapshots and clones that held a volume's writers back", &self.pauses),

@@ -16,6 +16,13 @@ pub(crate) const START_POD: Duration = Duration::from_secs(80);
 pub(crate) const HELLO: Duration = Duration::from_secs(5);
 /// From the Assignment to the Answer: one FUSE_INIT, on a busy machine.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
+/// From the Assignment until a daemon is ready to follow another one, which serves meanwhile.
+pub(crate) const PREPARE: Duration = Duration::from_secs(10);
+/// From the end of the earlier daemon until the next one serves, while users wait. Then a daemon of the
+/// earlier program follows.
+pub(crate) const PROCEED: Duration = Duration::from_secs(5);
+/// Each request that shows whether a daemon that has followed another one answers.
+pub(crate) const FOLLOWS: Duration = Duration::from_secs(2);
 /// One request on a control socket.
 pub(crate) const CONTROL: Duration = Duration::from_secs(5);
 /// A user's request, while the daemon answers no other one either. After three times this limit the

@@ -119,7 +119,7 @@ impl BootRecord {
     pub(crate) fn after_the_boot(mut self) -> Self {
         let parked = self.parked.as_mut().map(|parked| &mut parked.stage);
         for stage in self.stage.iter_mut().chain(parked) {
-            stage.serving = None;
+            (stage.serving, stage.handed_to) = (None, None);
             stage.launch.take_if(|launch| launch.process().is_some());
         }
         self
@@ -162,6 +162,9 @@ pub(crate) struct StageRecord {
     pub launch_key: Option<LaunchKey>,
     /// Set once the daemon has reported that it serves.
     pub serving: Option<Serving>,
+    /// The daemon that is to get the volume next, before it serves, or while `serving` does not yet name it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handed_to: Option<ProcessId>,
     /// The settings of its daemon.
     #[serde(default)]
     pub settings: LaunchSettings,
@@ -174,6 +177,9 @@ pub(crate) struct StageRecord {
     /// How often another daemon has continued the connection.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub takeovers: u32,
+    /// What its daemon's program would ask the kernel for, and the connection lacks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub needs_new_stage: Vec<String>,
 }
 
 impl StageRecord {

@@ -1,16 +1,16 @@
 //! The admin service of a running driver: the data for `hawser-csi volumes`, `snapshots`, `mounts`
-//! and `doctor`. Only root may use its socket.
+//! and `doctor`, and the work of `hawser-csi upgrade`. Only root may use its socket.
 
 pub(super) mod client;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proto::admin::admin_server::{Admin, AdminServer};
 use proto::admin::{
     DiagnoseRequest, DiagnoseResponse, ListMountsRequest, ListMountsResponse, ListSnapshotsRequest,
-    ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse,
+    ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse, UpgradeRequest, UpgradeResponse,
 };
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::StreamExt;
@@ -19,9 +19,13 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use crate::engine::driver::Driver;
-use crate::error::{Result, chain};
+use crate::engine::locks::Lock;
+use crate::engine::upgrade::{Outcome, Upgrade};
+use crate::error::{Error, Result, chain};
 use crate::journal::Journal;
 use crate::kernel::socket::Socket;
+use crate::model::ids::VolumeId;
+use crate::model::limits;
 use crate::operations::doctor;
 use crate::operations::views::{self, Copies};
 
@@ -33,6 +37,8 @@ const CALLS_AT_ONCE: usize = 4;
 /// many daemons takes a descriptor for each. Refused clients look for themselves.
 const LOOKS_AT_ONCE: usize = 1;
 const LOOK_BEGINS_WITHIN: Duration = Duration::from_secs(5);
+/// Retry interval while another operation holds a volume's lock.
+const LOCK_RETRY: Duration = Duration::from_millis(20);
 
 /// Answers until `stopped` is true, then removes the socket.
 pub(crate) async fn serve(driver: Arc<Driver>, socket: Socket, mut stopped: watch::Receiver<bool>) {
@@ -102,12 +108,59 @@ impl AdminService {
         state_dir: &str,
         look: impl FnOnce(&Driver) -> Result<T> + Send + 'static,
     ) -> std::result::Result<Response<T>, Status> {
-        let own = &self.state_dir;
-        if own != state_dir {
-            return Err(Status::failed_precondition(format!("this driver's state directory is {own}")));
-        }
+        self.check(state_dir)?;
         let driver = self.driver.clone();
         self.looks.take(LOOK_BEGINS_WITHIN, move || look(&driver)).await
+    }
+
+    fn check(&self, state_dir: &str) -> std::result::Result<(), Status> {
+        let own = &self.state_dir;
+        match own == state_dir {
+            true => Ok(()),
+            false => Err(Status::failed_precondition(format!("this driver's state directory is {own}"))),
+        }
+    }
+}
+
+/// To its end, even if the caller goes away.
+async fn upgrade(driver: &Arc<Driver>, volume: &str, force: bool) -> Result<Upgrade> {
+    let unknown = || Error::invalid("volume", volume, "not the id of a volume");
+    let volume_id = VolumeId::parse(volume).ok_or_else(unknown)?;
+    let begun = Instant::now();
+    let guard = loop {
+        match driver.locks.hold(Lock::Volume(volume_id.as_str())) {
+            Err(Error::Pending { .. }) if begun.elapsed() < limits::TURN => {
+                tokio::time::sleep(LOCK_RETRY).await;
+            }
+            held => break held?,
+        }
+    };
+    let driver = driver.clone();
+    let work = tokio::task::spawn_blocking(move || {
+        let _until_done = guard;
+        driver.stages.upgrade(&volume_id, force)
+    });
+    work.await.map_err(|_panic| Error::Panicked { operation: "upgrade" })
+}
+
+/// The answer, also for a volume that no upgrade began for.
+fn upgrade_row(volume: &str, upgraded: Result<Upgrade>) -> proto::admin::Upgrade {
+    let refused = |cause| Upgrade { from: None, to: None, outcome: Outcome::Refused { cause } };
+    let Upgrade { from, to, outcome } = upgraded.unwrap_or_else(refused);
+    let (result, pause, cause) = match outcome {
+        Outcome::Current => ("current", None, None),
+        Outcome::Upgraded { pause } => ("upgraded", Some(pause), None),
+        Outcome::Refused { cause } => ("refused", None, Some(cause)),
+        Outcome::RolledBack { pause, cause } => ("rolled-back", Some(pause), Some(cause)),
+        Outcome::Failed { cause } => ("failed", None, Some(cause)),
+    };
+    proto::admin::Upgrade {
+        volume: volume.to_owned(),
+        result: result.to_owned(),
+        from,
+        to,
+        pause_us: pause.map(|pause| u64::try_from(pause.as_micros()).unwrap_or(u64::MAX)),
+        reason: cause.map(|cause| chain(&cause)),
     }
 }
 
@@ -158,6 +211,16 @@ impl Admin for AdminService {
             Ok(DiagnoseResponse { findings: doctor::of_running(&driver.config, &*driver.backend)? })
         })
         .await
+    }
+
+    async fn upgrade(
+        &self,
+        request: Request<UpgradeRequest>,
+    ) -> std::result::Result<Response<UpgradeResponse>, Status> {
+        let UpgradeRequest { state_dir, volume, force } = request.into_inner();
+        self.check(&state_dir)?;
+        let upgraded = upgrade(&self.driver, &volume, force).await;
+        Ok(Response::new(UpgradeResponse { upgrade: Some(upgrade_row(&volume, upgraded)) }))
     }
 }
 

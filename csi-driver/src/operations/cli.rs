@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use super::doctor::Doctor;
+use super::upgrade::Upgrade;
 use super::views::View;
 use crate::config::Flags;
 
@@ -11,7 +12,7 @@ use crate::config::Flags;
 /// Without a command it runs the driver: it serves CSI on KUBELET-DIR/plugins/DRIVER-NAME/csi.sock
 /// and registers itself with the kubelet through KUBELET-DIR/plugins_registry. SIGTERM ends the
 /// driver; volumes and daemons continue, and the next start adopts them. The commands report a
-/// driver's state, running or not; only `doctor --repair` changes something.
+/// driver's state, running or not; only `doctor --repair` and `upgrade` change something.
 #[derive(Debug, Parser)]
 #[command(
     name = "hawser-csi",
@@ -35,6 +36,14 @@ pub enum Command {
     /// Takes the same flags as the driver. Exits with 0 if nothing is left to repair, 1 if
     /// something is, and 2 if it could not look.
     Doctor(Box<Doctor>),
+    /// Replaces daemons by ones of the program that the running driver is configured with.
+    ///
+    /// For after an upgrade of the driver and of hawser-volume, or of the mount image. The new daemon
+    /// starts and checks what it gets while the earlier one serves: if it cannot continue, the earlier
+    /// one is not stopped. Then it follows, and users see a pause of some milliseconds and no error. If
+    /// it does not serve then, a daemon of the earlier program does. Exits with 0 if each volume's
+    /// daemon is of the configured program, and 1 if one is not.
+    Upgrade(Upgrade),
 }
 
 #[cfg(test)]
@@ -49,6 +58,12 @@ mod tests {
         let run = parse("hawser-csi --node-id n --pool /p --manifests /m --mount-image i").unwrap();
         assert_eq!(run.driver.unwrap().node_id, "n");
         assert!(run.command.is_none());
+        for upgrade in ["hawser-csi upgrade vol-1", "hawser-csi upgrade --all --force -o json"] {
+            assert!(matches!(parse(upgrade).unwrap().command, Some(Command::Upgrade(_))));
+        }
+        for wrong in ["hawser-csi upgrade", "hawser-csi upgrade --all vol-1"] {
+            parse(wrong).unwrap_err();
+        }
         for wrong in ["hawser-csi", "hawser-csi --node-id n", "hawser-csi --node-id n volumes"] {
             parse(wrong).unwrap_err();
         }

@@ -44,14 +44,21 @@ pub enum View {
     Mounts(Look),
 }
 
+/// How to reach a driver.
 #[derive(Debug, Clone, Args)]
-pub struct Look {
+pub struct Place {
     /// Directory of the driver's journal.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/hawser-csi")]
     pub state_dir: PathBuf,
     /// Directory of the driver's admin socket.
     #[arg(long, value_name = "DIR", default_value = "/run/hawser")]
     pub run_dir: PathBuf,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct Look {
+    #[command(flatten)]
+    pub place: Place,
     /// A table for people, or JSON.
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     pub output: Format,
@@ -70,7 +77,7 @@ impl View {
     /// The text to print.
     pub fn show(&self) -> std::result::Result<String, ViewError> {
         let (Self::Volumes(look) | Self::Snapshots(look) | Self::Mounts(look)) = self;
-        let (run_dir, state_dir, output) = (&look.run_dir, &look.state_dir, look.output);
+        let (run_dir, state_dir, output) = (&look.place.run_dir, &look.place.state_dir, look.output);
         NoJournal::check(state_dir)?;
         // Without a driver no copy runs.
         let no_copies = Copies::new();
@@ -301,8 +308,19 @@ fn snapshot_row(id: &SnapshotId, record: Result<SnapshotRecord>, copies: &Copies
 }
 
 impl Row for Mount {
-    const HEADINGS: &'static [&'static str] =
-        &["VOLUME", "STATE", "DAEMON", "PID", "SINCE", "TAKEOVERS", "HOLDERS", "MODE", "CONNECTION", "PATH"];
+    const HEADINGS: &'static [&'static str] = &[
+        "VOLUME",
+        "STATE",
+        "DAEMON",
+        "PID",
+        "SINCE",
+        "TAKEOVERS",
+        "HOLDERS",
+        "NEEDS NEW STAGE",
+        "MODE",
+        "CONNECTION",
+        "PATH",
+    ];
 
     fn cells(&self) -> Vec<String> {
         vec![
@@ -316,6 +334,7 @@ impl Row for Mount {
                 Some(reason) => format!("{} ({reason})", self.holders.join(",")),
                 None => self.holders.join(","),
             },
+            self.needs_new_stage.join(","),
             if self.read_only { "ro" } else { "rw" }.to_owned(),
             self.connection.to_string(),
             self.path.clone(),
@@ -345,7 +364,10 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Re
             _ => None,
         };
         Mount {
-            state: record.map_or("unknown", |record| mount_state(&record, &mount.mount_point)).to_owned(),
+            state: record
+                .as_ref()
+                .map_or("unknown", |record| mount_state(record, &mount.mount_point))
+                .to_owned(),
             daemon: daemon.map(|daemon| daemon.as_str().to_owned()),
             read_only: mount.is_read_only(),
             connection: mount.minor,
@@ -354,6 +376,10 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Re
             holders,
             sole_holder_reason: is_its.filter(|its| its.is_sole_holder).map(|_| OLD_KERNEL.to_owned()),
             served_since: is_its.and_then(|its| its.since),
+            needs_new_stage: stage
+                .filter(|_| is_its.is_some())
+                .map(|stage| stage.needs_new_stage.clone())
+                .unwrap_or_default(),
             path: text(&mount.mount_point),
             volume,
         }

@@ -35,6 +35,8 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::StillAttached { .. }
         | Error::NoReflink { .. }
         | Error::NoControl { .. }
+        | Error::CannotUpgrade { .. }
+        | Error::CannotPrepare { .. }
         | Error::UnknownData { .. }
         | Error::Unready { .. } => Code::FailedPrecondition,
         Error::LargerThanPool { .. } | Error::SourceLarger { .. } | Error::BeyondSize { .. } => {

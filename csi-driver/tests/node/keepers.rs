@@ -17,7 +17,7 @@ use prost::Message;
 use proto::control::{Descriptors, GetDescriptors, Pong, Reply, Request, reply, request};
 use proto::handover::Role;
 use rustix::fs::{Mode, OFlags};
-use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, retried, volume_binary};
 use tests::{Sandbox, eventually};
 
 pub(crate) fn keeper_binary() -> PathBuf {
@@ -98,7 +98,8 @@ fn read_all(file: &mut File) -> String {
 
 fn end(scene: &Scene, id: &str) {
     let caller = scene.caller();
-    caller.unpublish(id, "one").unwrap();
+    // The driver may be about to journal a takeover.
+    retried(scene, "unpublish", || caller.unpublish(id, "one"));
     caller.unstage(id).unwrap();
     caller.delete(id).unwrap();
     scene.assert_nothing_left();
@@ -260,7 +261,7 @@ fn answer(connection: &PacketSocket, version: u32, returned: &[(Role, OwnedFd)])
                 reply::Kind::Descriptors(Descriptors { roles: roles() }),
                 returned.iter().map(|(_, fd)| fd.as_fd()).collect(),
             ),
-            _ => (reply::Kind::Pong(Pong { version }), Vec::new()),
+            _ => (reply::Kind::Pong(Pong { version, ..Pong::default() }), Vec::new()),
         };
         let sent = connection.send(&Reply { kind: Some(kind) }.encode_to_vec(), &beside);
         if sent.is_err() {
@@ -390,9 +391,12 @@ fn shown(scene: &Scene, output: &str) -> String {
     String::from_utf8(done.stdout).unwrap()
 }
 
+pub(crate) fn mounts(scene: &Scene) -> Vec<serde_json::Value> {
+    serde_json::from_str(&shown(scene, "json")).unwrap()
+}
+
 pub(crate) fn published(scene: &Scene) -> serde_json::Value {
-    let mounts: Vec<serde_json::Value> = serde_json::from_str(&shown(scene, "json")).unwrap();
-    mounts.into_iter().find(|mount| mount["state"] == "published").unwrap()
+    mounts(scene).into_iter().find(|mount| mount["state"] == "published").unwrap()
 }
 
 #[test]
@@ -423,6 +427,12 @@ fn mounts_shows_who_holds_a_volume_and_since_when_it_is_served() {
     assert_ne!(alone, journal, "{journal}");
     fs::write(&path, alone).unwrap();
     assert_eq!(published(&scene)["sole_holder_reason"], "kernel before 6.9");
+    // As after an upgrade to a program that would ask the kernel for more.
+    let lacking = journal.replace("\"takeovers\":1", "\"takeovers\":1,\"needs_new_stage\":[\"FUSE_X\"]");
+    assert_ne!(lacking, journal, "{journal}");
+    fs::write(&path, lacking).unwrap();
+    assert_eq!(published(&scene)["needs_new_stage"], serde_json::json!(["FUSE_X"]));
+    assert!(shown(&scene, "table").contains("FUSE_X"), "{}", shown(&scene, "table"));
     fs::write(&path, journal).unwrap();
     kill_keeper(&scene);
     assert_eq!(published(&scene)["holders"], serde_json::json!(["daemon"]));

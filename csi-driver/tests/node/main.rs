@@ -22,4 +22,5 @@ mod swapped;
 mod takeover;
 mod unanswered;
 mod undo;
+mod upgrade;
 mod warm;

@@ -19,14 +19,14 @@ use crate::keepers::{end_keeper, keepers, kill_daemon, with_keeper};
 const LIVES: Duration = Duration::from_millis(60);
 
 /// Threads that change names and content of the volume, and check every answer.
-struct Load {
+pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
 impl Load {
-    fn start(volume: &Path) -> Self {
+    pub(crate) fn start(volume: &Path) -> Self {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let threads = (0..2).map(|number| {
             let (stop, rounds) = (Arc::clone(&stop), Arc::clone(&rounds));
@@ -53,7 +53,7 @@ impl Load {
     }
 
     /// Waits for progress, and until the daemon has not died at once. Fails as soon as a thread does.
-    fn progress(&self) {
+    pub(crate) fn progress(&self) {
         let (before, begun) = (self.rounds.load(Ordering::Relaxed), Instant::now());
         while self.rounds.load(Ordering::Relaxed) < before + 20 || begun.elapsed() < LIVES {
             assert!(!self.threads.iter().any(std::thread::JoinHandle::is_finished), "an application failed");
@@ -62,7 +62,7 @@ impl Load {
         }
     }
 
-    fn end(self) {
+    pub(crate) fn end(self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
             thread.join().unwrap();
@@ -170,7 +170,7 @@ fn a_keeper_that_is_killed_is_replaced_and_daemons_can_be_killed_again() {
 }
 
 /// A sandbox with a program for daemons of its own, which a test may replace.
-fn with_own_program() -> (Scene, PathBuf) {
+pub(crate) fn with_own_program() -> (Scene, PathBuf) {
     let sandbox = Sandbox::new();
     let program = sandbox.path("hawser-volume");
     fs::copy(volume_binary(), &program).unwrap();
@@ -180,7 +180,7 @@ fn with_own_program() -> (Scene, PathBuf) {
     (Scene::start_in(sandbox, Flags(flags)), program)
 }
 
-fn replace(program: &Path, by: &[u8]) {
+pub(crate) fn replace(program: &Path, by: &[u8]) {
     let new = program.with_extension("new");
     fs::write(&new, by).unwrap();
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();

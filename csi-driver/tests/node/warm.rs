@@ -20,9 +20,15 @@ pub(crate) struct Warm {
 
 impl Warm {
     pub(crate) fn start(wanted: u8, more: &[String]) -> Self {
+        Self::start_beside(wanted, more, |_| {})
+    }
+
+    /// `beside` starts what runs the daemons, if the driver does not.
+    pub(crate) fn start_beside(wanted: u8, more: &[String], beside: impl FnOnce(&Scene)) -> Self {
         let with = |flags: Flags| flags.with(more);
         let cold = with(Flags::process());
         let mut scene = Scene::start(cold.clone());
+        beside(&scene);
         scene.flags = with(Flags::warm_process(wanted));
         scene.restart_driver();
         let warm = Self { scene, cold, wanted: wanted.into() };
@@ -61,6 +67,11 @@ impl Warm {
 
     /// A driver that wants no waiting daemon finds nothing of an earlier one's.
     pub(crate) fn finish(mut self) {
+        self.end();
+    }
+
+    /// As [`Self::finish`], and the sandbox stays.
+    pub(crate) fn end(&mut self) {
         self.scene.flags = self.cold.clone();
         self.scene.restart_driver();
         self.scene.assert_nothing_left();

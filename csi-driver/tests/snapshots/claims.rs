@@ -50,7 +50,7 @@ fn boast(connection: &PacketSocket) -> Option<()> {
     let packet = connection.receive().ok()??;
     let usage = Usage { used_bytes: MOST, used_inodes: MOST, ..Usage::default() };
     let kind = match Request::decode(&*packet).ok()?.kind? {
-        request::Kind::Ping(_) => reply::Kind::Pong(Pong { version: 0 }),
+        request::Kind::Ping(_) => reply::Kind::Pong(Pong::default()),
         request::Kind::GetUsage(_) => reply::Kind::Usage(usage),
         request::Kind::Quiesce(_) => {
             reply::Kind::Quiesced(Quiesced { waited_us: MOST, used_bytes: MOST, used_inodes: MOST })

@@ -25,10 +25,16 @@ pub(crate) struct Shared {
     pub(super) keeper: Arc<Removed>,
     /// `None` if the connection is new.
     pub(super) earlier: Option<Recovered>,
+    /// Of the table.
+    version: u64,
 }
 
+/// The first version of the state table that has the use of the volume.
+const FIRST_WITH_CHARGES: u64 = 2;
+
 impl Shared {
-    pub(crate) fn open(Succession { state, removed, continues }: Succession) -> volume_fs::Result<Self> {
+    pub(crate) fn open(succession: Succession) -> volume_fs::Result<Self> {
+        let Succession { state, version, removed, continues } = succession;
         let (table, earlier) = if continues {
             let (table, recovered) = StateTable::recover(state)
                 .map_err(|damaged| volume_fs::Error::StateTable { reason: damaged.to_string() })?;
@@ -36,7 +42,13 @@ impl Shared {
         } else {
             (StateTable::new(state), None)
         };
-        Ok(Self { table: Arc::new(table), keeper: Arc::new(removed), earlier })
+        Ok(Self { table: Arc::new(table), keeper: Arc::new(removed), earlier, version })
+    }
+
+    /// Where the use of the volume is written down. `None`: the table is of a version without it, and a
+    /// successor counts anew.
+    pub(crate) fn table_of_charges(&self) -> Option<Arc<StateTable>> {
+        (self.version >= FIRST_WITH_CHARGES).then(|| Arc::clone(&self.table))
     }
 
     /// An earlier daemon had the connection.

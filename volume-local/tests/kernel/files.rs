@@ -308,7 +308,7 @@ fn thousands_of_files_fit_through_few_descriptors() {
 
 #[test]
 fn who_opens_too_many_files_shuts_nobody_out() {
-    use proto::control::{Ping, Pong, VERSION, reply, request};
+    use proto::control::{Ping, request};
     let volume = Volume::with(Setup { descriptors: 256, ..Setup::default() });
     fs::create_dir(volume.path("d")).unwrap();
     for n in 0..300 {
@@ -328,11 +328,7 @@ fn who_opens_too_many_files_shuts_nobody_out() {
     assert_eq!(fs::read_dir(volume.path("d")).unwrap().count(), 300);
     let connections: Vec<_> = (0..20).map(|_| volume.control()).collect();
     let last = connections.last().unwrap().ask(request::Kind::Ping(Ping {}));
-    assert_eq!(
-        last,
-        reply::Kind::Pong(Pong { version: VERSION }),
-        "idle connections are closed for a new one"
-    );
+    assert_eq!(last, crate::fixture::pong(), "idle connections are closed for a new one");
     assert!(!crate::metrics::knows_nothing(&volume), "and the scraper is answered");
     drop(open);
     File::create(volume.path("new")).unwrap();

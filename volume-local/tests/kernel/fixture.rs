@@ -23,7 +23,7 @@ use nix::mount::MsFlags;
 use prost::Message;
 use proto::control::{Done, GetUsage, ReplaceKeeper, Reply, Request, Usage, reply, request};
 use proto::handover::{
-    Answer, Assignment, Hello, HelloReply, Local, Ready, Role, answer, assignment, hello_reply,
+    Answer, Assignment, Hello, HelloReply, Local, Proceed, Ready, Role, answer, assignment, hello_reply,
     state_table_bytes,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -315,11 +315,50 @@ impl Volume {
         self.try_to_take_over(setup).unwrap_or_else(|reason| panic!("{reason}"));
     }
 
-    pub(crate) fn try_to_take_over(&mut self, setup: Setup) -> Result<(), String> {
+    pub(crate) fn try_to_take_over(&mut self, setup: Setup) -> Result<Ready, String> {
         let kept = self.kept.as_ref().expect("the volume was served with `successors`");
         let [control, metrics, usage] = self.stage.sockets_and_usage();
         let (device, tree) = (kept.device.try_clone().unwrap(), kept.tree.try_clone().unwrap());
-        self.hand_over(setup, &[device, tree, control, metrics, usage], true).map(drop)
+        self.hand_over(setup, &[device, tree, control, metrics, usage], true)
+    }
+
+    /// Another daemon prepares to follow the one that serves. If it refuses, the reason.
+    pub(crate) fn prepare(&mut self, setup: Setup) -> Result<Prepared, String> {
+        let kept = self.kept.as_ref().expect("the volume was served with `successors`");
+        let Started { mut daemon, listener } = self.successors.pop_front().expect("`successors` are enough");
+        let socket = accept(&listener);
+        hello(&socket);
+        let mut assignment = Assignment {
+            volume_name: "test".to_owned(),
+            capacity_bytes: setup.capacity_bytes,
+            continues: true,
+            waits_for_proceed: true,
+            ..local_assignment()
+        };
+        assignment.descriptors.push(Role::StateTable.into());
+        let sockets = self.stage.sockets_and_usage();
+        let [control, metrics, usage] = sockets.each_ref().map(AsFd::as_fd);
+        let given = [kept.device.as_fd(), kept.tree.as_fd(), control, metrics, usage, kept.state.as_fd()];
+        send_assignment(&socket, assignment, &given);
+        match answer(&socket) {
+            answer::Result::Prepared(_) => Ok(Prepared { socket, daemon }),
+            answer::Result::Failed(failed) => {
+                daemon.wait().unwrap();
+                Err(failed.reason)
+            }
+            answer::Result::Ready(ready) => panic!("before Proceed: {ready:?}"),
+        }
+    }
+
+    /// The earlier daemon has ended: the prepared one follows.
+    pub(crate) fn proceed(&mut self, prepared: Prepared) {
+        let Prepared { socket, daemon } = prepared;
+        let kept = self.kept.as_ref().expect("it was prepared");
+        let keeper = kept.keeper.socket();
+        socket.send(&Proceed {}.encode_to_vec(), &[keeper.as_fd()]).unwrap();
+        let answer = answer(&socket);
+        assert!(matches!(answer, answer::Result::Ready(_)), "{answer:?}");
+        self.daemon = Some(daemon);
     }
 
     /// The daemon that [`Self::take_over`] starts next.
@@ -335,7 +374,12 @@ impl Volume {
     ) -> Result<Ready, String> {
         let Started { mut daemon, listener } = self.successors.pop_front().expect("`successors` are enough");
         let socket = accept(&listener);
-        let said = Hello { newest_version: 4, nonce: NONCE.to_owned(), oldest_version: 3 };
+        let said = Hello {
+            newest_version: 5,
+            nonce: NONCE.to_owned(),
+            oldest_version: 3,
+            release: RELEASE.to_owned(),
+        };
         assert_eq!(hello(&socket), said);
         let mut assignment = Assignment {
             volume_name: "test".to_owned(),
@@ -369,6 +413,7 @@ impl Volume {
             }
             // It was killed, and its tracer has waited for it.
             None => Err(String::new()),
+            Some(answer::Result::Prepared(prepared)) => panic!("not asked for: {prepared:?}"),
         }
     }
 
@@ -641,6 +686,28 @@ pub(crate) fn accept(listener: &PacketListener) -> PacketSocket {
     let socket = listener.accept().unwrap();
     socket.set_timeout(here(DAEMON_DEADLINE)).unwrap();
     socket
+}
+
+/// A daemon that waits for the end of the one that serves.
+pub(crate) struct Prepared {
+    socket: PacketSocket,
+    daemon: Child,
+}
+
+impl Prepared {
+    /// As a driver does that wants it no more, or that is killed.
+    pub(crate) fn hang_up(mut self) -> ExitStatus {
+        drop(self.socket);
+        self.daemon.wait().unwrap()
+    }
+}
+
+const RELEASE: &str = env!("CARGO_PKG_VERSION");
+
+/// The answer to a Ping.
+pub(crate) fn pong() -> proto::control::reply::Kind {
+    let (version, release) = (proto::control::VERSION, RELEASE.to_owned());
+    proto::control::reply::Kind::Pong(proto::control::Pong { version, release })
 }
 
 pub(crate) fn hello(socket: &PacketSocket) -> Hello {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use linux::fd_passing::PacketSocket;
 use prost::Message;
-use proto::control::{GetDescriptors, Ping, Pong, ReplaceKeeper, Reply, Request, reply, request};
+use proto::control::{GetDescriptors, Ping, ReplaceKeeper, Reply, Request, reply, request};
 use proto::handover::Role;
 
 use crate::fixture::{Setup, Volume};
@@ -123,7 +123,7 @@ fn descriptors_beside_other_requests_are_never_opened() {
     let (mut reader, writer) = std::io::pipe().unwrap();
     for _ in 0..20 {
         let pong = ask(&volume, request::Kind::Ping(Ping {}), &[writer.as_fd(); 16]);
-        assert_eq!(pong, reply::Kind::Pong(Pong { version: proto::control::VERSION }));
+        assert_eq!(pong, crate::fixture::pong());
     }
     drop(writer);
     assert_eq!(reader.read(&mut [0]).unwrap(), 0, "a copy is open");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use linux::fd_passing::PacketSocket;
 use prost::Message;
-use proto::control::{Ping, Pong, Quiesce, Quiesced, Reply, Request, Resume, Resumed, reply, request};
+use proto::control::{Ping, Quiesce, Quiesced, Reply, Request, Resume, Resumed, reply, request};
 use rustix::fs::{
     CWD, FallocateFlags, FileType, Mode, XattrFlags, copy_file_range, fallocate, getxattr, mknodat,
     removexattr, setxattr,
@@ -179,10 +179,7 @@ fn a_quiesced_volume_changes_nothing_and_answers_reads() {
         assert_eq!(told.recv_timeout(A_WHILE), Err(RecvTimeoutError::Timeout));
         assert_eq!(all(), before);
         rustix::fs::statvfs(&volume.path).unwrap();
-        assert_eq!(
-            control.ask(request::Kind::Ping(Ping {})),
-            reply::Kind::Pong(Pong { version: proto::control::VERSION })
-        );
+        assert_eq!(control.ask(request::Kind::Ping(Ping {})), crate::fixture::pong());
         let resumed = resume(&control);
         assert!(resumed.held && resumed.paused_us >= 200_000, "{resumed:?}");
         for _ in CHANGES {
@@ -329,7 +326,7 @@ fn a_stranger_on_the_control_socket_is_refused() {
         std::thread::scope(|scope| scope.spawn(move || ping_as(uid, socket)).join().unwrap())
     };
     assert_eq!(answer(65_534), None);
-    assert_eq!(answer(0), Some(reply::Kind::Pong(Pong { version: proto::control::VERSION })));
+    assert_eq!(answer(0), Some(crate::fixture::pong()));
 }
 
 /// Dials and asks with this effective uid, which the calling thread keeps.
@@ -363,8 +360,5 @@ fn nonsense_on_the_control_socket_is_refused_and_the_next_one_served() {
     // One that comes and says nothing costs the others nothing.
     let _silent: Vec<PacketSocket> =
         (0..3).map(|_| PacketSocket::connect(volume.control_socket()).unwrap()).collect();
-    assert_eq!(
-        volume.control().ask(request::Kind::Ping(Ping {})),
-        reply::Kind::Pong(Pong { version: proto::control::VERSION })
-    );
+    assert_eq!(volume.control().ask(request::Kind::Ping(Ping {})), crate::fixture::pong());
 }

@@ -231,26 +231,39 @@ const CHUNK_WORDS: usize = 4;
 /// As a daemon of version 1 leaves it: it writes no charges.
 fn make_version_1(volume: &Volume) {
     const RELEASED: u64 = 1;
-    const RUN: u64 = 2;
-    const CHARGE: u64 = 6;
     let words = volume.state();
     words[VERSION].store(1, Ordering::Relaxed);
     words[USE].iter().for_each(|word| word.store(0, Ordering::Relaxed));
-    let (mut at, mut charges) = (RECORDS, 0);
+    let release = |head: &AtomicU64| {
+        let kept = head.load(Ordering::Relaxed) & !0xff;
+        head.store(kept | RELEASED, Ordering::Relaxed);
+    };
+    assert!(each_charge(volume, release) > 0, "the daemon before has written charges");
+}
+
+fn charges(volume: &Volume) -> usize {
+    each_charge(volume, |_| {})
+}
+
+/// Looks at the first word of each record of a charge; how many there are.
+fn each_charge(volume: &Volume, look: impl Fn(&AtomicU64)) -> usize {
+    const RUN: u64 = 2;
+    const CHARGE: u64 = 6;
+    let words = volume.state();
+    let (mut at, mut found) = (RECORDS, 0);
     loop {
         let head = words[at].load(Ordering::Relaxed);
         let chunks = match head & 0xff {
-            0 => break,
+            0 => return found,
             RUN => words[at + 1].load(Ordering::Relaxed),
             _ => head >> 8 & 0xff,
         };
         if head & 0xff == CHARGE {
-            words[at].store(head & !0xff | RELEASED, Ordering::Relaxed);
-            charges += 1;
+            look(&words[at]);
+            found += 1;
         }
         at += CHUNK_WORDS * usize::try_from(chunks).unwrap();
     }
-    assert!(charges > 0, "the daemon before has written charges");
 }
 
 #[test]
@@ -267,10 +280,12 @@ fn a_table_of_the_version_before_is_continued_and_the_use_is_counted() {
     file.write_all(&[1; 9000]).unwrap();
     let counted = before + BEHIND + 2 * 4096;
     assert_eq!(volume.usage().used_bytes, counted, "as the count finds it");
-    assert_eq!(volume.state()[VERSION].load(Ordering::Relaxed), 2);
+    // A daemon of the version before could continue again: it knows no charges.
+    assert_eq!(volume.state()[VERSION].load(Ordering::Relaxed), 1);
+    assert_eq!(charges(&volume), 0);
     volume.kill();
     volume.take_over(setup);
-    assert_eq!(volume.usage_now().used_bytes, counted);
+    assert_eq!(volume.usage().used_bytes, counted, "counted anew");
     assert_eq!(fs::read(volume.path("f")).unwrap(), [1; 18_000]);
 }
 
@@ -292,6 +307,63 @@ fn a_table_of_another_version_is_refused_and_stays_as_it_was() {
     volume.take_over(SETUP);
     file.write_all(b" and after").unwrap();
     assert_eq!(fs::read(volume.path("f")).unwrap(), b"before and after");
+}
+
+/// The kernel keeps to the first daemon's answer to FUSE_INIT, whatever a later program would ask for.
+#[test]
+fn a_daemon_that_would_ask_the_kernel_for_more_serves_without_it_and_names_it() {
+    /// Where the first answer's flags are: the upper half of a word.
+    const FLAGS: usize = 48 + 3;
+    const DONT_MASK: u64 = 1 << (32 + 6);
+    const CACHE_SYMLINKS: u64 = 1 << (32 + 23);
+    let mut volume = Volume::with(Setup { successors: 3, ..SETUP });
+    fs::write(volume.path("f"), "kept").unwrap();
+    volume.kill();
+    let flags = volume.state()[FLAGS].load(Ordering::Relaxed);
+    assert_eq!(flags & (DONT_MASK | CACHE_SYMLINKS), DONT_MASK | CACHE_SYMLINKS);
+    volume.state()[FLAGS].store(flags & !DONT_MASK, Ordering::Relaxed);
+    let refused = volume.try_to_take_over(SETUP).unwrap_err();
+    assert!(refused.contains("lacks FUSE_DONT_MASK, which this daemon needs"), "{refused}");
+    // As if the first daemon had been of a program that does not know it.
+    volume.state()[FLAGS].store(flags & !CACHE_SYMLINKS, Ordering::Relaxed);
+    let ready = volume.try_to_take_over(SETUP).unwrap();
+    assert_eq!(ready.needs_new_stage, ["FUSE_CACHE_SYMLINKS"]);
+    assert_eq!(fs::read(volume.path("f")).unwrap(), b"kept");
+}
+
+#[test]
+fn a_daemon_that_prepares_changes_nothing_until_the_earlier_one_has_ended() {
+    let setup = Setup { capacity_bytes: 64 << 20, ..SETUP };
+    let mut volume = Volume::with(Setup { successors: 4, ..setup });
+    let mut file = File::create(volume.path("f")).unwrap();
+    file.write_all(b"before").unwrap();
+    let words = |volume: &Volume| -> Vec<u64> {
+        volume.state().iter().take(64 << 10).map(|word| word.load(Ordering::Relaxed)).collect()
+    };
+    let usage = |volume: &Volume| fs::metadata(volume.usage_file()).unwrap().mtime_nsec();
+    // The daemon clears the record of a request after its answer.
+    let state = loop {
+        let seen = words(&volume);
+        std::thread::park_timeout(Duration::from_millis(50));
+        if words(&volume) == seen {
+            break seen;
+        }
+    };
+    let used = usage(&volume);
+    volume.state()[VERSION].store(3, Ordering::Relaxed);
+    let refused = volume.prepare(setup).err().unwrap();
+    assert!(refused.contains("wrote version 3, this one reads versions 1 to 2"), "{refused}");
+    volume.state()[VERSION].store(2, Ordering::Relaxed);
+    let unwanted = volume.prepare(setup).unwrap();
+    assert_eq!((words(&volume), usage(&volume)), (state, used));
+    file.write_all(b" and while one waits").unwrap();
+    assert!(unwanted.hang_up().success());
+    let next = volume.prepare(setup).unwrap();
+    file.write_all(b" and then").unwrap();
+    volume.kill();
+    volume.proceed(next);
+    file.write_all(b" after").unwrap();
+    assert_eq!(fs::read(volume.path("f")).unwrap(), b"before and while one waits and then after");
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub fn hello_and_answer(input: &[u8]) {
             let hello = Hello::decode(hello).expect("the driver has read it");
             assert_eq!(hello.nonce, NONCE);
             let versions = Versions::said(hello.oldest_version, hello.newest_version);
-            assert_eq!(found, versions);
+            assert_eq!(found.versions, versions);
             match dialled(driver, peer, found) {
                 Ok(dialled) => {
                     assert!(VERSIONS.common(versions).is_some());

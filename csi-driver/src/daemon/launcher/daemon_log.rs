@@ -59,9 +59,15 @@ impl DaemonLogs {
         Ok(daemons.into())
     }
 
+    /// Follows the log of an earlier driver's daemon, unless this driver does so already.
+    pub(super) fn adopt(&self, key: &LaunchKey) -> linux::Result<()> {
+        let is_followed = lock(&self.followed.launches).contains(key);
+        if is_followed { Ok(()) } else { self.follow(key) }
+    }
+
     /// Follows the FIFO of a daemon that may have been started by an earlier driver, until the
     /// daemon has ended. Must be called once for each daemon and driver, within a runtime.
-    pub(super) fn follow(&self, key: &LaunchKey) -> linux::Result<()> {
+    fn follow(&self, key: &LaunchKey) -> linux::Result<()> {
         let dial = DialDir::of(&self.run_dir, key);
         let fifo = dial.log_fifo();
         let receiver = match PipeOptions::new().open_receiver(&fifo) {

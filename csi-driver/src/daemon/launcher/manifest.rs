@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::Pod;
 use proto::mount_pod::{NAMESPACE, RUN_DIR_ANNOTATION};
 
+use super::program::Program;
 use super::{LaunchId, LaunchSpec, Launched, Launcher};
 use crate::daemon::dial::DialDir;
-use crate::model::launch::LaunchKey;
+use crate::model::launch::{LaunchKey, ProcessId};
 
 const SUFFIX: &str = ".yaml";
 /// Digits of the nonce in a pod's name; the rest of it stays secret.
@@ -49,6 +50,23 @@ impl Launcher for ManifestLauncher {
         Ok(launched)
     }
 
+    fn configured_program(&self) -> linux::Result<Program> {
+        Ok(Program::Image(self.mount_image.clone()))
+    }
+
+    fn program_of(&self, id: &LaunchId, _daemon: ProcessId) -> linux::Result<Option<Program>> {
+        let LaunchId::StaticPod(name) = id else { return Ok(None) };
+        let path = self.path(name);
+        let pod = match linux::atomic_file::read(&path) {
+            // Another party has removed it, or it is in YAML, which drivers wrote until 0.1.0.
+            Err(e) if e.kind() == ErrorKind::NotFound => None,
+            Err(e) => return Err(linux::Error::at("read", &path, e)),
+            Ok(text) => serde_json::from_slice::<Pod>(&text).ok(),
+        };
+        let image = pod.and_then(|pod| pod.spec?.containers.into_iter().next()?.image);
+        Ok(image.map(Program::Image))
+    }
+
     fn stands(&self, id: &LaunchId) -> linux::Result<bool> {
         match id {
             LaunchId::StaticPod(name) => {
@@ -83,13 +101,20 @@ impl Launcher for ManifestLauncher {
 
     fn describe(&self, spec: LaunchSpec<'_>) -> String {
         let name = pod_name(spec);
-        format!("pod {NAMESPACE}/{name} with image {}", self.mount_image)
+        format!("pod {NAMESPACE}/{name} with image {}", self.image(spec))
     }
 }
 
 impl ManifestLauncher {
     fn path(&self, pod_name: &str) -> PathBuf {
         self.manifests.join(format!("{pod_name}{SUFFIX}"))
+    }
+
+    fn image<'a>(&'a self, spec: LaunchSpec<'a>) -> &'a str {
+        match spec.program {
+            Some(Program::Image(image)) => image,
+            Some(Program::File { .. }) | None => &self.mount_image,
+        }
     }
 
     /// A pod whose name merely looks like one of ours is its user's, or another driver's,
@@ -118,7 +143,8 @@ impl ManifestLauncher {
 
     /// JSON, which is YAML too.
     fn manifest(&self, spec: LaunchSpec<'_>) -> linux::Result<Vec<u8>> {
-        let pod = pod::of(pod_name(spec), spec, &self.mount_image, &self.run_dir);
+        let image = self.image(spec);
+        let pod = pod::of(pod_name(spec), spec, image, &self.run_dir);
         serde_json::to_vec_pretty(&pod)
             .map_err(|e| linux::Error::at("write a pod for", &self.run_dir, std::io::Error::from(e)))
     }
@@ -198,6 +224,7 @@ mod tests {
                 nonce: "n0nce",
                 settings: &LaunchSettings::default(),
                 inode_limit: 0,
+                program: None,
             })
             .unwrap();
         assert_eq!(launcher.list().unwrap(), [Launched { key, id: id.clone() }]);
@@ -225,6 +252,7 @@ mod tests {
                 nonce: "",
                 settings: &LaunchSettings::default(),
                 inode_limit: 0,
+                program: None,
             })
             .unwrap_err();
         assert_eq!(err.errno(), nix::errno::Errno::ENOENT);
@@ -250,6 +278,7 @@ mod tests {
                 nonce: "n",
                 settings: &settings,
                 inode_limit: 0,
+                program: None,
             })
             .unwrap();
         let users = dir.path().join(format!("users-{}.yaml", "0".repeat(32)));
@@ -283,6 +312,7 @@ mod tests {
                 nonce,
                 settings: &settings,
                 inode_limit: 0,
+                program: None,
             };
             let id = manifests.ensure(spec).unwrap();
             let LaunchId::StaticPod(launch) = &id else { panic!("{id:?}") };

@@ -1,16 +1,17 @@
 //! Daemons as child processes of the driver, which outlive it: each in a PID namespace, a
 //! process group and a control group of its own, found again by what it was started with.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use linux::cgroup::Cgroup;
 use proto::handover::NONCE_VARIABLE;
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::daemon_log::DaemonLogs;
 use super::group::{self, GroupParent};
+use super::program::{FileId, Program};
 use super::{LaunchId, LaunchSpec, Launched, Launcher, memory};
 use crate::daemon::dial::DialDir;
 use crate::error::chain;
@@ -36,7 +37,8 @@ impl Launcher for ProcessLauncher {
         let log = self.logs.start(spec.key)?;
         let log_too = log.try_clone().map_err(|e| linux::Error::at("duplicate", &dial.log_fifo(), e))?;
         let group = self.group(spec)?;
-        let mut command = tokio::process::Command::new(&self.volume_binary);
+        let link = spec.program.map(|program| self.link(&dial, program)).transpose()?;
+        let mut command = tokio::process::Command::new(link.as_ref().unwrap_or(&self.volume_binary));
         command
             .args(ARGUMENTS)
             .arg(dial.socket())
@@ -59,6 +61,11 @@ impl Launcher for ProcessLauncher {
         .and_then(|spawned| spawned.map_err(|e| linux::Error::at("start", &self.volume_binary, e)));
         // With it goes the driver's own end of the log.
         drop(command);
+        if let Some(link) = link
+            && let Err(error) = std::fs::remove_file(&link)
+        {
+            tracing::warn!(link = %link.display(), %error, "remove the link to an earlier program");
+        }
         let mut child = started.inspect_err(|_| self.clear_or_say(spec.key))?;
         let pid = child.id().map_or(0, u32::cast_signed);
         let admitted = group.map_or(Ok(()), |group| group.admit(pid));
@@ -83,7 +90,7 @@ impl Launcher for ProcessLauncher {
     fn list(&self) -> linux::Result<Vec<Launched>> {
         let proc = Path::new("/proc");
         let mut launched = Vec::new();
-        let Ok(ours) = file_id(&self.volume_binary) else { return Ok(launched) };
+        let Ok(ours) = FileId::at(&self.volume_binary) else { return Ok(launched) };
         let name = name_of_process(&self.volume_binary);
         for entry in std::fs::read_dir(proc).map_err(|e| linux::Error::at("list", proc, e))? {
             let entry = entry.map_err(|e| linux::Error::at("list", proc, e))?;
@@ -102,6 +109,21 @@ impl Launcher for ProcessLauncher {
         Ok(launched)
     }
 
+    fn configured_program(&self) -> linux::Result<Program> {
+        Program::open(&self.volume_binary, self.volume_binary.clone())
+    }
+
+    fn program_of(&self, id: &LaunchId, daemon: ProcessId) -> linux::Result<Option<Program>> {
+        if id.process().is_none() {
+            return Ok(None);
+        }
+        let exe = PathBuf::from(format!("/proc/{}/exe", daemon.pid));
+        let name = std::fs::read_link(&exe).map_err(|e| linux::Error::at("read link", &exe, e))?;
+        let program = Program::open(&exe, name)?;
+        // Checked afterwards: only then the pid was still the daemon's.
+        Ok(daemon.is_alive()?.then_some(program))
+    }
+
     fn stands(&self, id: &LaunchId) -> linux::Result<bool> {
         // No other party can remove a child process.
         Ok(id.process().is_some())
@@ -115,7 +137,7 @@ impl Launcher for ProcessLauncher {
     }
 
     fn adopt(&self, key: &LaunchKey) -> linux::Result<()> {
-        self.logs.follow(key)
+        self.logs.adopt(key)
     }
 
     fn last_log_line(&self, key: &LaunchKey) -> Option<String> {
@@ -137,6 +159,18 @@ impl ProcessLauncher {
         let known_inodes = spec.settings.known_inodes();
         let default_memory = memory::default_limit_bytes(spec.inode_limit, known_inodes);
         groups.make(spec.key, &group::limits(spec.settings, default_memory)).map(Some)
+    }
+
+    /// A link to an earlier program with the name of the configured one: the kernel calls the process
+    /// by it. It leads to a descriptor of the process that follows it, so of the child.
+    fn link(&self, dial: &DialDir, program: &Program) -> linux::Result<PathBuf> {
+        let link = dial.path().join(self.volume_binary.file_name().unwrap_or_default());
+        let Program::File { file, .. } = program else {
+            return Err(linux::Error::new("start", program, nix::errno::Errno::ENOEXEC));
+        };
+        let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+        std::os::unix::fs::symlink(open, &link).map_err(|e| linux::Error::at("link", &link, e))?;
+        Ok(link)
     }
 
     /// After a failed start, whose cause is what the caller needs.
@@ -169,26 +203,13 @@ fn is_daemon(process: &Path, name: &[u8], ours: FileId) -> bool {
         |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
     field("Name:").as_bytes() == name
         && field("Uid:").split_whitespace().take(2).eq(["0", "0"])
-        && file_id(&process.join("exe")).is_ok_and(|running| running == ours)
+        && FileId::at(&process.join("exe")).is_ok_and(|running| running == ours)
 }
 
 /// What the kernel calls a process that executes this program: 15 bytes of its file's name.
 fn name_of_process(program: &Path) -> &[u8] {
     let name = program.file_name().unwrap_or_default().as_bytes();
     &name[..name.len().min(15)]
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FileId {
-    device_major: u32,
-    device_minor: u32,
-    inode: u64,
-}
-
-/// As the kernel has it, without a question to the file system.
-fn file_id(path: &Path) -> rustix::io::Result<FileId> {
-    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
-    Ok(FileId { device_major: found.stx_dev_major, device_minor: found.stx_dev_minor, inode: found.stx_ino })
 }
 
 #[cfg(test)]

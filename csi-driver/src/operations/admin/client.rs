@@ -23,6 +23,16 @@ pub(crate) fn ask<T>(
     state_dir: &Path,
     call: impl AsyncFnOnce(AdminClient<Channel>, String) -> Result<Response<T>, Status>,
 ) -> Option<Result<T, Status>> {
+    ask_within(LIMIT, run_dir, state_dir, call)
+}
+
+/// As [`ask`], for a call that may take longer.
+pub(crate) fn ask_within<T>(
+    limit: Duration,
+    run_dir: &Path,
+    state_dir: &Path,
+    call: impl AsyncFnOnce(AdminClient<Channel>, String) -> Result<Response<T>, Status>,
+) -> Option<Result<T, Status>> {
     let state_dir = state_dir.canonicalize().ok()?.to_string_lossy().into_owned();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
     let asked = runtime.block_on(async {
@@ -38,7 +48,7 @@ pub(crate) fn ask<T>(
             let client = AdminClient::new(channel).max_decoding_message_size(usize::MAX);
             Some(call(client, state_dir).await)
         };
-        tokio::time::timeout(LIMIT, channel).await.ok()?
+        tokio::time::timeout(limit, channel).await.ok()?
     });
     match asked? {
         Ok(answer) => Some(Ok(answer.into_inner())),

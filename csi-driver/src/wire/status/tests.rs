@@ -66,6 +66,8 @@ fn examples() -> Vec<Error> {
             class: crate::engine::snapshots::CLASS_OF_SNAPSHOTS,
         },
         Error::NoControl { volume_id: volume_id(), what: "SetCapacity" },
+        Error::CannotUpgrade { volume_id: volume_id(), reason: text("REASON") },
+        Error::CannotPrepare { volume_id: volume_id(), version: 4, first: 5 },
         Error::UnknownData { what: text("volume vol-1"), path: path() },
         Error::Unready { what: "pool", reason: chain(&kernel()) },
         Error::LargerThanPool { wanted_bytes: 2, pool_bytes: 1 },
@@ -113,7 +115,7 @@ fn examples() -> Vec<Error> {
         Error::DaemonVersion {
             volume_id: volume_id(),
             daemon: Versions { oldest: 2, newest: 2 },
-            driver: Versions { oldest: 3, newest: 4 },
+            driver: Versions { oldest: 3, newest: 5 },
         },
         Error::HandOver { volume_id: volume_id(), reason: text("REASON") },
         Error::WrongDescriptor { volume_id: volume_id(), role: "ROLE_FUSE_DEVICE", reason: text("REASON") },
