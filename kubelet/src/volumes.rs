@@ -36,7 +36,7 @@ use tracing::{Instrument, info_span};
 pub(crate) use capability::of_claim as capabilities_of_claim;
 pub(crate) use error::Error;
 
-use crate::critical::is_mount_pod;
+use crate::critical::serves_volumes;
 use crate::csi::Driver;
 use crate::objects::{EventType, FsGroupChangePolicy, Object, PersistentVolume, Pod, Volume, VolumeSource};
 use crate::plugins::Plugins;
@@ -181,7 +181,7 @@ impl Volumes {
             Some(VolumeSource::HostPath(source)) => {
                 let _turn = local_turn.lock().await;
                 let shared = &self.shared;
-                let paths = if is_mount_pod(pod) { &shared.mount_pods_paths } else { &shared.host_paths };
+                let paths = if serves_volumes(pod) { &shared.mount_pods_paths } else { &shared.host_paths };
                 let host_path = paths.ensure(uid, source).await?;
                 Ok(Mounted { host_path, read_only: false })
             }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ::tests::node::has_connection;
-use ::tests::{Launcher, Network, Node, NodeOptions, Sandbox, binaries, lone_driver};
+use ::tests::{Keeper, Launcher, Network, Node, NodeOptions, Sandbox, binaries, lone_driver};
 use anyhow::{Context, Result, anyhow, ensure};
 use linux::process::{open_pidfd, signal_pidfd, wait_for_end};
 use nix::sys::signal::Signal;
@@ -70,7 +70,7 @@ fn child_processes(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
 
 fn mount_pods(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
     let (launcher, warm_daemons) = (Launcher::Manifest, 1);
-    let options = NodeOptions { launcher, keeper: true, warm_daemons, ..NodeOptions::default() };
+    let options = NodeOptions { launcher, keeper: Keeper::Process, warm_daemons, ..NodeOptions::default() };
     let node = step("start hawser-csi and hawser-kubelet", || Node::start(sandbox, options))?;
     let client = client(sandbox);
     let volume = client.create("takeover")?;

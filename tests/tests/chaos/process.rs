@@ -44,7 +44,7 @@ fn keeper_holds(scene: &Scene, volume_ids: &[&str]) -> bool {
 }
 
 fn keeper_client(scene: &Scene) -> Option<Client> {
-    Client::connect(&scene.sandbox.path("run/keeper.sock"), KEEPER_TIMEOUT).ok()
+    Client::connect(&scene.sandbox.path("run/keeper/keeper.sock"), KEEPER_TIMEOUT).ok()
 }
 
 /// How many files without a name the keeper holds for daemons.

@@ -448,15 +448,13 @@ fn failed(op: &'static str, error: &keeper::Error) -> linux::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::KeeperStart;
 
     #[test]
     fn a_program_that_is_missing_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let program = KeeperProgram {
-            binary: Some(dir.path().join("none")),
-            socket: dir.path().join("s"),
-            cgroup: None,
-        };
+        let start = KeeperStart::Program { binary: dir.path().join("none"), cgroup: None };
+        let program = KeeperProgram { start, socket: dir.path().join("s") };
         let error = KeeperProcess::start(program, tokio::sync::mpsc::unbounded_channel().0).unwrap_err();
         assert_eq!(error.errno(), nix::errno::Errno::ENOENT);
         assert!(error.to_string().contains("none"), "{error}");
