@@ -230,6 +230,8 @@ impl<'a> Node<'a> {
                 "k/hawser/runtime/images",
             ]),
             standing: in_sandbox(&[
+                // One keeper at a time begins to listen.
+                "run/keeper/keeper.sock.lock",
                 "lease/hawser",
                 "lease/hawser/lock",
                 "lease/hawser/last_reserved_ip.0",

@@ -64,8 +64,16 @@ fn progress(node: &Node<'_>) {
     let lines = || node.logs("stream").map(|log| log.lines().count());
     let before = lines().expect("its log");
     eventually("the pod makes progress", TIMEOUT, || {
-        ensure!(text(&node.get("pod", "stream")?["status"]["phase"]) == "Running", "{}", node.describe_all());
-        ensure!(lines()? > before + 2, "{}", node.outputs());
+        let said = || {
+            format!(
+                "{}\n{}\n{}",
+                node.logs("stream").unwrap_or_default(),
+                node.describe_all(),
+                node.outputs()
+            )
+        };
+        ensure!(text(&node.get("pod", "stream")?["status"]["phase"]) == "Running", "{}", said());
+        ensure!(lines()? > before + 2, "{}", said());
         Ok(())
     })
     .expect("progress");
@@ -208,5 +216,6 @@ fn a_driver_with_another_image_replaces_the_keeper_in_its_pod_under_load() {
     progress(&node);
     kill_driver_and_daemon(&mut node);
     progress(&node);
+    node.set_volume_image(tests::examples::VOLUME_IMAGE).expect("the first image");
     finish(node, &idle);
 }
