@@ -513,6 +513,16 @@ impl<'a> Node<'a> {
         registered.with_context(|| self.outputs())
     }
 
+    /// Waits until a program of the node has done this.
+    pub fn wait_for_trace(&self, span: &str) -> Result<()> {
+        eventually(&format!("{span} in the trace"), TIMEOUT, || {
+            let trace = fs::read_to_string(self.trace_file()).unwrap_or_default();
+            ensure!(trace.contains(span), "it is not there");
+            Ok(())
+        })
+        .with_context(|| self.outputs())
+    }
+
     pub fn kubelet(&mut self) -> Result<&mut Daemon> {
         self.kubelet.as_mut().context("the kubelet was not started")
     }

@@ -41,6 +41,8 @@ fn a_mount_pod_that_waits_follows_a_killed_one() {
 }
 
 fn start(sandbox: &Sandbox, options: NodeOptions) -> (Node<'_>, LeakCheck) {
+    // Requests wait here while no daemon serves.
+    sandbox.switch_fuse_guard_off();
     let node = Node::start(sandbox, options).expect("the node starts");
     let idle = node.leak_check().expect("the kernel answers");
     node.put_class().expect("put");
@@ -192,6 +194,32 @@ fn wait_for_another_keeper(node: &Node<'_>, before: i32) -> Result<()> {
         ensure!(now != before, "{}", node.describe_all());
         Ok(())
     })
+}
+
+#[test]
+fn users_of_a_volume_are_told_which_mount_pod_has_followed_one_that_names_no_volume() {
+    let sandbox = Sandbox::new();
+    let options = NodeOptions { keeper: Keeper::Process, ..NodeOptions::default() };
+    let (mut node, idle) = start(&sandbox, options);
+    node.set_warm_daemons(1).expect("a daemon waits");
+    put_stream(&node);
+    // Until the kubelet has seen the volume once, it knows no change.
+    node.wait_for_trace("csi.NodeGetVolumeStats").expect("a poll");
+    kill_daemon(&node);
+    let message =
+        node.wait_for_event("VolumeConditionNormal", &["served by mount pod", "after a daemon had ended"]);
+    let message = message.expect("an event");
+    let serving = message.split("hawser-system/").nth(1).and_then(|rest| rest.split("-*").next());
+    let pods = node.list("pods").expect("pods");
+    let names: Vec<String> = pods.iter().map(|pod| text(&pod["metadata"]["name"])).collect();
+    let serving = serving.expect("the pod's name");
+    assert!(names.iter().any(|name| name.starts_with(serving)), "{message}: {names:?}");
+    let events = node.list("events").expect("events");
+    let abnormal = events.iter().find(|event| event["reason"] == "VolumeConditionAbnormal");
+    assert!(abnormal.is_none(), "another daemon has followed: {abnormal:?}");
+    progress(&node);
+    node.set_warm_daemons(0).expect("no daemon waits");
+    node.finish(&idle).expect("nothing is left");
 }
 
 #[test]

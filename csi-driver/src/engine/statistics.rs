@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::sys::statvfs::{Statvfs, fstatvfs};
 use proto::csi::volume_usage::Unit;
 use proto::csi::{NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage};
+use proto::mount_pod::NAMESPACE;
 
 use crate::backend::VolumeBackend;
 use crate::daemon::notes::{Finding, Hangs};
@@ -21,6 +22,7 @@ use crate::kernel::host_path::{HostPath, HostPaths};
 use crate::kernel::mounts;
 use crate::model::capacity::{VolumeLimits, clamped};
 use crate::model::ids::VolumeId;
+use crate::model::launch::LaunchId;
 use crate::model::limits;
 use crate::model::records::StageRecord;
 
@@ -58,7 +60,7 @@ impl Statistics {
             Health::DaemonDead => (Vec::new(), Some(self.why_dead(volume_id))),
             Health::Displaced(None) | Health::Unmounted | Health::HalfDone => (Vec::new(), Some(UNMOUNTED)),
         };
-        let message = abnormal.unwrap_or("served").to_owned();
+        let message = abnormal.map_or_else(|| served_by(&stage), str::to_owned);
         let condition = VolumeCondition { abnormal: abnormal.is_some(), message };
         Ok(NodeGetVolumeStatsResponse { usage, volume_condition: Some(condition) })
     }
@@ -138,6 +140,21 @@ impl Statistics {
 
     fn why_dead(&self, volume_id: &VolumeId) -> &'static str {
         if self.hangs.finding(volume_id) == Some(Finding::Ended) { ENDED } else { DEAD }
+    }
+}
+
+/// Names the daemon, if it is not the stage's first one: the mount pod of one that was started ahead names
+/// no volume.
+fn served_by(stage: &StageRecord) -> String {
+    let daemon = match &stage.launch {
+        Some(LaunchId::StaticPod(name)) => format!("mount pod {NAMESPACE}/{name}-*"),
+        Some(LaunchId::Process(process)) => format!("process {}", process.pid),
+        None => "a process".to_owned(),
+    };
+    match stage.takeovers {
+        0 => "served".to_owned(),
+        1 => format!("served by {daemon}, after a daemon had ended"),
+        takeovers => format!("served by {daemon}, after {takeovers} daemons had ended"),
     }
 }
 
