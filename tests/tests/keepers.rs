@@ -10,6 +10,7 @@ use nix::unistd::Pid;
 use tests::attacker::{self, Attack};
 use tests::manifests;
 use tests::node::{KEEPER_MANIFEST, KEEPER_POD, TIMEOUT, text};
+use tests::random::Random;
 use tests::{Keeper, Launcher, LeakCheck, Node, NodeOptions, Sandbox, eventually};
 
 /// Writes a number, reads it back and renames the file, again and again.
@@ -39,6 +40,8 @@ fn a_killed_child_daemon_is_a_pause_for_a_pod_whose_volume_has_a_keeper() {
 fn a_mount_pod_that_waits_follows_a_killed_one() {
     daemon_killed_with_keeper(Launcher::Manifest, 1);
 }
+
+const KILLS: usize = 12;
 
 fn start(sandbox: &Sandbox, options: NodeOptions) -> (Node<'_>, LeakCheck) {
     // Requests wait here while no daemon serves.
@@ -136,18 +139,21 @@ fn finish(mut node: Node<'_>, idle: &LeakCheck) {
     node.finish(idle).expect("nothing is left");
 }
 
-/// Driver and keeper both hold the volume's connection, and the daemon has a socket to this keeper.
+/// Driver and keeper both hold the volume's connection.
 #[track_caller]
 fn wait_until_held(node: &Node<'_>) {
     eventually("all hold the connection", TIMEOUT, || {
-        let mounts = node.driver_view("mounts")?;
-        let is_held =
-            |mount: &serde_json::Value| mount["holders"] == serde_json::json!(["daemon", "driver", "keeper"]);
-        let mounts = mounts.as_array().map_or(&[][..], Vec::as_slice);
-        ensure!(!mounts.is_empty() && mounts.iter().all(is_held), "{mounts:?}: {}", node.outputs());
+        ensure!(is_held_by_all(node), "{:?}: {}", node.driver_view("mounts")?, node.outputs());
         Ok(())
     })
     .expect("held");
+}
+
+fn is_held_by_all(node: &Node<'_>) -> bool {
+    let mounts = node.driver_view("mounts").expect("the driver's command");
+    let is_held =
+        |mount: &serde_json::Value| mount["holders"] == serde_json::json!(["daemon", "driver", "keeper"]);
+    mounts.as_array().is_some_and(|mounts| !mounts.is_empty() && mounts.iter().all(is_held))
 }
 
 /// The number of the file and the time of its last change.
@@ -194,6 +200,64 @@ fn wait_for_another_keeper(node: &Node<'_>, before: i32) -> Result<()> {
         ensure!(now != before, "{}", node.describe_all());
         Ok(())
     })
+}
+
+/// What is killed, with nothing to follow for a while.
+#[derive(Debug, Clone, Copy)]
+enum Target {
+    MountPod,
+    WaitingMountPod,
+    Keeper,
+    Driver,
+    DriverAndMountPod,
+    KeeperAndMountPod,
+}
+
+impl Target {
+    const ALL: [Self; 6] = [
+        Self::MountPod,
+        Self::WaitingMountPod,
+        Self::Keeper,
+        Self::Driver,
+        Self::DriverAndMountPod,
+        Self::KeeperAndMountPod,
+    ];
+
+    fn kill(self, node: &mut Node<'_>) {
+        match self {
+            Self::MountPod => kill_daemon(node),
+            Self::WaitingMountPod => node.waiting_daemons().expect("processes").into_iter().for_each(kill_9),
+            Self::Keeper => node.processes("hawser-keeper").expect("processes").into_iter().for_each(kill_9),
+            Self::Driver => {
+                node.driver().expect("started").kill().expect("kill -9");
+                node.start_driver().expect("it starts again");
+            }
+            Self::DriverAndMountPod => kill_driver_and_daemon(node),
+            Self::KeeperAndMountPod => {
+                Self::Keeper.kill(node);
+                Self::MountPod.kill(node);
+            }
+        }
+    }
+}
+
+/// The kubelet makes the keeper's container wait ever longer: the driver holds the connection alone
+/// meanwhile, and what is killed then must not be the driver.
+#[test]
+fn a_volume_survives_random_kills_of_its_mount_pod_the_keepers_pod_and_the_driver() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = with_keeper_pod(&sandbox);
+    node.set_warm_daemons(1).expect("a daemon waits");
+    let mut random = Random::new(Random::seed("HAWSER_CHAOS_SEED"));
+    for _ in 0..KILLS {
+        let has_keeper = is_held_by_all(&node);
+        let target = if has_keeper { *random.pick(&Target::ALL) } else { Target::MountPod };
+        eprintln!("{target:?}, a keeper holds: {has_keeper}");
+        target.kill(&mut node);
+        progress(&node);
+    }
+    node.set_warm_daemons(0).expect("no daemon waits");
+    finish(node, &idle);
 }
 
 #[test]
