@@ -230,7 +230,8 @@ impl<'a> Node<'a> {
                 "k/hawser/runtime/images",
             ]),
             standing: in_sandbox(&[
-                // One keeper at a time begins to listen.
+                // Of a keeper that was killed.
+                "run/keeper/keeper.sock",
                 "run/keeper/keeper.sock.lock",
                 "lease/hawser",
                 "lease/hawser/lock",

@@ -153,6 +153,7 @@ impl Driver {
             journal: journal.clone(),
             backend: backend.clone(),
             paths,
+            keeper: daemons.keeper.clone(),
             hangs: daemons.hangs.clone(),
             measures: Shared::default(),
         });
