@@ -6,6 +6,7 @@
 
 mod client;
 pub(super) mod takeover;
+pub(super) mod volume;
 
 use std::collections::BTreeMap;
 use std::fs;

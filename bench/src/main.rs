@@ -35,6 +35,8 @@ enum Bench {
     Csi,
     /// From the kill of a volume's daemon to the next answer
     Takeover,
+    /// Operations in a volume with and without a record of each request, and in a native directory
+    Volume,
 }
 
 fn main() -> ExitCode {
@@ -48,5 +50,6 @@ fn run(arguments: &Arguments) -> Result<()> {
         (Bench::PodStart, None) => pod_start::run(arguments.runs),
         (Bench::Csi, None) => csi::run(arguments.runs),
         (Bench::Takeover, None) => csi::takeover::run(arguments.runs),
+        (Bench::Volume, None) => csi::volume::run(arguments.runs),
     }
 }

@@ -16,7 +16,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::SockaddrStorage;
 
 use crate::http;
-use crate::{invalid, say};
+use crate::{invalid, monotonic_ns, say};
 
 /// The file that pod one writes and serves.
 const GREETING: &str = "greeting";
@@ -89,9 +89,4 @@ fn global_addresses() -> io::Result<Vec<IpAddr>> {
 fn ip_address(address: &SockaddrStorage) -> Option<IpAddr> {
     let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
     v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-}
-
-fn monotonic_ns() -> io::Result<i128> {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)?;
-    Ok(i128::from(now.tv_sec()) * 1_000_000_000 + i128::from(now.tv_nsec()))
 }

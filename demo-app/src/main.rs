@@ -5,6 +5,7 @@
 //! every verb that lasts ends on SIGTERM and SIGINT by its own hand (exit 143).
 
 mod business;
+mod chaos;
 mod http;
 
 use std::fs::{self, File};
@@ -32,7 +33,8 @@ const USAGE: &str = "usage: demo-app VERB
   status                   /proc/self/status
   count                    1, 2, 3... a line each 10 ms
   hold-output              writes to stdout, and keeps all who read it waiting
-  demo one|two DIR PORT    the two pods of the demo";
+  demo one|two DIR PORT    the two pods of the demo
+  chaos DIR                the pod of the demo in which processes are killed; /sqlite3 must be there";
 
 fn main() -> ExitCode {
     let started = clock_gettime(ClockId::CLOCK_MONOTONIC);
@@ -75,6 +77,10 @@ fn run(words: &[&str], started: nix::Result<nix::sys::time::TimeSpec>) -> io::Re
         ["demo", "two", dir, port] => {
             end_on_signals()?;
             business::two(Path::new(dir), parse("PORT", port)?)?;
+        }
+        ["chaos", dir] => {
+            end_on_signals()?;
+            chaos::run(Path::new(dir))?;
         }
         _ => {
             writeln!(io::stderr(), "{USAGE}")?;
@@ -159,6 +165,11 @@ fn parse<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str, text: &str) -
 fn parse_seconds(text: &str) -> io::Result<Duration> {
     let seconds = parse::<f64>("SECONDS", text)?;
     Duration::try_from_secs_f64(seconds).map_err(|e| invalid(&format!("SECONDS {text:?}: {e}")))
+}
+
+fn monotonic_ns() -> io::Result<i128> {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)?;
+    Ok(i128::from(now.tv_sec()) * 1_000_000_000 + i128::from(now.tv_nsec()))
 }
 
 fn invalid(message: &str) -> io::Error {

@@ -160,37 +160,58 @@ pub fn start_time(pid: i32) -> Result<Option<u64>> {
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
         Err(e) => return Err(Error::new("read", path, e)),
     };
-    let stat = Stat::parse(&stat).ok_or_else(|| Error::new("understand", path, Errno::EINVAL))?;
-    Ok(Some(stat.start_time))
+    parse_start_time(&stat).map(Some).ok_or_else(|| Error::new("understand", path, Errno::EINVAL))
 }
 
-/// A thread's state, from proc_pid_stat(5).
+/// Field 22 of proc_pid_stat(5). The fields follow the last bracket of the name, which may contain
+/// any other characters.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    stat.rsplit_once(") ")?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// A thread's state, from proc_pid_status(5). The kernel makes no reader of that file wait, as it
+/// does with other files of a process that executes a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stat {
+pub struct ThreadStatus {
     /// In uninterruptible sleep (D).
     pub is_asleep: bool,
-    /// It is exiting and closing its files, or has exited.
+    /// SIGKILL is pending for the thread or its process.
+    pub is_killed: bool,
+    /// It has ended, or has given up its memory and is closing its files.
     pub is_exiting: bool,
-    /// Clock ticks since boot.
-    pub start_time: u64,
+    /// How often another thread got the processor after it.
+    pub context_switches: u64,
 }
 
-impl Stat {
-    /// The fields follow the last bracket of the name, which may contain any other characters.
-    pub fn parse(text: &str) -> Option<Self> {
-        const PF_EXITING: u64 = 0x4;
-        let fields: Vec<&str> = text.rsplit_once(") ")?.1.split_whitespace().collect();
-        let flags: u64 = fields.get(6)?.parse().ok()?;
+impl ThreadStatus {
+    /// `None` if a field is missing.
+    pub fn parse(status: &str) -> Option<Self> {
+        const KTHREADD: &str = "2";
+        const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
+        let field = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            value.map(str::trim)
+        };
+        let number = |name| field(name)?.parse::<u64>().ok();
+        let has_sigkill = |name| Some(u64::from_str_radix(field(name)?, 16).ok()? & SIGKILL != 0);
+        // Linux 6.11 has the field.
+        let is_kernel_thread = match field("Kthread") {
+            Some(is_kernel_thread) => is_kernel_thread == "1",
+            None => field("PPid")? == KTHREADD,
+        };
+        let state = field("State")?.get(..1)?;
+        let has_memory = field("VmSize").is_some();
         Some(Self {
-            is_asleep: *fields.first()? == "D",
-            is_exiting: flags & PF_EXITING != 0,
-            start_time: fields.get(19)?.parse().ok()?,
+            is_asleep: state == "D",
+            is_killed: has_sigkill("SigPnd")? || has_sigkill("ShdPnd")?,
+            is_exiting: matches!(state, "Z" | "X") || (!has_memory && !is_kernel_thread),
+            context_switches: number("voluntary_ctxt_switches")? + number("nonvoluntary_ctxt_switches")?,
         })
     }
 }
 
 /// Whether a process was killed and still has threads that wait in the kernel: each has SIGKILL
-/// pending, is exiting, or is a zombie (proc_pid_stat(5), proc_pid_status(5)). False for a process
+/// pending, is exiting, or is a zombie. False for a process
 /// that is gone.
 pub fn is_killed(pid: i32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
@@ -200,20 +221,8 @@ pub fn is_killed(pid: i32) -> bool {
 
 /// [`is_killed`] for one thread; `None` if it is gone.
 fn is_killed_or_ends(task: &Path) -> Option<bool> {
-    let stat = Stat::parse(&procfs::read(&task.join("stat")).ok()?)?;
-    let is_killed = || Some(sigkill_is_pending(&procfs::read(&task.join("status")).ok()?));
-    Some(stat.is_exiting || is_killed()?)
-}
-
-/// `status` is a thread's file of proc_pid_status(5). Whether SIGKILL is pending for the thread or
-/// its process.
-pub fn sigkill_is_pending(status: &str) -> bool {
-    const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
-    let pending = |line: &str| {
-        let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
-        u64::from_str_radix(mask.trim(), 16).ok()
-    };
-    status.lines().filter_map(pending).any(|mask| mask & SIGKILL != 0)
+    let status = ThreadStatus::parse(&procfs::read(&task.join("status")).ok()?)?;
+    Some(status.is_exiting || status.is_killed)
 }
 
 /// Reaps the next child that has ended, if any.
@@ -497,21 +506,32 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_ends_is_told_from_others() {
-        let stat = |state: &str, flags: u64| {
-            let text = format!("7 (a) S (b) {state} 1 7 7 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 4711 0");
-            Stat::parse(&text).map(|stat| (stat.is_asleep, stat.is_exiting, stat.start_time))
-        };
-        assert_eq!(stat("D", 0x40_0000), Some((true, false, 4711)));
-        assert_eq!(stat("S", 0x40_0004), Some((false, true, 4711)));
-        assert!(Stat::parse("7 (a) D 1 7").is_none());
+    fn the_start_time_is_found_after_any_name() {
+        let stat = "7 (a) S (b) D 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 4711 0";
+        assert_eq!(parse_start_time(stat), Some(4711));
+        assert_eq!(parse_start_time("7 (a) D 1 7"), None);
     }
 
     #[test]
-    fn a_signal_that_ends_a_thread_is_told_from_others() {
-        assert!(sigkill_is_pending("Name:\tx\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
-        assert!(sigkill_is_pending("SigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\n"));
-        assert!(!sigkill_is_pending("SigPnd:\t0000000000004000\nSigBlk:\t0000000000000100\n"));
+    fn a_thread_that_was_killed_or_ends_is_told_from_others() {
+        let status = |state: &str, parent: u32, of_memory: &str, pending: u64| {
+            let text = format!(
+                "Name:\tState:\tx\nState:\t{state} (x)\nPPid:\t{parent}\n{of_memory}SigPnd:\t0000000000000000\n\
+                 ShdPnd:\t{pending:016x}\nvoluntary_ctxt_switches:\t40\nnonvoluntary_ctxt_switches:\t2\n"
+            );
+            let status = ThreadStatus::parse(&text).unwrap();
+            assert_eq!(status.context_switches, 42);
+            (status.is_asleep, status.is_killed, status.is_exiting)
+        };
+        let memory = "VmSize:\t    5784 kB\n";
+        assert_eq!(status("D", 1, memory, 0x4000), (true, false, false), "another signal");
+        assert_eq!(status("D", 1, memory, 0x100), (true, true, false));
+        assert_eq!(status("D", 1, "", 0), (true, false, true));
+        assert_eq!(status("D", 2, "", 0), (true, false, false), "a kernel thread");
+        assert_eq!(status("D", 2, "Kthread:\t0\n", 0), (true, false, true), "pid 2 of a namespace");
+        assert_eq!(status("D", 1, "Kthread:\t1\n", 0), (true, false, false), "of a kernel process");
+        assert_eq!(status("Z", 1, "", 0), (false, false, true));
+        assert!(ThreadStatus::parse("Name:\tx\nState:\tD (x)\n").is_none());
         assert!(!is_killed(std::process::id().cast_signed()), "this one runs");
     }
 

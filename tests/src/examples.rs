@@ -11,6 +11,8 @@ use crate::binaries::workspace_root;
 
 /// The image of the examples' pods.
 pub const DEMO_IMAGE: &str = "hawser.dev/demo-app:demo";
+/// The image of the pod whose volume's processes the demo kills.
+pub const CHAOS_IMAGE: &str = "hawser.dev/chaos:demo";
 /// The image of the mount pods.
 pub const VOLUME_IMAGE: &str = "hawser.dev/hawser-volume:demo";
 /// The bridge of the example's conflist.

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ pub fn write_archive(program: &Program<'_>, archive: &Path) -> Result<()> {
 /// The same; the image's program is started with `arguments` where its user gives none.
 pub fn write_archive_with_arguments(program: &Program<'_>, arguments: &[&str], archive: &Path) -> Result<()> {
     let layer = layer_of(program, &[]).with_context(|| format!("image archive {}", archive.display()))?;
-    write_archive_of_layer(program, arguments, &layer, archive)
+    write_archive_of_layer(program.image, &layer, program.path, arguments, archive)
 }
 
 /// [`write_archive`] with a second program, in the image's root directory.
@@ -43,20 +43,22 @@ pub fn write_archive_of_two(program: &Program<'_>, second: &Path, archive: &Path
         layer.into_inner().context("finish the layer")
     };
     let layer = layer().with_context(|| format!("image archive {}", archive.display()))?;
-    write_archive_of_layer(program, &[], &layer, archive)
+    write_archive_of_layer(program.image, &layer, program.path, &[], archive)
 }
 
-fn write_archive_of_layer(
-    program: &Program<'_>,
-    arguments: &[&str],
+/// The archive of an image of one layer, which starts the program at `path` there.
+pub fn write_archive_of_layer(
+    image: &str,
     layer: &[u8],
+    path: &str,
+    arguments: &[&str],
     archive: &Path,
 ) -> Result<()> {
     let config = json!({
         "architecture": "amd64",
         "os": "linux",
         "config": {
-            "Entrypoint": [format!("/{}", program.path)],
+            "Entrypoint": [format!("/{path}")],
             "Cmd": arguments,
             "WorkingDir": "/",
             "Env": ["PATH=/"],
@@ -64,7 +66,7 @@ fn write_archive_of_layer(
         "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", digest(layer))] },
         "history": [{ "created_by": "cargo xtask" }],
     });
-    write_archive_of(program.image, &config, layer, archive)
+    write_archive_of(image, &config, layer, archive)
 }
 
 /// The archive of an image of one layer with any configuration, which need not name the layer.
@@ -120,6 +122,19 @@ fn open_layer_of(program: &Program<'_>, files: &[(&str, &str)]) -> Result<tar::B
         append(&mut layer, path, content.as_bytes(), 0o644)?;
     }
     Ok(layer)
+}
+
+/// The layer of programs of this machine, each with where it stands in the image, and of the files that
+/// they load, which stand where they are on this machine.
+pub fn layer_of_host_programs(programs: &[(&Path, &str)], loaded: &[PathBuf]) -> Result<Vec<u8>> {
+    let mut layer = tar::Builder::new(Vec::new());
+    let programs = programs.iter().map(|(file, path)| (*file, *path));
+    let loaded = loaded.iter().map(|file| (file.as_path(), file.to_str().unwrap_or_default()));
+    for (file, path) in programs.chain(loaded) {
+        let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
+        append(&mut layer, path.trim_start_matches('/'), &bytes, 0o755)?;
+    }
+    layer.into_inner().context("finish the layer")
 }
 
 fn append<W: Write>(archive: &mut tar::Builder<W>, path: &str, bytes: &[u8], mode: u32) -> Result<()> {

@@ -103,10 +103,15 @@ impl<'a> Node<'a> {
     /// A node of our own making, up and registered.
     pub fn start(sandbox: &'a Sandbox, options: NodeOptions) -> Result<Self> {
         let mut node = Self::prepare(sandbox, options)?;
-        node.start_driver()?;
-        node.start_kubelet()?;
-        node.wait_until_registered()?;
+        node.start_all()?;
         Ok(node)
+    }
+
+    /// The driver and the kubelet, until the driver is registered.
+    pub fn start_all(&mut self) -> Result<()> {
+        self.start_driver()?;
+        self.start_kubelet()?;
+        self.wait_until_registered()
     }
 
     /// The node's directories, images and network configuration; nothing runs yet.
@@ -285,6 +290,14 @@ impl<'a> Node<'a> {
     pub fn waiting_daemons(&self) -> Result<Vec<i32>> {
         let daemons = self.processes("hawser-volume")?;
         Ok(daemons.into_iter().filter(|pid| !has_connection(*pid)).collect())
+    }
+
+    /// SIGKILL of a process of the sandbox, and its end.
+    pub fn kill(&self, pid: i32) -> Result<()> {
+        let process = linux::process::open_pidfd(pid)?.with_context(|| format!("process {pid} is gone"))?;
+        linux::process::signal_pidfd(&process, Signal::SIGKILL as i32)?;
+        ensure!(linux::process::wait_for_end(&process, TIMEOUT)?, "process {pid} does not end");
+        Ok(())
     }
 
     /// Starts the driver anew, so that this number of daemons wait for a volume, and waits for them.

@@ -2,6 +2,8 @@
 //! and back to a clean machine. Every step is verified; the timeline at the end
 //! is what the processes themselves recorded.
 
+mod chaos;
+
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -78,13 +80,21 @@ fn show(sandbox: &Sandbox, arguments: &DemoArguments) -> Result<()> {
         ..NodeOptions::default()
     };
     let mut phases = Phases::default();
-    let node = phases.run("start kubelet and driver", || {
+    let mut node = phases.run("start kubelet and driver", || {
         step("make the images from static programs; start hawser-csi and hawser-kubelet", || {
-            Node::start(sandbox, options)
+            let mut node = Node::prepare(sandbox, options)?;
+            if arguments.chaos {
+                chaos::write_image(sandbox)?;
+            }
+            node.start_all()?;
+            Ok(node)
         })
     })?;
     let pods = bring_up(&node, &mut phases)?;
     verify(&node, &pods)?;
+    if arguments.chaos {
+        phases.run("kills", || chaos::kill_again_and_again(&mut node))?;
+    }
     take_down(&node, &mut phases)?;
     step("the node is as it was before the first object, files and leases included", || {
         pods.idle.verify(sandbox, SETTLING).with_context(|| node.outputs())
@@ -106,9 +116,10 @@ fn show(sandbox: &Sandbox, arguments: &DemoArguments) -> Result<()> {
 /// processes; both go with the sandbox.
 fn allowed_outside_the_node(sandbox: &Sandbox) -> Allowed {
     let cgroup = sandbox.cgroup_root().parent().map(Path::to_path_buf);
+    let volumes = sandbox.volumes_cgroup_root();
     Allowed {
         changing: vec![sandbox.dir().to_path_buf()],
-        cgroups: cgroup.into_iter().chain([sandbox.volumes_cgroup_root()]).collect(),
+        cgroups: cgroup.into_iter().chain([volumes.join("keeper"), volumes]).collect(),
         ..Allowed::default()
     }
 }

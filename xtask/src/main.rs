@@ -89,6 +89,10 @@ struct DemoArguments {
     /// How the driver starts the volume's daemon
     #[arg(long, value_enum, default_value_t = LauncherName::Manifest)]
     launcher: LauncherName,
+    /// Also run a pod that streams blocks and keeps a database, and kill its mount pod, the keeper and
+    /// the driver ten times meanwhile
+    #[arg(long)]
+    chaos: bool,
     /// Leave the directory with images, logs and traces behind, and print where
     #[arg(long)]
     keep: bool,

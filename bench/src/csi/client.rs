@@ -63,9 +63,13 @@ impl Client {
 
     /// CreateVolume; the node's directories are not made yet.
     pub(super) fn create(&self, name: &str) -> Result<Volume> {
+        self.create_of(name, VOLUME_BYTES)
+    }
+
+    pub(super) fn create_of(&self, name: &str, required_bytes: i64) -> Result<Volume> {
         let request = CreateVolumeRequest {
             name: name.to_owned(),
-            capacity_range: Some(CapacityRange { required_bytes: VOLUME_BYTES, limit_bytes: 0 }),
+            capacity_range: Some(CapacityRange { required_bytes, limit_bytes: 0 }),
             volume_capabilities: vec![capability()],
             ..Default::default()
         };

@@ -15,8 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use keeper::wire::VERSION;
-use keeper::wire::daemon::{DaemonPacket, DaemonRequest, Kind, MOST_NODES};
+use keeper::wire::daemon::{DaemonPacket, DaemonRequest, Kind, MOST_NODES, VERSION};
 use linux::fd_passing::{PacketListener, PacketSocket};
 use linux::mount::{self, FuseMountOptions, FuseName, MountFlags, UnmountMode};
 use linux::shared_memory::SharedWords;

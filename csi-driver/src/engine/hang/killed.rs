@@ -2,7 +2,9 @@
 //! request, the kernel waits for the answer, whatever the signal.
 //!
 //! Invariant: this module reads only `/proc` and the counts of FUSE connections. It sends no
-//! request to a daemon and never waits for the memory of a process.
+//! request to a daemon and never waits for a process: of each it reads no files but `status` and
+//! `mountinfo`. A reader of others waits while the process executes a program, and that may wait
+//! for a daemon.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -10,14 +12,14 @@ use std::path::{Path, PathBuf};
 
 use linux::mount::FuseConnections;
 use linux::mountinfo;
-use linux::process::{Stat, sigkill_is_pending};
+use linux::process::ThreadStatus;
 use linux::procfs;
 
-/// A thread, identified by its id and its start time.
+/// A thread that sleeps. Both numbers stay the same for as long as it sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Task {
     tid: i32,
-    start_time: u64,
+    context_switches: u64,
 }
 
 /// Threads in uninterruptible sleep that were killed or are exiting, and whose namespace has a
@@ -56,14 +58,10 @@ fn number_of(path: &Path) -> Option<i32> {
 }
 
 fn killed_and_asleep(task: &Path) -> Option<Task> {
-    let stat = Stat::parse(&procfs::read(&task.join("stat")).ok()?)?;
-    if !stat.is_asleep {
-        return None;
-    }
-    if !stat.is_exiting && !sigkill_is_pending(&procfs::read(&task.join("status")).ok()?) {
-        return None;
-    }
-    Some(Task { tid: number_of(task)?, start_time: stat.start_time })
+    let status = ThreadStatus::parse(&procfs::read(&task.join("status")).ok()?)?;
+    let is_killed = status.is_killed || status.is_exiting;
+    let context_switches = status.context_switches;
+    (status.is_asleep && is_killed).then_some(Task { tid: number_of(task)?, context_switches })
 }
 
 fn must_wait_for(task: &Path, connection_minor: u32, connections: &FuseConnections) -> bool {
