@@ -20,8 +20,11 @@ const NO_CGROUPS: &str = "none";
 /// For `--keeper-binary`.
 const NO_KEEPER: &str = "none";
 const KEEPER_SERVICE: &str = "service";
+const KEEPER_POD: &str = "pod";
 const DAEMON_DEADLINE_SECONDS: u64 = limits::DAEMON.as_secs();
 const MAX_DAEMON_DEADLINE_SECONDS: u64 = 3600;
+/// In its directory.
+pub(crate) const KEEPER_SOCKET: &str = "keeper.sock";
 /// More would only take memory.
 const MAX_WARM_DAEMONS: i64 = 64;
 
@@ -94,7 +97,8 @@ pub struct Flags {
     pub cgroup_root: PathBuf,
     /// The program hawser-keeper, which holds volumes' FUSE connections: if a daemon dies, another one
     /// continues, and pods see a pause. `none`: their I/O fails with ENOTCONN. `service`: a service
-    /// manager starts it [default: hawser-keeper beside this program]
+    /// manager starts it. `pod`: a static pod with --mount-image runs it [default: `pod` with --launcher
+    /// manifest, else hawser-keeper beside this program]
     #[arg(long, value_name = "PATH")]
     pub keeper_binary: Option<PathBuf>,
     /// How many daemons are started before a volume needs one: a stage or a takeover then does not wait
@@ -184,17 +188,37 @@ pub enum KeeperBinary {
     At(PathBuf),
     /// Another program starts it.
     Service,
+    Pod(KeeperPod),
+}
+
+/// The static pod that runs the keeper.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeeperPod {
+    /// Also of the manifest's file.
+    pub name: String,
+    pub manifests: PathBuf,
+    pub image: String,
+    /// The driver's.
+    pub run_dir: PathBuf,
+}
+
+/// What makes a keeper run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeeperStart {
+    /// The driver starts the program, in this control group; `None`: in the driver's own.
+    Program { binary: PathBuf, cgroup: Option<PathBuf> },
+    /// A kubelet, once the driver has written the pod's manifest.
+    Pod(KeeperPod),
+    /// Another program.
+    Elsewhere,
 }
 
 /// The process that holds volumes' connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeeperProgram {
-    /// `None`: another program starts it.
-    pub binary: Option<PathBuf>,
+    pub start: KeeperStart,
     /// Where it listens.
     pub socket: PathBuf,
-    /// The control group in which it is started; `None`: the driver's.
-    pub cgroup: Option<PathBuf>,
 }
 
 /// Checked: paths are absolute, every socket path fits.
@@ -269,12 +293,8 @@ impl Config {
                 (LauncherKind::Manifest { manifests, mount_image }, limits::START_POD)
             }
         };
-        let keeper = match flags.keeper_binary {
-            None => KeeperBinary::BesideDriver,
-            Some(path) if path == Path::new(NO_KEEPER) => KeeperBinary::None,
-            Some(path) if path == Path::new(KEEPER_SERVICE) => KeeperBinary::Service,
-            Some(path) => KeeperBinary::At(absolute("--keeper-binary", &path)?),
-        };
+        let pod = keeper_pod(&launcher, &flags.driver_name, &run_dir);
+        let keeper = check_keeper(flags.keeper_binary, pod)?;
         let config = Self {
             keeper,
             kubelet_dir,
@@ -314,13 +334,23 @@ impl Config {
         metrics_socket(&self.run_dir)
     }
 
-    /// How to reach the keeper, and to start it if its program is `binary`.
-    pub fn keeper_program(&self, binary: Option<PathBuf>) -> KeeperProgram {
+    /// How to reach the keeper.
+    pub fn keeper_program(&self, start: KeeperStart) -> KeeperProgram {
+        KeeperProgram { start, socket: keeper_socket(&self.run_dir) }
+    }
+
+    /// How to start the keeper whose program is `binary`.
+    pub fn keeper_start(&self, binary: PathBuf) -> KeeperStart {
         let cgroup = match &self.launcher {
             LauncherKind::Process { cgroup_root: Some(root), .. } => Some(root.join("keeper")),
             LauncherKind::Process { cgroup_root: None, .. } | LauncherKind::Manifest { .. } => None,
         };
-        KeeperProgram { binary, socket: keeper_socket(&self.run_dir), cgroup }
+        KeeperStart::Program { binary, cgroup }
+    }
+
+    /// The pod of a keeper, also if none is wanted; `None`: this driver writes no manifests.
+    pub fn keeper_pod(&self) -> Option<KeeperPod> {
+        keeper_pod(&self.launcher, &self.driver_name, &self.run_dir)
     }
 
     pub fn registration_socket(&self) -> PathBuf {
@@ -338,9 +368,14 @@ pub(crate) fn admin_socket(run_dir: &Path) -> PathBuf {
     run_dir.join("admin.sock")
 }
 
+/// Below a driver's run directory: what the keeper's pod sees of it.
+pub(crate) fn keeper_dir(run_dir: &Path) -> PathBuf {
+    run_dir.join("keeper")
+}
+
 /// Below a driver's run directory.
 pub(crate) fn keeper_socket(run_dir: &Path) -> PathBuf {
-    run_dir.join("keeper.sock")
+    keeper_dir(run_dir).join(KEEPER_SOCKET)
 }
 
 /// Below a driver's run directory.
@@ -358,6 +393,31 @@ fn check_driver_name(name: &str) -> Result<(), ConfigError> {
     }
     let reason = "letters, digits, `-`, `.`, `_`, a letter at both ends, at most 63 bytes";
     Err(wrong("--driver-name", name, reason))
+}
+
+fn keeper_pod(launcher: &LauncherKind, driver_name: &str, run_dir: &Path) -> Option<KeeperPod> {
+    let LauncherKind::Manifest { manifests, mount_image } = launcher else { return None };
+    // The other characters of a driver's name may not be in a pod's.
+    let driver = driver_name.to_ascii_lowercase().replace(['.', '_'], "-");
+    Some(KeeperPod {
+        name: format!("hawser-{driver}-keeper"),
+        manifests: manifests.clone(),
+        image: mount_image.clone(),
+        run_dir: run_dir.to_owned(),
+    })
+}
+
+/// `pod`: of the driver, if it writes manifests.
+fn check_keeper(binary: Option<PathBuf>, pod: Option<KeeperPod>) -> Result<KeeperBinary, ConfigError> {
+    let Some(path) = binary else { return Ok(pod.map_or(KeeperBinary::BesideDriver, KeeperBinary::Pod)) };
+    match path.to_str() {
+        Some(NO_KEEPER) => Ok(KeeperBinary::None),
+        Some(KEEPER_SERVICE) => Ok(KeeperBinary::Service),
+        Some(KEEPER_POD) => pod
+            .map(KeeperBinary::Pod)
+            .ok_or_else(|| wrong("--keeper-binary", KEEPER_POD, "only --launcher manifest writes pods")),
+        _ => Ok(KeeperBinary::At(absolute("--keeper-binary", &path)?)),
+    }
 }
 
 fn check_node_id(flag: &'static str, node_id: &str) -> Result<(), ConfigError> {
@@ -425,9 +485,32 @@ mod tests {
         assert_eq!(keeper(&["--keeper-binary", "none"]), KeeperBinary::None);
         assert_eq!(keeper(&["--keeper-binary", "service"]), KeeperBinary::Service);
         assert_eq!(keeper(&["--keeper-binary", "/k"]), KeeperBinary::At("/k".into()));
-        let cgroup = |more: &[&str]| check(more).unwrap().keeper_program(Some("/k".into())).cgroup;
-        assert_eq!(cgroup(&["--cgroup-root", "/g"]), Some("/g/keeper".into()));
-        assert_eq!(cgroup(&["--cgroup-root", "none"]), None);
+        let started = |more: &[&str]| check(more).unwrap().keeper_start("/k".into());
+        let program = |cgroup| KeeperStart::Program { binary: "/k".into(), cgroup };
+        assert_eq!(started(&["--cgroup-root", "/g"]), program(Some("/g/keeper".into())));
+        assert_eq!(started(&["--cgroup-root", "none"]), program(None));
+    }
+
+    #[test]
+    fn with_manifests_the_keeper_is_a_pod_unless_another_is_named() {
+        let manifest = ["--launcher", "manifest", "--manifests", "/m", "--mount-image", "i"];
+        let keeper = |more: &[&str]| check(&[&manifest, more].concat()).unwrap().keeper;
+        let pod = KeeperBinary::Pod(KeeperPod {
+            name: "hawser-csi-hawser-dev-keeper".into(),
+            manifests: "/m".into(),
+            image: "i".into(),
+            run_dir: "/run/hawser".into(),
+        });
+        assert_eq!(keeper(&[]), pod);
+        assert_eq!(keeper(&["--keeper-binary", "pod"]), pod);
+        assert_eq!(keeper(&["--keeper-binary", "none"]), KeeperBinary::None);
+        assert_eq!(keeper(&["--keeper-binary", "/k"]), KeeperBinary::At("/k".into()));
+        let named = check(&[&manifest[..], &["--driver-name", "A_b.C"]].concat()).unwrap();
+        assert_eq!(named.keeper_pod().unwrap().name, "hawser-a-b-c-keeper");
+        assert_eq!(
+            check(&["--keeper-binary", "pod"]).unwrap_err(),
+            "--keeper-binary \"pod\": only --launcher manifest writes pods"
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub(crate) mod group;
 pub(crate) mod hang;
 pub(crate) mod health;
 pub(crate) mod jobs;
+pub(crate) mod keeper_pod;
 pub(crate) mod locks;
 pub(crate) mod mount_point;
 pub(crate) mod node_of_state;

@@ -89,7 +89,8 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let kernel = |op| move |source| StartError::Kernel { op, source };
     let [volumes, snapshots] = journal::dirs(&config.state_dir);
-    for dir in [&config.state_dir, &volumes, &snapshots, &config.run_dir] {
+    let keeper_dir = config::keeper_dir(&config.run_dir);
+    for dir in [&config.state_dir, &volumes, &snapshots, &config.run_dir, &keeper_dir] {
         kernel::private_dir::private_dir_all(dir).map_err(kernel("create directory"))?;
     }
     let lock_path = config.state_dir.join("lock");
@@ -142,11 +143,14 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let renewed = driver.renewed_keepers.lock().unwrap_or_else(PoisonError::into_inner).take();
     let renewals =
         renewed.map(|renewed| tokio::spawn(engine::renewal::serve(driver.stages.clone(), renewed)));
+    let keeper = driver.daemons.keeper.clone();
+    let keeper_pod = tokio::spawn(engine::keeper_pod::settle(driver.config.clone(), keeper));
     let served = tokio::try_join!(csi, registration, metrics, admin, waits, forgetting);
     hang_watch.abort();
     warm.abort();
     takeovers.inspect(tokio::task::JoinHandle::abort);
     renewals.inspect(tokio::task::JoinHandle::abort);
+    keeper_pod.abort();
     signals.abort();
     let ending = tokio::task::spawn_blocking(move || {
         driver.daemons.warm.close();

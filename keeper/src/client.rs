@@ -3,12 +3,13 @@
 //! Invariant: a reply belongs to the request with its number. One that comes after the time limit
 //! is dropped by the next call, with its descriptor.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use linux::fd_passing::PacketSocket;
 use nix::errno::Errno;
+use rustix::fs::{Mode, OFlags};
 
 use crate::Error;
 use crate::wire::standby::{LaunchKey, Takeover};
@@ -29,6 +30,13 @@ pub enum Put {
     New,
     /// An older descriptor with this role was closed.
     Replaced,
+}
+
+/// What stands at `path`. A keeper in a pod can put anything there, also a link to a socket of another
+/// program: connecting to that fails, since the link is not followed.
+fn find(path: &Path) -> linux::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(|e| linux::Error::at("open", path, e))
 }
 
 struct Answer {
@@ -55,7 +63,12 @@ struct Deadline {
 impl Client {
     /// `limit` is for connecting, and for each call.
     pub fn connect(path: &Path, limit: Duration) -> Result<Self, Error> {
-        let socket = PacketSocket::connect_within(path, limit).map_err(|cause| Error::Connect { cause })?;
+        let connect = || {
+            let found = find(path)?;
+            let found = Path::new("/proc/self/fd").join(found.as_raw_fd().to_string());
+            PacketSocket::connect_within(&found, limit)
+        };
+        let socket = connect().map_err(|cause| Error::Connect { cause })?;
         Ok(Self { socket, limit, last_number: 0, attends: false })
     }
 

@@ -1,6 +1,6 @@
-//! Critical pods: those with system priority, and mount pods.
+//! Critical pods: those with system priority, mount pods, and the keeper's.
 
-use proto::mount_pod::{ROLE, ROLE_LABEL};
+use proto::mount_pod::{KEEPER_ROLE, ROLE, ROLE_LABEL};
 
 use crate::objects::Pod;
 
@@ -10,7 +10,7 @@ const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 /// Whether a pod must never be evicted.
 pub(crate) fn is_critical(pod: &Pod) -> bool {
     let class = pod.spec.priority_class_name.as_str();
-    is_mount_pod(pod)
+    serves_volumes(pod)
         || matches!(class, "system-node-critical" | "system-cluster-critical")
         || pod.spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
 }
@@ -18,4 +18,9 @@ pub(crate) fn is_critical(pod: &Pod) -> bool {
 /// Whether a pod runs the daemon of a volume.
 pub(crate) fn is_mount_pod(pod: &Pod) -> bool {
     pod.metadata.labels.get(ROLE_LABEL).is_some_and(|role| role == ROLE)
+}
+
+/// Whether other pods' volumes need the pod: a mount pod, or the keeper's.
+pub(crate) fn serves_volumes(pod: &Pod) -> bool {
+    pod.metadata.labels.get(ROLE_LABEL).is_some_and(|role| role == ROLE || role == KEEPER_ROLE)
 }

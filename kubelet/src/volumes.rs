@@ -29,14 +29,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::SetOnce;
+use tokio::sync::{Notify, SetOnce};
 use tokio::task::{JoinHandle, JoinSet};
 use tracing::{Instrument, info_span};
 
 pub(crate) use capability::of_claim as capabilities_of_claim;
 pub(crate) use error::Error;
 
-use crate::critical::is_mount_pod;
+use crate::critical::serves_volumes;
 use crate::csi::Driver;
 use crate::objects::{EventType, FsGroupChangePolicy, Object, PersistentVolume, Pod, Volume, VolumeSource};
 use crate::plugins::Plugins;
@@ -84,6 +84,8 @@ struct Shared {
     /// Unmounts for pods whose processes survived SIGKILL, by pod uid.
     survivor_unmounts: Mutex<BTreeMap<String, JoinHandle<()>>>,
     republish: republish::Due,
+    /// A daemon has ended, so the condition of volumes may have changed.
+    health_due: Notify,
     empty_dirs: EmptyDirs,
     host_paths: HostPaths,
     /// For mount pods: other pods' paths must not delay a volume.
@@ -102,6 +104,7 @@ impl Volumes {
             stopping: Mutex::default(),
             survivor_unmounts: Mutex::default(),
             republish: republish::Due::default(),
+            health_due: Notify::new(),
             empty_dirs: EmptyDirs::default(),
             host_paths: HostPaths::default(),
             mount_pods_paths: HostPaths::default(),
@@ -181,7 +184,7 @@ impl Volumes {
             Some(VolumeSource::HostPath(source)) => {
                 let _turn = local_turn.lock().await;
                 let shared = &self.shared;
-                let paths = if is_mount_pod(pod) { &shared.mount_pods_paths } else { &shared.host_paths };
+                let paths = if serves_volumes(pod) { &shared.mount_pods_paths } else { &shared.host_paths };
                 let host_path = paths.ensure(uid, source).await?;
                 Ok(Mounted { host_path, read_only: false })
             }
@@ -220,41 +223,47 @@ impl Volumes {
         self.shared.devices.all().iter().find(|d| d.key == key).map(|d| d.users()).unwrap_or_default()
     }
 
-    /// Handles the death of a volume's daemon: records events on the volume's users, and makes the
-    /// next pod stage the volume again.
-    pub(crate) async fn daemon_died(&self, volume_handle: &str, daemon: &Pod) {
+    /// Handles the death of a volume's daemon: records events on the volume's users, and makes the next
+    /// pod stage the volume again, if its driver calls it abnormal: another daemon may continue. `None`:
+    /// the pod may have served any volume, so only the next poll finds out.
+    pub(crate) async fn daemon_died(&self, volume_handle: Option<&str>, daemon: &Pod) {
         let name = format!("{}/{}", daemon.metadata.namespace, daemon.metadata.name);
-        for device in self.shared.devices.all() {
-            if device.key.volume_handle != volume_handle {
-                continue;
-            }
+        let devices = self.shared.devices.all();
+        for device in devices.iter().filter(|device| Some(&*device.key.volume_handle) == volume_handle) {
             if device.is_staging() {
                 let message = format!(
-                    "mount pod {name} of volume {volume_handle} ended before it served the volume: \
-                     see its state and log (hawser-kubelet describe pod, hawser-kubelet logs)"
+                    "mount pod {name} of volume {} ended before it served the volume: \
+                     see its state and log (hawser-kubelet describe pod, hawser-kubelet logs)",
+                    device.key.volume_handle
                 );
-                self.warn_users(&device, "FailedMount", &message);
-                continue;
-            }
-            // A running Unstage may have ended the daemon: check the state after it.
-            let mut stage = device.stage.lock().await;
-            if *stage == Stage::No {
-                continue;
-            }
-            *stage = Stage::Uncertain;
-            drop(stage);
-            let remedy = if self.shared.republish_is_required(&device) {
-                self.shared.republish.add(&device.key);
-                "the kubelet publishes it again now for containers that start later"
+                self.warn_users(device, "FailedMount", &message);
             } else {
-                "delete this pod and apply it again to mount the volume again"
-            };
-            let message = format!(
-                "mount pod {name} of volume {volume_handle} ended: the volume answers \
-                 \"Transport endpoint is not connected\"; {remedy}"
-            );
-            self.warn_users(&device, "VolumeConditionAbnormal", &message);
+                self.report_end(device, &name).await;
+            }
         }
+        self.shared.health_due.notify_one();
+    }
+
+    async fn report_end(&self, device: &Device, mount_pod: &str) {
+        // Not under the lock: the answer comes when another daemon serves.
+        let condition = self.condition(device).await.filter(|condition| condition.abnormal);
+        let Some(condition) = condition.map(|condition| condition.message) else { return };
+        // A running Unstage may have ended the daemon: check the state after it.
+        let mut stage = device.stage.lock().await;
+        if *stage == Stage::No {
+            return;
+        }
+        *stage = Stage::Uncertain;
+        drop(stage);
+        let remedy = if self.shared.republish_is_required(device) {
+            self.shared.republish.add(&device.key);
+            "the kubelet publishes it again now for containers that start later"
+        } else {
+            "delete this pod and apply it again to mount the volume again"
+        };
+        let volume_handle = &device.key.volume_handle;
+        let message = format!("mount pod {mount_pod} of volume {volume_handle} ended: {condition}; {remedy}");
+        self.warn_users(device, "VolumeConditionAbnormal", &message);
     }
 
     fn warn_users(&self, device: &Device, reason: &str, message: &str) {

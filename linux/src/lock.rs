@@ -110,6 +110,8 @@ fn open(path: &Path, mode: u32) -> Result<File> {
         .create(true)
         .truncate(false)
         .mode(mode)
+        // The directory may be one that a pod can write.
+        .custom_flags(libc::O_NOFOLLOW)
         .open(path)
         .map_err(|e| Error::at("open lock", path, e))
 }

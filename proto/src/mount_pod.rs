@@ -1,11 +1,13 @@
-//! The contract between `hawser-csi`, which writes the pod of a volume's daemon, and a kubelet
-//! that runs it: labels, annotations and names.
+//! The contract between `hawser-csi`, which writes the pods of volumes' daemons and of the keeper,
+//! and a kubelet that runs them: labels, annotations and names.
 
 /// Where mount pods are.
 pub const NAMESPACE: &str = "hawser-system";
 /// Label of every mount pod, with the value [`ROLE`].
 pub const ROLE_LABEL: &str = "hawser.dev/role";
 pub const ROLE: &str = "mount-pod";
+/// The value of [`ROLE_LABEL`] of the keeper's pod.
+pub const KEEPER_ROLE: &str = "keeper";
 /// Label: a digest of the volume's id, since an id may be no label's value.
 pub const VOLUME_LABEL: &str = "hawser.dev/volume";
 /// Annotation: the volume's id. Users of this volume get an event when the daemon ends.

@@ -29,8 +29,21 @@ pub fn write_archive(program: &Program<'_>, archive: &Path) -> Result<()> {
 
 /// The same; the image's program is started with `arguments` where its user gives none.
 pub fn write_archive_with_arguments(program: &Program<'_>, arguments: &[&str], archive: &Path) -> Result<()> {
-    let layer = layer(program).with_context(|| format!("image archive {}", archive.display()))?;
+    let layer = layer_of(program, &[]).with_context(|| format!("image archive {}", archive.display()))?;
     write_archive_of_layer(program.image, &layer, program.path, arguments, archive)
+}
+
+/// [`write_archive`] with a second program, in the image's root directory.
+pub fn write_archive_of_two(program: &Program<'_>, second: &Path, archive: &Path) -> Result<()> {
+    let layer = || {
+        let mut layer = open_layer_of(program, &[])?;
+        let name = second.file_name().unwrap_or_default().display().to_string();
+        let bytes = std::fs::read(second).with_context(|| second.display().to_string())?;
+        append(&mut layer, &name, &bytes, 0o755)?;
+        layer.into_inner().context("finish the layer")
+    };
+    let layer = layer().with_context(|| format!("image archive {}", archive.display()))?;
+    write_archive_of_layer(program.image, &layer, program.path, &[], archive)
 }
 
 /// The archive of an image of one layer, which starts the program at `path` there.
@@ -89,12 +102,12 @@ fn assemble(image: &str, config: &Value, layer: &[u8], file: File) -> Result<()>
     archive.into_inner().context("finish the archive")?.flush().context("flush the archive")
 }
 
-fn layer(program: &Program<'_>) -> Result<Vec<u8>> {
-    layer_of(program, &[])
-}
-
 /// The layer of `program`, and `files` beside it: paths without leading slashes, and contents.
 pub fn layer_of(program: &Program<'_>, files: &[(&str, &str)]) -> Result<Vec<u8>> {
+    open_layer_of(program, files)?.into_inner().context("finish the layer")
+}
+
+fn open_layer_of(program: &Program<'_>, files: &[(&str, &str)]) -> Result<tar::Builder<Vec<u8>>> {
     let binary = std::fs::read(program.binary).with_context(|| program.binary.display().to_string())?;
     let mut layer = tar::Builder::new(Vec::new());
     for directory in program.directories {
@@ -108,7 +121,7 @@ pub fn layer_of(program: &Program<'_>, files: &[(&str, &str)]) -> Result<Vec<u8>
     for (path, content) in files {
         append(&mut layer, path, content.as_bytes(), 0o644)?;
     }
-    layer.into_inner().context("finish the layer")
+    Ok(layer)
 }
 
 /// The layer of programs of this machine, each with where it stands in the image, and of the files that

@@ -39,6 +39,6 @@ pub use eventually::{as_soon_as, eventually};
 pub use fuse_requests::wait_for_a_change;
 pub use leaks::{Allowed, LeakCheck, Leaks};
 pub use mount_table::mounts;
-pub use node::{Launcher, Node, NodeOptions};
+pub use node::{Keeper, Launcher, Node, NodeOptions};
 pub use process::{Daemon, wait_until_stopped};
 pub use sandbox::{Network, Sandbox};

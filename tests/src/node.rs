@@ -11,10 +11,12 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::image::{Program, write_archive};
+use crate::image::{Program, write_archive, write_archive_of_two};
 use crate::{Allowed, Daemon, LeakCheck, Sandbox, binaries, eventually, examples};
 
 pub const DRIVER: &str = "csi.hawser.dev";
+pub const KEEPER_POD: &str = "hawser-csi-hawser-dev-keeper";
+pub const KEEPER_MANIFEST: &str = "hawser-csi-hawser-dev-keeper.yaml";
 /// For what takes a healthy node a fraction of a second; generous, since tests share two cores.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -34,6 +36,16 @@ impl Launcher {
     }
 }
 
+/// Where `hawser-keeper` runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keeper {
+    None,
+    /// In a process that the driver starts.
+    Process,
+    /// In a static pod of the node's kubelet.
+    Pod,
+}
+
 /// What a test or the demo decides about its node.
 #[derive(Debug, Clone)]
 pub struct NodeOptions {
@@ -46,6 +58,8 @@ pub struct NodeOptions {
     pub pool_capacity: String,
     /// The binary in the mount pods' image and of the process launcher; `None`: ours.
     pub volume_binary: Option<PathBuf>,
+    /// The name of the mount pods' image.
+    pub volume_image: String,
     /// Seconds that a daemon has to dial in; `None`: the driver's own.
     pub start_timeout: Option<u32>,
     /// A directory of the sandbox that holds the kubelet's root directory, the logs and
@@ -53,8 +67,8 @@ pub struct NodeOptions {
     pub disk: Option<PathBuf>,
     /// More flags of `hawser-kubelet run`.
     pub kubelet_flags: Vec<String>,
-    /// A keeper holds the volumes' connections.
-    pub keeper: bool,
+    /// What holds the volumes' connections besides driver and daemon.
+    pub keeper: Keeper,
     /// Daemons that wait for a volume.
     pub warm_daemons: u8,
 }
@@ -67,10 +81,11 @@ impl Default for NodeOptions {
             oci_runtime: None,
             pool_capacity: "10Gi".to_owned(),
             volume_binary: None,
+            volume_image: examples::VOLUME_IMAGE.to_owned(),
             start_timeout: None,
             disk: None,
             kubelet_flags: Vec::new(),
-            keeper: false,
+            keeper: Keeper::None,
             warm_daemons: 0,
         }
     }
@@ -134,14 +149,18 @@ impl<'a> Node<'a> {
             directories: &["data", "tmp"],
         };
         write_archive(&program, &self.sandbox.path("i/demo-app.tar"))?;
+        self.write_volume_image()
+    }
+
+    /// The image of mount pods and of the keeper's pod.
+    fn write_volume_image(&self) -> Result<()> {
+        let image = &self.options.volume_image;
+        let tag = image.rsplit_once(':').map_or("", |(_, tag)| tag);
         let volume = self.volume_binary()?;
-        let program = Program {
-            image: examples::VOLUME_IMAGE,
-            binary: &volume,
-            path: "hawser-volume",
-            directories: &["run", "run/hawser"],
-        };
-        write_archive(&program, &self.sandbox.path("i/hawser-volume.tar"))
+        let program =
+            Program { image, binary: &volume, path: "hawser-volume", directories: &["run", "run/hawser"] };
+        let keeper = binaries::find("hawser-keeper")?;
+        write_archive_of_two(&program, &keeper, &self.sandbox.path(&format!("i/hawser-volume-{tag}.tar")))
     }
 
     fn volume_binary(&self) -> Result<PathBuf> {
@@ -216,6 +235,9 @@ impl<'a> Node<'a> {
                 "k/hawser/runtime/images",
             ]),
             standing: in_sandbox(&[
+                // Of a keeper that was killed.
+                "run/keeper/keeper.sock",
+                "run/keeper/keeper.sock.lock",
                 "lease/hawser",
                 "lease/hawser/lock",
                 "lease/hawser/last_reserved_ip.0",
@@ -297,6 +319,49 @@ impl<'a> Node<'a> {
         .with_context(|| self.outputs())
     }
 
+    /// Starts the driver anew, with its keeper in a pod, or with none, and waits for the pod, or for its end.
+    pub fn set_keeper(&mut self, keeper: Keeper) -> Result<()> {
+        let ended = self.driver()?.stop(TIMEOUT)?;
+        ensure!(ended.success(), "the driver ended with {ended}");
+        self.options.keeper = keeper;
+        self.start_driver()?;
+        match keeper {
+            Keeper::Pod => self.wait_for_keeper().map(drop),
+            Keeper::None | Keeper::Process => self.wait_for_no_pod(KEEPER_POD),
+        }
+    }
+
+    /// Starts the driver anew, with the same programs in an image of this name.
+    pub fn set_volume_image(&mut self, image: &str) -> Result<()> {
+        let ended = self.driver()?.stop(TIMEOUT)?;
+        ensure!(ended.success(), "the driver ended with {ended}");
+        self.options.volume_image = image.to_owned();
+        self.write_volume_image()?;
+        self.start_driver()
+    }
+
+    /// What a command of the driver shows.
+    pub fn driver_view(&self, view: &str) -> Result<Value> {
+        let mut command = self.sandbox.command(&binaries::find("hawser-csi")?);
+        command.args([view, "-o", "json", "--state-dir"]).arg(self.sandbox.path("state"));
+        let output =
+            command.arg("--run-dir").arg(self.sandbox.path("run")).output().context(view.to_owned())?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "hawser-csi {view}: {}: {stderr}", output.status);
+        serde_json::from_slice(&output.stdout).with_context(|| format!("hawser-csi {view}"))
+    }
+
+    /// Waits for one keeper that listens; its process.
+    pub fn wait_for_keeper(&self) -> Result<i32> {
+        eventually("a keeper listens", TIMEOUT, || {
+            let keepers = self.processes("hawser-keeper")?;
+            let [keeper] = keepers[..] else { bail!("{keepers:?}: {}", self.describe_all()) };
+            linux::fd_passing::PacketSocket::connect(&self.sandbox.path("run/keeper/keeper.sock"))?;
+            Ok(keeper)
+        })
+        .with_context(|| self.outputs())
+    }
+
     /// Removes every manifest, deletes what only a deletion removes, waits until
     /// the node is as `idle` was, and stops it; then nothing may be left at all.
     pub fn finish(self, idle: &LeakCheck) -> Result<()> {
@@ -319,11 +384,12 @@ impl<'a> Node<'a> {
         Ok(())
     }
 
-    /// The files of users; mount pods' belong to the driver.
+    /// The files of users; those of mount pods and of the keeper's pod belong to the driver.
     pub fn remove_all_manifests(&self) -> Result<()> {
         for entry in fs::read_dir(self.manifests()).context("read the manifest directory")? {
             let name = entry.context("read the manifest directory")?.file_name().display().to_string();
-            if !name.starts_with("hawser-volume-") && !name.starts_with('.') {
+            let is_the_drivers = name.starts_with("hawser-volume-") || name == KEEPER_MANIFEST;
+            if !is_the_drivers && !name.starts_with('.') {
                 self.remove_manifest(&name)?;
             }
         }
@@ -378,7 +444,7 @@ impl<'a> Node<'a> {
             .args(["--launcher", self.options.launcher.as_str()])
             .arg("--manifests")
             .arg(self.manifests())
-            .args(["--mount-image", examples::VOLUME_IMAGE])
+            .args(["--mount-image", &self.options.volume_image])
             .arg("--volume-binary")
             .arg(self.volume_binary()?)
             .arg("--cgroup-root")
@@ -389,12 +455,12 @@ impl<'a> Node<'a> {
         if let Some(seconds) = self.options.start_timeout {
             command.args(["--start-timeout", &seconds.to_string()]);
         }
-        if self.options.keeper {
-            // It lies beside the driver.
-            binaries::find("hawser-keeper")?;
-        } else {
-            command.args(["--keeper-binary", "none"]);
-        }
+        command.arg("--keeper-binary");
+        match self.options.keeper {
+            Keeper::None => command.arg("none"),
+            Keeper::Process => command.arg(binaries::find("hawser-keeper")?),
+            Keeper::Pod => command.arg("pod"),
+        };
         self.driver = Some(Daemon::start("hawser-csi", command, &sandbox.path("csi.out"))?);
         Ok(())
     }
@@ -459,6 +525,16 @@ impl<'a> Node<'a> {
             Ok(())
         });
         registered.with_context(|| self.outputs())
+    }
+
+    /// Waits until a program of the node has done this.
+    pub fn wait_for_trace(&self, span: &str) -> Result<()> {
+        eventually(&format!("{span} in the trace"), TIMEOUT, || {
+            let trace = fs::read_to_string(self.trace_file()).unwrap_or_default();
+            ensure!(trace.contains(span), "it is not there");
+            Ok(())
+        })
+        .with_context(|| self.outputs())
     }
 
     pub fn kubelet(&mut self) -> Result<&mut Daemon> {

@@ -536,34 +536,6 @@ fn daemon_killed(launcher: Launcher) {
     node.finish(&idle).expect("nothing is left");
 }
 
-/// Writes a number, reads it back and renames the file, again and again.
-const STREAM: &str = r#"
-n=0
-while :; do
-    n=$((n + 1))
-    echo $n > /data/f || exit 1
-    [ "$(/busybox cat /data/f)" = $n ] || exit 2
-    /busybox mv /data/f /data/g || exit 3
-    /busybox mv /data/g /data/f || exit 4
-    [ $((n % 20)) = 0 ] && echo at $n
-done
-"#;
-
-#[test]
-fn a_killed_mount_pod_is_a_pause_for_a_pod_whose_volume_has_a_keeper() {
-    daemon_killed_with_keeper(Launcher::Manifest, 0);
-}
-
-#[test]
-fn a_killed_child_daemon_is_a_pause_for_a_pod_whose_volume_has_a_keeper() {
-    daemon_killed_with_keeper(Launcher::Process, 0);
-}
-
-#[test]
-fn a_mount_pod_that_waits_follows_a_killed_one() {
-    daemon_killed_with_keeper(Launcher::Manifest, 1);
-}
-
 #[test]
 fn a_pod_gets_its_volume_from_a_mount_pod_that_waited() {
     let sandbox = Sandbox::new();
@@ -576,45 +548,4 @@ fn a_pod_gets_its_volume_from_a_mount_pod_that_waited() {
     node.set_warm_daemons(0).unwrap();
     assert_eq!(node.serving_daemons().unwrap(), waiting, "adopted");
     node.finish(&idle).unwrap();
-}
-
-fn daemon_killed_with_keeper(launcher: Launcher, warm: u8) {
-    let sandbox = Sandbox::new();
-    let (mut node, idle) = node(&sandbox, NodeOptions { launcher, keeper: true, ..NodeOptions::default() });
-    node.set_warm_daemons(warm).expect("daemons wait");
-    attacker::install(&node).expect("busybox");
-    node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi")).expect("put");
-    let stream = Attack::new("stream", STREAM)
-        .with_pod_fields("volumes: [{name: data, persistentVolumeClaim: {claimName: c}}]")
-        .with_container_fields("volumeMounts: [{name: data, mountPath: /data}]");
-    node.put_manifest("stream.yaml", &stream.yaml()).expect("put");
-    node.wait_for_phase("stream", "Running").expect("the pod runs");
-    let progress = |node: &Node<'_>| {
-        let lines = || node.logs("stream").map(|log| log.lines().count());
-        let before = lines().expect("its log");
-        eventually("the pod makes progress", TIMEOUT, || {
-            ensure!(
-                text(&node.get("pod", "stream")?["status"]["phase"]) == "Running",
-                "{}",
-                node.describe_all()
-            );
-            ensure!(lines()? > before + 2, "{}", node.outputs());
-            Ok(())
-        })
-        .expect("progress");
-    };
-    for _ in 0..5 {
-        progress(&node);
-        let [daemon] = node.serving_daemons().expect("processes")[..] else { panic!("one daemon") };
-        kill(Pid::from_raw(daemon), Signal::SIGKILL).expect("kill -9");
-        eventually("another daemon serves", TIMEOUT, || {
-            let now = node.serving_daemons()?;
-            ensure!(now.len() == 1 && now[0] != daemon, "{now:?}: {}", node.outputs());
-            Ok(())
-        })
-        .expect("a takeover");
-    }
-    progress(&node);
-    node.set_warm_daemons(0).expect("no daemon waits");
-    node.finish(&idle).expect("nothing is left");
 }

@@ -11,7 +11,9 @@ use std::time::Duration;
 use ::tests::binaries::{self, target_dir};
 use ::tests::examples::{self, BRIDGE};
 use ::tests::node::{TIMEOUT, text};
-use ::tests::{Allowed, Launcher, LeakCheck, Network, Node, NodeOptions, Sandbox, eventually, netlink};
+use ::tests::{
+    Allowed, Keeper, Launcher, LeakCheck, Network, Node, NodeOptions, Sandbox, eventually, netlink,
+};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use trace::monotonic_ns;
@@ -74,7 +76,10 @@ fn show(sandbox: &Sandbox, arguments: &DemoArguments) -> Result<()> {
             .transpose()
             .context("--cni-bin-dir")?,
         oci_runtime: arguments.oci_runtime.clone(),
-        keeper: true,
+        keeper: match arguments.launcher {
+            LauncherName::Manifest => Keeper::Pod,
+            LauncherName::Process => Keeper::Process,
+        },
         ..NodeOptions::default()
     };
     let mut phases = Phases::default();

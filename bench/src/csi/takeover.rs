@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ::tests::node::has_connection;
-use ::tests::{Launcher, Network, Node, NodeOptions, Sandbox, binaries, eventually, lone_driver};
+use ::tests::{Keeper, Launcher, Network, Node, NodeOptions, Sandbox, binaries, eventually, lone_driver};
 use anyhow::{Context, Result, anyhow, ensure};
 use linux::process::{open_pidfd, signal_pidfd, wait_for_end};
 use nix::sys::signal::Signal;
@@ -84,7 +84,7 @@ fn child_processes(sandbox: &Sandbox, runs: usize, warm_daemons: u8) -> Result<V
 
 fn mount_pods(sandbox: &Sandbox, runs: usize, warm_daemons: u8) -> Result<Vec<Row>> {
     let launcher = Launcher::Manifest;
-    let options = NodeOptions { launcher, keeper: true, warm_daemons, ..NodeOptions::default() };
+    let options = NodeOptions { launcher, keeper: Keeper::Process, warm_daemons, ..NodeOptions::default() };
     let node = step("start hawser-csi and hawser-kubelet", || Node::start(sandbox, options))?;
     let client = client(sandbox);
     let mut rows = takeovers(sandbox, &client, runs, "mount pod", warm_daemons)?;

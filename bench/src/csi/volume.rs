@@ -182,9 +182,9 @@ fn serve(
     client.stage(&volume)?;
     let native = sandbox.path("pool").join("native");
     fs::create_dir(&native).with_context(|| native.display().to_string())?;
-    ready.send(()).context("nobody measures")?;
+    ready.send(()).context("no thread measures")?;
     for (job, answer) in jobs {
-        answer.send(job(&native, &volume.globalmount)).context("nobody measures")?;
+        answer.send(job(&native, &volume.globalmount)).context("no thread measures")?;
     }
     eventually("the volume is unstaged", TIMEOUT, || client.unstage(&volume))?;
     client.delete(&volume)?;

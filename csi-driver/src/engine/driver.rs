@@ -7,7 +7,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use crate::backend::VolumeBackend;
 use crate::backend::local::{Pool, PoolSettings};
-use crate::config::{self, Config, ConfigError, KeeperBinary, LauncherKind, Mode};
+use crate::config::{self, Config, ConfigError, KeeperBinary, KeeperStart, LauncherKind, Mode};
 use crate::daemon::keeper::process::KeeperProcess;
 use crate::daemon::keeper::{InProcess, Keeper};
 use crate::daemon::launcher::Launcher;
@@ -153,6 +153,7 @@ impl Driver {
             journal: journal.clone(),
             backend: backend.clone(),
             paths,
+            keeper: daemons.keeper.clone(),
             hangs: daemons.hangs.clone(),
             measures: Shared::default(),
         });
@@ -239,16 +240,21 @@ fn keeper(config: &Config, renewed: UnboundedSender<()>) -> Result<Arc<dyn Keepe
     let binary = match &config.keeper {
         KeeperBinary::None => return Ok(Arc::new(InProcess::default())),
         KeeperBinary::Service => {
-            let program = config.keeper_program(None);
+            let program = config.keeper_program(KeeperStart::Elsewhere);
+            return Ok(Arc::new(KeeperProcess::start(program, renewed).step("connect to keeper")?));
+        }
+        KeeperBinary::Pod(pod) => {
+            let program = config.keeper_program(KeeperStart::Pod(pod.clone()));
             return Ok(Arc::new(KeeperProcess::start(program, renewed).step("connect to keeper")?));
         }
         KeeperBinary::At(binary) => {
-            let program = config.keeper_program(Some(binary.clone()));
+            let program = config.keeper_program(config.keeper_start(binary.clone()));
             return Ok(Arc::new(KeeperProcess::start(program, renewed).step("start keeper")?));
         }
         KeeperBinary::BesideDriver => beside_this_program(KEEPER).step("look for the keeper")?,
     };
-    let started = KeeperProcess::start(config.keeper_program(Some(binary.clone())), renewed);
+    let program = config.keeper_program(config.keeper_start(binary.clone()));
+    let started = KeeperProcess::start(program, renewed);
     Ok(started.map_or_else(
         |error| {
             tracing::warn!(

@@ -3,14 +3,17 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use linux::mountinfo::MountEntry;
 use nix::errno::Errno;
 use nix::sys::statvfs::{Statvfs, fstatvfs};
 use proto::csi::volume_usage::Unit;
 use proto::csi::{NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage};
+use proto::mount_pod::NAMESPACE;
 
 use crate::backend::VolumeBackend;
+use crate::daemon::keeper::{Keeper, Role};
 use crate::daemon::notes::{Finding, Hangs};
 use crate::engine::hang::own_mount;
 use crate::engine::health::{Health, health};
@@ -21,11 +24,13 @@ use crate::kernel::host_path::{HostPath, HostPaths};
 use crate::kernel::mounts;
 use crate::model::capacity::{VolumeLimits, clamped};
 use crate::model::ids::VolumeId;
+use crate::model::launch::LaunchId;
 use crate::model::limits;
 use crate::model::records::StageRecord;
 
 /// The reasons why a volume cannot be used, for VolumeCondition.
 const DEAD: &str = "the volume's daemon ended: reads and writes fail with ENOTCONN";
+const WAITS: &str = "the volume's daemon ended: reads and writes wait for another one";
 const ENDED: &str =
     "the volume's daemon answered no request and was killed: reads and writes fail with ENOTCONN";
 const STALLS: &str =
@@ -35,12 +40,16 @@ const ASTRAY: &str =
     "the volume's daemon serves another directory than the pool has now: take the volume's pods down";
 const UNMOUNTED: &str = "the volume is not mounted there";
 
+/// Interval between looks for a daemon that follows another one.
+const FOLLOW_RETRY: Duration = Duration::from_millis(20);
+
 /// Reports the use and the condition of volumes.
 #[derive(Debug)]
 pub(crate) struct Statistics {
     pub(crate) journal: Arc<Journal>,
     pub(crate) backend: Arc<dyn VolumeBackend>,
     pub(crate) paths: Arc<HostPaths>,
+    pub(crate) keeper: Arc<dyn Keeper>,
     pub(crate) hangs: Arc<Hangs>,
     /// Measurements of volumes, which do not return while a daemon is stuck.
     pub(crate) measures: Shared<VolumeId, nix::Result<Statvfs>>,
@@ -49,18 +58,38 @@ pub(crate) struct Statistics {
 impl Statistics {
     /// Size and condition of the volume that is staged or published at `volume_path`.
     pub(crate) fn of(&self, volume_id: &VolumeId, volume_path: &str) -> Result<NodeGetVolumeStatsResponse> {
-        let (path, stage) = self.place(volume_id, volume_path)?;
-        let (usage, abnormal) = match health(volume_id, &stage)? {
+        let (path, stage, health) = self.settled(volume_id, volume_path)?;
+        let (usage, abnormal) = match health {
             Health::Serving(staged) | Health::Displaced(Some(staged)) => {
                 let (usage, abnormal) = self.measured(volume_id, &path, &staged)?;
                 (usage, abnormal.or_else(|| self.serves_other_data(volume_id, &stage)))
             }
+            Health::DaemonDead if self.is_followed(volume_id, &stage) => (Vec::new(), Some(WAITS)),
             Health::DaemonDead => (Vec::new(), Some(self.why_dead(volume_id))),
             Health::Displaced(None) | Health::Unmounted | Health::HalfDone => (Vec::new(), Some(UNMOUNTED)),
         };
-        let message = abnormal.unwrap_or("served").to_owned();
+        let message = abnormal.map_or_else(|| served_by(&stage), str::to_owned);
         let condition = VolumeCondition { abnormal: abnormal.is_some(), message };
         Ok(NodeGetVolumeStatsResponse { usage, volume_condition: Some(condition) })
+    }
+
+    /// Waits for the daemon that follows one that has ended, as long as for the answer of one that serves.
+    fn settled(&self, volume_id: &VolumeId, volume_path: &str) -> Result<(PathBuf, StageRecord, Health)> {
+        let deadline = Instant::now() + limits::STATISTICS;
+        loop {
+            let (path, stage) = self.place(volume_id, volume_path)?;
+            let health = health(volume_id, &stage)?;
+            let is_being_followed = health == Health::DaemonDead && self.is_followed(volume_id, &stage);
+            if !is_being_followed || Instant::now() >= deadline {
+                return Ok((path, stage, health));
+            }
+            std::thread::park_timeout(FOLLOW_RETRY);
+        }
+    }
+
+    /// Whether another daemon can continue the connection.
+    fn is_followed(&self, volume_id: &VolumeId, stage: &StageRecord) -> bool {
+        !stage.aborted && self.keeper.list(volume_id).is_ok_and(|held| held.contains(&Role::Connection))
     }
 
     /// Resolves `volume_path` and finds its stage. Anything that is not a path of the volume is
@@ -138,6 +167,21 @@ impl Statistics {
 
     fn why_dead(&self, volume_id: &VolumeId) -> &'static str {
         if self.hangs.finding(volume_id) == Some(Finding::Ended) { ENDED } else { DEAD }
+    }
+}
+
+/// Names the daemon, if it is not the stage's first one: the mount pod of one that was started ahead names
+/// no volume.
+fn served_by(stage: &StageRecord) -> String {
+    let daemon = match &stage.launch {
+        Some(LaunchId::StaticPod(name)) => format!("mount pod {NAMESPACE}/{name}-*"),
+        Some(LaunchId::Process(process)) => format!("process {}", process.pid),
+        None => "a process".to_owned(),
+    };
+    match stage.takeovers {
+        0 => "served".to_owned(),
+        1 => format!("served by {daemon}, after a daemon had ended"),
+        takeovers => format!("served by {daemon}, after {takeovers} daemons had ended"),
     }
 }
 

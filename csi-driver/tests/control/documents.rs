@@ -8,7 +8,8 @@ const PAGE: &str = include_str!("../../../docs/CSI.md");
 #[test]
 fn what_happens_when_is_backed_by_tests() {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let sources = ["tests", "../keeper/tests"].map(|dir| sources(&package.join(dir))).concat();
+    let sources =
+        ["tests", "../keeper/tests", "../tests/tests"].map(|dir| sources(&package.join(dir))).concat();
     let section = PAGE.split("\n## What happens when\n").nth(1).unwrap();
     let rows: Vec<&str> = section.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
     assert!(rows.len() >= 10, "{rows:?}");

@@ -72,7 +72,7 @@ pub(crate) fn kill_daemon(scene: &Scene) {
 
 /// What the keeper holds of the one volume.
 fn entry(scene: &Scene) -> anyhow::Result<Entry> {
-    let mut client = Client::connect(&scene.sandbox.path("run/keeper.sock"), TIMEOUT)?;
+    let mut client = Client::connect(&scene.sandbox.path("run/keeper/keeper.sock"), TIMEOUT)?;
     let entries = client.list()?;
     anyhow::ensure!(entries.len() == 1, "{entries:?}");
     Ok(entries[0])
@@ -340,7 +340,8 @@ fn a_new_driver_refuses_each_wrong_descriptor_of_a_daemon() {
         })
         .unwrap();
         drop(impostor);
-        let held = Client::connect(&scene.sandbox.path("run/keeper.sock"), TIMEOUT).unwrap().list().unwrap();
+        let held =
+            Client::connect(&scene.sandbox.path("run/keeper/keeper.sock"), TIMEOUT).unwrap().list().unwrap();
         let key = id.trim_start_matches("vol-");
         assert!(!held.iter().any(|entry| entry.volume.to_string() == key), "{words}: {held:?}");
     }
@@ -348,7 +349,7 @@ fn a_new_driver_refuses_each_wrong_descriptor_of_a_daemon() {
     drop(right);
     scene.restart_driver();
     eventually("the keeper holds both volumes", TIMEOUT, || {
-        let held = Client::connect(&scene.sandbox.path("run/keeper.sock"), TIMEOUT)?.list()?;
+        let held = Client::connect(&scene.sandbox.path("run/keeper/keeper.sock"), TIMEOUT)?.list()?;
         anyhow::ensure!(held.iter().filter(|entry| entry.has_daemon).count() == 2, "{held:?}");
         Ok(())
     })
@@ -516,7 +517,7 @@ fn a_keeper_that_another_program_starts_gets_everything_when_it_comes() {
     removed.write_all(b"removed").unwrap();
     fs::remove_file(target.join("f")).unwrap();
     let mut command = scene.sandbox.command(&keeper_binary());
-    command.arg("--socket").arg(scene.sandbox.path("run/keeper.sock"));
+    command.arg("--socket").arg(scene.sandbox.path("run/keeper/keeper.sock"));
     let mut keeper =
         tests::Daemon::start("hawser-keeper", command, &scene.sandbox.path("keeper.log")).unwrap();
     wait_until_held(&scene, 1);

@@ -380,6 +380,8 @@ impl Traced {
         let more = launcher.iter().copied().chain(["--keeper-binary", &keeper]);
         let more: Vec<String> = more.map(str::to_owned).collect();
         let warm = Warm::start_beside(1, &more, beside);
+        // Users wait until the driver is started again.
+        warm.scene.sandbox.switch_fuse_guard_off();
         let caller = warm.scene.caller();
         let id = caller.bring_up("pvc-1", &["one"]).unwrap();
         let file = caller.target_path("one").join("f");

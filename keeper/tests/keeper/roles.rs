@@ -195,3 +195,13 @@ fn nothing_answers_where_no_keeper_is() {
     assert!(matches!(client.ping(), Err(Error::Closed { op: "PING" })));
     assert!(matches!(Client::connect(&keeper.socket, LIMIT), Err(Error::Connect { .. })));
 }
+
+#[test]
+fn a_link_in_the_place_of_the_socket_is_not_followed() {
+    let keeper = Keeper::start();
+    let link = keeper.socket.with_file_name("link");
+    std::os::unix::fs::symlink(&keeper.socket, &link).unwrap();
+    let Err(Error::Connect { cause }) = Client::connect(&link, LIMIT) else { panic!("connected") };
+    assert_eq!(cause.errno(), nix::errno::Errno::ECONNREFUSED);
+    keeper.client().ping().unwrap();
+}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Config, Error};
-use crate::critical::is_mount_pod;
+use crate::critical::serves_volumes;
 use crate::objects::{EventType, Object, Pod, now};
 use crate::sink::Sinks;
 use crate::standalone::store::{self, Store};
@@ -65,7 +65,7 @@ impl Handle {
     /// No pod gets more than `longest_grace` seconds to stop. `progress` receives a line for each
     /// step.
     pub async fn stop_pods(&self, longest_grace: u64, mut progress: impl FnMut(String)) -> Result<(), Error> {
-        self.stop_pods_that(|pod| !is_mount_pod(pod), longest_grace, &mut progress).await;
+        self.stop_pods_that(|pod| !serves_volumes(pod), longest_grace, &mut progress).await;
         self.volumes.unmount_unused(&mut progress).await;
         self.stop_pods_that(|_| true, longest_grace, &mut progress).await;
         let (answer, answered) = oneshot::channel();

@@ -1,5 +1,5 @@
 //! Polls the condition of used volumes: a daemon outside our pods may die without notice to the
-//! kubelet.
+//! kubelet, and another one may continue.
 //!
 //! The result is used for events and republishing. A dead volume returns errors to its users
 //! anyway, and a Stage checks the mount before it trusts it.
@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use proto::csi::VolumeCondition;
 use tracing::debug;
 
 use super::device::{Device, Stage};
@@ -20,24 +21,35 @@ const PERIOD: Duration = Duration::from_secs(10);
 const ABNORMAL: &str = "VolumeConditionAbnormal";
 const NORMAL: &str = "VolumeConditionNormal";
 
-/// The last reported message for a pod's volume, by target path.
-type Reported = BTreeMap<PathBuf, String>;
+/// The last condition of a pod's volume, by target path.
+type Found = BTreeMap<PathBuf, VolumeCondition>;
 
 impl Volumes {
     /// Never ends.
     pub(crate) async fn watch_health(self) {
-        let mut reported = Reported::new();
+        let mut before = Found::new();
         loop {
-            tokio::time::sleep(PERIOD).await;
-            let mut found = Reported::new();
+            // A daemon's end is looked into at once.
+            let _due_or_not = tokio::time::timeout(PERIOD, self.shared.health_due.notified()).await;
+            let mut found = Found::new();
             for device in self.shared.devices.all() {
-                self.check_health(&device, &reported, &mut found).await;
+                self.check_health(&device, &before, &mut found).await;
             }
-            reported = found;
+            before = found;
         }
     }
 
-    async fn check_health(&self, device: &Device, reported: &Reported, found: &mut Reported) {
+    /// The condition that the driver reports for one of the volume's users.
+    pub(super) async fn condition(&self, device: &Device) -> Option<VolumeCondition> {
+        let driver = self.shared.plugins.driver(&device.key.driver)?;
+        if !driver.node_capabilities().await.is_ok_and(|can| can.volume_condition) {
+            return None;
+        }
+        let target = device.users().iter().find_map(|uid| self.target_of(device, uid))?;
+        driver.node_volume_condition(&device.key.volume_handle, &target).await.ok().flatten()
+    }
+
+    async fn check_health(&self, device: &Device, before: &Found, found: &mut Found) {
         let Some(driver) = self.shared.plugins.driver(&device.key.driver) else { return };
         // Skip a volume with a running operation.
         let staged = device.stage.try_lock().is_ok_and(|stage| *stage != Stage::No);
@@ -53,22 +65,27 @@ impl Volumes {
                     continue;
                 }
             };
-            let before = reported.get(&target);
-            match condition.filter(|c| c.abnormal) {
-                Some(condition) => {
-                    if self.shared.republish_is_required(device) {
-                        self.shared.republish.add(&device.key);
-                    }
-                    if before != Some(&condition.message) {
-                        self.record_for_pod(&uid, EventType::Warning, ABNORMAL, &condition.message);
-                    }
-                    found.insert(target, condition.message);
-                }
-                None if before.is_some() => {
-                    self.record_for_pod(&uid, EventType::Normal, NORMAL, "the volume is healthy again");
-                }
-                None => {}
+            let Some(condition) = condition else { continue };
+            if condition.abnormal && self.shared.republish_is_required(device) {
+                self.shared.republish.add(&device.key);
             }
+            self.report_change(&uid, before.get(&target), &condition);
+            found.insert(target, condition);
+        }
+    }
+
+    /// A volume is taken to be well at first.
+    fn report_change(&self, uid: &str, before: Option<&VolumeCondition>, now: &VolumeCondition) {
+        let message = &now.message;
+        match before {
+            Some(before) if before == now => {}
+            _ if now.abnormal => self.record_for_pod(uid, EventType::Warning, ABNORMAL, message),
+            Some(before) if before.abnormal => {
+                let message = format!("the volume is healthy again: {message}");
+                self.record_for_pod(uid, EventType::Normal, NORMAL, &message);
+            }
+            Some(_) => self.record_for_pod(uid, EventType::Normal, NORMAL, message),
+            None => {}
         }
     }
 

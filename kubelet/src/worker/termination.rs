@@ -102,16 +102,15 @@ impl Worker {
     }
 
     fn report_dead_daemon(&self) {
-        let Some(volume_id) = self.pod.metadata.annotations.get(VOLUME_ID_ANNOTATION).cloned() else {
-            return;
-        };
         if !is_mount_pod(&self.pod) || self.is_deleted() {
             return;
         }
+        // A pod that was started before it got a volume names none.
+        let volume_id = self.pod.metadata.annotations.get(VOLUME_ID_ANNOTATION).cloned();
         let (volumes, pod) = (self.tools.volumes.clone(), self.pod.clone());
         // Use a separate task: the volume may be busy with a Stage that also waits for the dead
         // daemon.
-        tokio::spawn(async move { volumes.daemon_died(&volume_id, &pod).await });
+        tokio::spawn(async move { volumes.daemon_died(volume_id.as_deref(), &pod).await });
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::own_files::{FileWork, OwnFiles};
-use crate::critical::is_mount_pod;
+use crate::critical::serves_volumes;
 
 use crate::container_config::{Node, log_directory, log_path};
 use crate::cri::Cri;
@@ -83,7 +83,7 @@ impl Starts {
 
     /// Waits for a permit for `pod`; `is_slow` records its slow starts.
     pub(crate) async fn permit(&self, pod: &Pod, is_slow: &IsSlow) -> Option<StartPermit> {
-        if is_mount_pod(pod) {
+        if serves_volumes(pod) {
             return None;
         }
         let permits = if is_slow.0.load(Ordering::Relaxed) { &self.slow_permits } else { &self.permits };

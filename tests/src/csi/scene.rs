@@ -36,7 +36,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(30);
 pub const GI: i64 = 1 << 30;
 
 /// The driver under test.
-fn driver_binary() -> PathBuf {
+pub fn driver_binary() -> PathBuf {
     binaries::under_test("hawser-csi").unwrap()
 }
 

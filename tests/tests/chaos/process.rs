@@ -7,18 +7,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use keeper::client::Client;
-use keeper::wire::{Role, VolumeKey};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 use serde_json::Value;
-use tests::csi::scene::Scene;
+use tests::csi::scene::{Scene, driver_binary};
 
 use crate::TIMEOUT;
 
 const KEEPER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Without one of these, no daemon can follow another one.
-const NEEDED: [Role; 4] = [Role::Connection, Role::StateTable, Role::Directory, Role::UsageFile];
 
 /// Who holds all volumes' connections besides their daemons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,24 +24,31 @@ pub(crate) struct Holders {
     pub(crate) driver: bool,
 }
 
-/// A daemon may be killed only while there is another holder, and a holder only while there are two. A
-/// driver that serves has copies of what the keeper held when it started.
+/// As `hawser-csi mounts` shows them. A daemon may be killed only while there is another holder, and a
+/// holder only while there are two.
 pub(crate) fn holders(scene: &Scene, volume_ids: &[&str]) -> Holders {
-    Holders { keeper: keeper_holds(scene, volume_ids), driver: scene.driver.is_some() }
+    let mounts = mounts(scene);
+    let is_holder = |mount: &Value, who: &str| {
+        mount["holders"].as_array().is_some_and(|all| all.iter().any(|holder| holder == who))
+    };
+    let holds = |who: &str| {
+        let is_held = |id: &&str| mounts.iter().any(|mount| mount["volume"] == **id && is_holder(mount, who));
+        volume_ids.iter().all(is_held)
+    };
+    Holders { keeper: holds("keeper"), driver: holds("driver") }
 }
 
-fn keeper_holds(scene: &Scene, volume_ids: &[&str]) -> bool {
-    let Some(mut client) = keeper_client(scene) else { return false };
-    let Ok(entries) = client.list() else { return false };
-    volume_ids.iter().all(|id| {
-        let key = VolumeKey::parse(id.trim_start_matches("vol-")).unwrap();
-        let entry = entries.iter().find(|entry| entry.volume == key);
-        entry.is_some_and(|entry| NEEDED.iter().all(|role| entry.roles.contains(*role)))
-    })
+/// Empty if the command fails.
+fn mounts(scene: &Scene) -> Vec<Value> {
+    let mut command = scene.sandbox.command(&driver_binary());
+    command.args(["mounts", "-o", "json", "--state-dir"]).arg(scene.sandbox.path("state"));
+    command.arg("--run-dir").arg(scene.sandbox.path("run"));
+    let output = command.output().map(|output| output.stdout).unwrap_or_default();
+    serde_json::from_slice(&output).unwrap_or_default()
 }
 
 fn keeper_client(scene: &Scene) -> Option<Client> {
-    Client::connect(&scene.sandbox.path("run/keeper.sock"), KEEPER_TIMEOUT).ok()
+    Client::connect(&scene.sandbox.path("run/keeper/keeper.sock"), KEEPER_TIMEOUT).ok()
 }
 
 /// How many files without a name the keeper holds for daemons.

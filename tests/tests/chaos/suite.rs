@@ -139,6 +139,16 @@ impl Suite {
         process::holders(&self.scene, &ids)
     }
 
+    /// Waits until another process than the daemons holds all connections.
+    fn wait_for_holder(&self) -> Holders {
+        let held = eventually("driver or keeper holds the connections", TIMEOUT, || {
+            let holders = self.holders();
+            anyhow::ensure!(holders.keeper || holders.driver, "{holders:?}");
+            Ok(holders)
+        });
+        held.unwrap_or_else(|error| self.fail(&format!("{error:#}")))
+    }
+
     /// One kill, at random, and progress after it.
     pub(crate) fn kill(&mut self) {
         let target = *self.random.pick(&Target::ALL);
@@ -148,10 +158,9 @@ impl Suite {
     /// Kills a daemon instead, if only the driver holds the connections: then the driver starts another
     /// keeper, if it has not yet.
     pub(crate) fn kill_or_daemon(&mut self, target: Target) {
-        let target = match self.holders() {
+        let target = match self.wait_for_holder() {
             Holders { keeper: true, driver: true } => target,
-            Holders { keeper: false, driver: true } => Target::Daemon,
-            holders => self.fail(&format!("{holders:?}: only daemons hold the connections")),
+            Holders { .. } => Target::Daemon,
         };
         let seen: Vec<usize> = self.probes().map(|probe| probe.pauses().len()).collect();
         self.kill_now(target);

@@ -21,11 +21,12 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use self::supervisor::{Supervisor, Wake};
 use super::{Holders, InProcess, Keeper, NextDaemon, Role, Takeover, duplicate};
-use crate::config::KeeperProgram;
+use crate::config::{KeeperProgram, KeeperStart};
 use crate::model::ids::VolumeId;
 use crate::model::launch::LaunchKey;
 
-/// How long a daemon's start waits for a keeper, while users of the volume wait too. Starting one takes some 10 ms.
+/// How long a daemon's start waits for a keeper that the driver itself starts, while users of the volume
+/// wait too. Starting one takes some 10 ms.
 const APPEARS: Duration = Duration::from_millis(200);
 
 const HELD: [Role; 4] = [Role::StateTable, Role::Directory, Role::UsageFile, Role::Connection];
@@ -48,6 +49,8 @@ struct Shared {
     renewed: UnboundedSender<()>,
     /// Where it listens.
     socket: PathBuf,
+    /// How long a daemon's start waits for it.
+    appears: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -116,6 +119,10 @@ impl KeeperProcess {
         let client = program::connect_or_start(&program)?;
         let shared = Arc::new(Shared {
             socket: program.socket.clone(),
+            appears: match program.start {
+                KeeperStart::Program { .. } => APPEARS,
+                KeeperStart::Pod(_) | KeeperStart::Elsewhere => Duration::ZERO,
+            },
             state: Mutex::default(),
             connected: Condvar::new(),
             wake: Wake::new()?,
@@ -228,7 +235,7 @@ impl Keeper for KeeperProcess {
     fn daemon_socket(&self, volume_id: &VolumeId, next: NextDaemon) -> linux::Result<Option<OwnedFd>> {
         let state = self.state();
         let waits = |state: &mut State| state.client.is_none();
-        let waited = self.shared.connected.wait_timeout_while(state, APPEARS, waits);
+        let waited = self.shared.connected.wait_timeout_while(state, self.shared.appears, waits);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let asked =
             self.call("get a socket from", &mut state, |client| client.daemon_socket(key(volume_id)?));
@@ -452,11 +459,8 @@ mod tests {
     #[test]
     fn a_program_that_is_missing_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let program = KeeperProgram {
-            binary: Some(dir.path().join("none")),
-            socket: dir.path().join("s"),
-            cgroup: None,
-        };
+        let start = KeeperStart::Program { binary: dir.path().join("none"), cgroup: None };
+        let program = KeeperProgram { start, socket: dir.path().join("s") };
         let error = KeeperProcess::start(program, tokio::sync::mpsc::unbounded_channel().0).unwrap_err();
         assert_eq!(error.errno(), nix::errno::Errno::ENOENT);
         assert!(error.to_string().contains("none"), "{error}");

@@ -1,5 +1,7 @@
-//! Daemons as static pods: one manifest a volume in the directory that a kubelet watches.
+//! Daemons as static pods: one manifest a volume in the directory that a kubelet watches, and one for
+//! the keeper.
 
+mod keeper;
 mod pod;
 
 use std::io::ErrorKind;
@@ -130,8 +132,7 @@ impl ManifestLauncher {
     }
 
     fn has_written(&self, pod: &Pod) -> bool {
-        let run_dir = pod.metadata.annotations.as_ref().and_then(|all| all.get(RUN_DIR_ANNOTATION));
-        run_dir.is_some_and(|run_dir| Path::new(run_dir) == self.run_dir)
+        run_dir_of(pod) == Some(&self.run_dir)
     }
 
     /// YAML without the annotation, which drivers wrote until 0.1.0: known by its dial directory.
@@ -148,6 +149,11 @@ impl ManifestLauncher {
         serde_json::to_vec_pretty(&pod)
             .map_err(|e| linux::Error::at("write a pod for", &self.run_dir, std::io::Error::from(e)))
     }
+}
+
+/// Of the driver that wrote the pod.
+fn run_dir_of(pod: &Pod) -> Option<&Path> {
+    pod.metadata.annotations.as_ref()?.get(RUN_DIR_ANNOTATION).map(Path::new)
 }
 
 /// The name of the launch in the journal, and of the manifest's file.

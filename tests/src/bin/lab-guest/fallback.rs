@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use serde_json::Value;
 use tests::examples;
-use tests::node::{TIMEOUT, text};
+use tests::node::{Keeper, TIMEOUT, text};
 use tests::{Launcher, Network, Node, NodeOptions, Sandbox, binaries, eventually};
 
 /// What a request may take that is answered at once.
@@ -20,8 +20,12 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 
 pub(super) fn killed_daemon_ends_io_and_the_next_pod_has_the_data() -> Result<()> {
     let sandbox = Sandbox::enter(Network::Own)?;
-    let options =
-        NodeOptions { launcher: Launcher::Process, keeper: true, warm_daemons: 1, ..NodeOptions::default() };
+    let options = NodeOptions {
+        launcher: Launcher::Process,
+        keeper: Keeper::Process,
+        warm_daemons: 1,
+        ..NodeOptions::default()
+    };
     let node = Node::start(&sandbox, options)?;
     node.put_class()?;
     node.put_manifest("claim.yaml", &examples::read("claim.yaml")?)?;

@@ -8,7 +8,7 @@ use keeper::client::Client;
 use linux::cgroup::{Cgroup, Hierarchies, Limits};
 use nix::errno::Errno;
 
-use crate::config::KeeperProgram;
+use crate::config::{KeeperPod, KeeperProgram, KeeperStart};
 
 /// For connecting and for each call: the keeper waits for nothing.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,18 +23,32 @@ const RETRY: Duration = Duration::from_millis(5);
 pub(super) fn connect_or_start(program: &KeeperProgram) -> linux::Result<Option<Client>> {
     let found = match connect(program) {
         Ok(client) => Ok(client),
-        Err(error) if is_gone(&error) => match &program.binary {
-            Some(binary) => {
-                start(binary, program)?;
+        Err(error) if is_gone(&error) => match &program.start {
+            KeeperStart::Program { binary, cgroup } => {
+                start(binary, cgroup.as_deref(), &program.socket)?;
                 wait_for(program)
             }
-            None => Err(error),
+            KeeperStart::Pod(pod) => {
+                write_manifest(pod, &program.socket);
+                Err(error)
+            }
+            KeeperStart::Elsewhere => Err(error),
         },
         Err(error) => Err(error),
     };
     Ok(found
         .inspect_err(|error| tracing::debug!(error = linux::chain(error), "the keeper does not answer"))
         .ok())
+}
+
+/// The kubelet starts it, and starts it again. A keeper that may hold something is not replaced here.
+fn write_manifest(pod: &KeeperPod, socket: &Path) {
+    if listens(socket) {
+        return;
+    }
+    if let Err(error) = pod.ensure() {
+        tracing::error!(error = linux::chain(&error), "no kubelet starts the keeper's pod");
+    }
 }
 
 fn wait_for(program: &KeeperProgram) -> Result<Client, keeper::Error> {
@@ -82,12 +96,11 @@ fn connect(program: &KeeperProgram) -> Result<Client, keeper::Error> {
 
 /// Starts the keeper, which makes a session of its own, so that no signal to the driver's group reaches
 /// it. It may outlive this driver; the process that adopts orphans then becomes its parent.
-fn start(binary: &Path, program: &KeeperProgram) -> linux::Result<()> {
-    let KeeperProgram { socket, cgroup, .. } = program;
+fn start(binary: &Path, cgroup: Option<&Path>, socket: &Path) -> linux::Result<()> {
     let mut command = Command::new(binary);
     command.arg("--socket").arg(socket).env_clear().stdin(Stdio::null()).stdout(Stdio::null());
     command.current_dir("/");
-    let group = cgroup.as_deref().and_then(|path| logged(make_group(path)));
+    let group = cgroup.and_then(|path| logged(make_group(path)));
     let mut child = spawn_in(group.as_ref(), command).map_err(|e| linux::Error::at("start", binary, e))?;
     tracing::info!(pid = child.id(), socket = %socket.display(), "the keeper was started");
     // Reaps it if it ends while this driver runs.

@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{Shared, State, held_role, is_for_standby, key, program};
-use crate::config::KeeperProgram;
+use crate::config::{KeeperProgram, KeeperStart};
 use crate::daemon::keeper::{Role, duplicate};
 use crate::daemon::process;
 
@@ -28,6 +28,10 @@ const PAUSES: [Duration; 6] = [
     Duration::from_secs(1),
     Duration::from_secs(5),
 ];
+/// The longest of these if this process does not start the keeper: an attempt costs nothing then.
+const LONGEST_OF_OTHERS: Duration = Duration::from_millis(250);
+/// So many attempts, some two seconds, may pass until another program has started the keeper.
+const OTHERS_START: usize = 8;
 const LIVES: Duration = Duration::from_secs(10);
 /// Of one poll(2); then it waits again.
 const WAIT: Duration = Duration::from_secs(3600);
@@ -125,7 +129,7 @@ impl Supervisor {
             if let Some(watched) = watched.take() {
                 self.wait_for_end(&watched);
             }
-            if !self.pause(PAUSES[self.in_a_row.min(PAUSES.len() - 1)]) {
+            if !self.pause(self.next_pause()) {
                 return;
             }
             self.in_a_row += 1;
@@ -138,10 +142,27 @@ impl Supervisor {
                 Err(error) => linux::chain(&error),
             };
             // Not every attempt: they may go on for long.
-            if self.in_a_row.is_power_of_two() {
+            if self.in_a_row.is_power_of_two() && self.in_a_row >= self.first_reported() {
                 let attempts = self.in_a_row;
                 tracing::error!(why, attempts, "no keeper: this driver alone holds the volumes' connections");
             }
+        }
+    }
+
+    fn next_pause(&self) -> Duration {
+        let pause = PAUSES[self.in_a_row.min(PAUSES.len() - 1)];
+        if self.starts_keepers() { pause } else { pause.min(LONGEST_OF_OTHERS) }
+    }
+
+    /// The number of the first attempt whose failure is an error.
+    fn first_reported(&self) -> usize {
+        if self.starts_keepers() { 1 } else { OTHERS_START }
+    }
+
+    fn starts_keepers(&self) -> bool {
+        match self.program.start {
+            KeeperStart::Program { .. } => true,
+            KeeperStart::Pod(_) | KeeperStart::Elsewhere => false,
         }
     }
 

@@ -29,7 +29,7 @@ use crate::model::parameters::Resources;
 /// What the class `system-node-critical` stands for. No admission fills it in for a
 /// static pod, and kubelet's graceful node shutdown ends pods by it: a mount pod ends
 /// after the pods that use its volume.
-const NODE_CRITICAL: i32 = 2_000_001_000;
+pub(super) const NODE_CRITICAL: i32 = 2_000_001_000;
 const CAPABILITIES: [&str; 6] = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID"];
 /// Where the dial socket's directory is in the container.
 const DIAL_DIR: &str = "/run/hawser";
@@ -146,11 +146,11 @@ fn resources(given: &Resources, default_limit_bytes: u64) -> ResourceRequirement
     }
 }
 
-fn quantities<const N: usize>(amounts: [(&str, &str); N]) -> BTreeMap<String, Quantity> {
+pub(super) fn quantities<const N: usize>(amounts: [(&str, &str); N]) -> BTreeMap<String, Quantity> {
     amounts.map(|(resource, amount)| (resource.to_owned(), Quantity(amount.to_owned()))).into()
 }
 
-fn owned<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
+pub(super) fn owned<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
