@@ -76,10 +76,7 @@ fn show(sandbox: &Sandbox, arguments: &DemoArguments) -> Result<()> {
             .transpose()
             .context("--cni-bin-dir")?,
         oci_runtime: arguments.oci_runtime.clone(),
-        keeper: match arguments.launcher {
-            LauncherName::Manifest => Keeper::Pod,
-            LauncherName::Process => Keeper::Process,
-        },
+        keeper: Keeper::Process,
         ..NodeOptions::default()
     };
     let mut phases = Phases::default();
