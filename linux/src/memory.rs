@@ -4,7 +4,8 @@
     target_env = "gnu",
     expect(
         unsafe_code,
-        reason = "mallopt(3) and malloc_trim(3) are functions of C, and an allocator returns pointers"
+        reason = "mallopt(3) and malloc_trim(3) are functions of C, an allocator returns pointers, and the \
+                  linker names where the program's code is"
     )
 )]
 
@@ -62,6 +63,30 @@ pub fn give_back() {
     unsafe {
         libc::malloc_trim(0);
     }
+}
+
+/// Lets go of the program's code that was used so far, which counts as memory of this process (VmRSS)
+/// although all processes of the program share it. What is executed again comes back from the page
+/// cache. For a program whose start takes much of its code. Does nothing with musl's C library.
+pub fn forget_code() -> Result<()> {
+    #[cfg(target_env = "gnu")]
+    {
+        let (start, end) = (&raw const __executable_start, &raw const etext);
+        let start = start.map_addr(|at| at.next_multiple_of(PAGE_BYTES));
+        let bytes = (end.addr() - start.addr()) / PAGE_BYTES * PAGE_BYTES;
+        // SAFETY: these pages are the program's file, which this process does not write to. So the
+        // kernel reads the same again.
+        unsafe { rustix::mm::madvise(start.cast_mut().cast(), bytes, rustix::mm::Advice::LinuxDontNeed) }
+            .map_err(|e| Error::new("madvise", "the program's code", Errno::from_raw(e.raw_os_error())))?;
+    }
+    Ok(())
+}
+
+#[cfg(target_env = "gnu")]
+// SAFETY: ld(1) and lld(1) define both; only their addresses are used.
+unsafe extern "C" {
+    safe static __executable_start: u8;
+    safe static etext: u8;
 }
 
 /// The system's allocator. It also makes the begin of large zeroed allocations present in memory: the
@@ -158,6 +183,12 @@ mod tests {
         let large = present(Layout::from_size_align(16 * MIB, 1).unwrap());
         assert!((2 * MIB / PAGE_BYTES - 2..3 * MIB / PAGE_BYTES).contains(&large), "{large}");
         assert!(present(Layout::from_size_align(8 * MIB, 1).unwrap()) < 8);
+    }
+
+    #[test]
+    fn code_that_was_forgotten_runs_again() {
+        forget_code().unwrap();
+        assert_eq!("code".to_uppercase(), "CODE");
     }
 
     #[test]

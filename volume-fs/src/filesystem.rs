@@ -25,8 +25,9 @@ use crate::backend::Backend;
 use crate::metrics::{Call, Metrics, Operation};
 use crate::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special};
 
-/// The kernel's default maximum (fs.fuse.max_pages_limit = 256 pages).
-pub(crate) const MAX_WRITE_BYTES: u32 = 1024 * 1024;
+/// The kernel would send four times as much (fs.fuse.max_pages_limit = 256 pages). Then a daemon that
+/// another one can follow would keep four times as much present for each event loop.
+pub(crate) const MAX_WRITE_BYTES: u32 = 256 * 1024;
 /// With its headers, at any place in its first page.
 pub(crate) const LARGEST_REQUEST_BYTES: usize = MAX_WRITE_BYTES as usize + 2 * 4096;
 

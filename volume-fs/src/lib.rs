@@ -103,9 +103,7 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     };
     let threads = terms.event_loops;
     #[cfg(target_env = "gnu")]
-    if assignment.succession.is_some() {
-        ALLOCATOR.populate(filesystem::LARGEST_REQUEST_BYTES);
-    }
+    let is_followed = assignment.succession.is_some();
     let begun = match prepare(&mut assignment, threads, &driver) {
         Ok(true) => start(service, assignment, terms),
         Ok(false) => {
@@ -128,6 +126,12 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     })?;
     tracing::info!(volume = name, threads, "serving");
 
+    linux::memory::forget_code().map_err(|source| Error::Kernel { step: "memory", source })?;
+    // The event loops allocate their buffers now.
+    #[cfg(target_env = "gnu")]
+    if is_followed {
+        ALLOCATOR.populate(filesystem::LARGEST_REQUEST_BYTES);
+    }
     let ended = session.run().map_err(|source| Error::Session { source });
     backend.end();
     ended?;

@@ -28,6 +28,8 @@ use crate::model::settings::LaunchSettings;
 /// After a start that failed; doubled with each one in a row.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(60);
+/// After a daemon was taken. Longer than a hand-over.
+const BEFORE_NEXT: Duration = Duration::from_millis(25);
 /// A waiting daemon has nothing to finish.
 const NO_GRACE: Duration = Duration::ZERO;
 /// A volume may have any number of inodes.
@@ -184,6 +186,8 @@ impl WarmDaemons {
                 }
             }
             self.changed.notified().await;
+            // The volume that has just got one is served first: a start takes all of two processors.
+            tokio::time::sleep(BEFORE_NEXT).await;
         }
     }
 

@@ -768,7 +768,8 @@ pub(crate) fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
 #[derive(Debug, Default)]
 struct Keeper {
     held: Arc<Mutex<BTreeMap<u64, OwnedFd>>>,
-    serving: Mutex<Option<JoinHandle<()>>>,
+    /// With its end of the socket.
+    serving: Mutex<Option<(OwnedFd, JoinHandle<()>)>>,
 }
 
 impl Keeper {
@@ -777,10 +778,15 @@ impl Keeper {
         let (ours, daemons) = PacketSocket::pair().unwrap();
         let held = Arc::clone(&self.held);
         let mut serving = self.serving.lock().unwrap();
-        if let Some(earlier) = serving.take() {
+        if let Some((socket, earlier)) = serving.take() {
+            // What the daemon sent is still read. Its end alone does not end the thread: a child of
+            // another test has a copy of the daemon's end until its execve, which may wait for a
+            // daemon.
+            rustix::net::shutdown(&socket, rustix::net::Shutdown::Read).unwrap();
             earlier.join().unwrap();
         }
-        *serving = Some(std::thread::spawn(move || serve_removed(&ours, &held)));
+        let socket = ours.as_fd().try_clone_to_owned().unwrap();
+        *serving = Some((socket, std::thread::spawn(move || serve_removed(&ours, &held))));
         let daemons = OwnedFd::from(daemons);
         rustix::fs::fcntl_setfl(&daemons, rustix::fs::OFlags::NONBLOCK).unwrap();
         daemons
