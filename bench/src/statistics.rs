@@ -10,6 +10,13 @@ pub(super) fn median(samples: &mut [f64]) -> f64 {
     }
 }
 
+/// The smallest sample that so many percent are not above.
+pub(super) fn percentile(samples: &[f64], percent: usize) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[(sorted.len() * percent).div_ceil(100).saturating_sub(1)]
+}
+
 /// Sorts; the first and the last quartile.
 pub(super) fn spread(samples: &mut [f64]) -> (f64, f64) {
     samples.sort_by(f64::total_cmp);

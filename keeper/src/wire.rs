@@ -484,6 +484,21 @@ impl Status {
     }
 }
 
+/// A body of `count` entries of the same size, and at most `most`.
+fn decode_list<const SIZE: usize, T>(
+    body: &[u8],
+    count: u32,
+    most: usize,
+    decode: impl Fn(&[u8; SIZE]) -> Option<T>,
+) -> Option<Vec<T>> {
+    let (entries, rest) = body.as_chunks::<SIZE>();
+    let count = usize::try_from(count).ok()?;
+    if !rest.is_empty() || entries.len() != count || count > most {
+        return None;
+    }
+    entries.iter().map(decode).collect()
+}
+
 impl Entry {
     /// the volume's 32 digits, roles u16, has_daemon u16, removed u32.
     pub const SIZE: usize = 40;
@@ -501,12 +516,7 @@ impl Entry {
 
     /// The body of a packet that has `count` entries.
     pub fn decode_all(body: &[u8], count: u32) -> Option<Vec<Self>> {
-        let (entries, rest) = body.as_chunks::<{ Self::SIZE }>();
-        let count = usize::try_from(count).ok()?;
-        if !rest.is_empty() || entries.len() != count || count > Self::MOST {
-            return None;
-        }
-        entries.iter().map(Self::decode).collect()
+        decode_list(body, count, Self::MOST, Self::decode)
     }
 
     fn decode(entry: &[u8; Self::SIZE]) -> Option<Self> {

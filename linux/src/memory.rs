@@ -65,9 +65,9 @@ pub fn give_back() {
     }
 }
 
-/// Lets go of the program's code that was used so far, which counts as memory of this process (VmRSS)
-/// although all processes of the program share it. What is executed again comes back from the page
-/// cache. For a program whose start takes much of its code. Does nothing with musl's C library.
+/// Unmaps the pages of the program's code that were used so far. They count as memory of this process
+/// (VmRSS), although all processes of the program share them. What is executed again comes back from
+/// the page cache. For a program whose start takes much of its code. Does nothing with musl's C library.
 pub fn forget_code() -> Result<()> {
     #[cfg(target_env = "gnu")]
     {

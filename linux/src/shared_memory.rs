@@ -29,7 +29,7 @@ pub fn create(name: &str, bytes: u64) -> Result<OwnedFd> {
     Ok(memfd)
 }
 
-/// A memfd with these bytes, which nobody can change.
+/// A memfd with these bytes, sealed against any change.
 pub fn sealed(name: &str, bytes: &[u8]) -> Result<OwnedFd> {
     let failed = |call: &'static str| move |e: rustix::io::Errno| Error::new(call, name, e);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

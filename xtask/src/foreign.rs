@@ -1,7 +1,7 @@
 //! Programs of other people: where they are, or how they come onto this machine.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use ::tests::binaries::target_dir;
 use anyhow::{Context, Result, bail, ensure};
@@ -96,6 +96,14 @@ pub fn debian_program(program: &str, package: &str) -> Result<PathBuf> {
         .env("DEBIAN_FRONTEND", "noninteractive");
     build::run(&mut install)?;
     find_program(program).with_context(|| format!("package {package} brought no {program}"))
+}
+
+/// What ldd finds; nothing for a static program or a script.
+pub fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("ldd").arg(program).stderr(Stdio::null()).output().context("ldd (libc-bin)")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let words = text.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
+    Ok(words.map(PathBuf::from).filter(|path| path.is_file()).collect())
 }
 
 pub fn find_program(name: &str) -> Option<PathBuf> {

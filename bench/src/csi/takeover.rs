@@ -19,6 +19,7 @@ use xtask::progress::{part, say, step};
 
 use super::client::{Client, Volume};
 use super::{Bar, RUNS_MIN, Row, Scene, TIMEOUT, Table, client, milliseconds, resident};
+use crate::statistics::percentile;
 
 /// Longer than what the driver takes for a daemon that died at once, and than it needs for the next one
 /// that waits for a volume.
@@ -213,7 +214,7 @@ fn wait_until_one_waits(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-fn keeper_of(sandbox: &Sandbox) -> Result<i32> {
+pub(super) fn keeper_of(sandbox: &Sandbox) -> Result<i32> {
     let keepers = pids(sandbox, "hawser-keeper")?;
     let [keeper] = keepers[..] else { return Err(anyhow!("one keeper: {keepers:?}")) };
     Ok(keeper)
@@ -241,19 +242,13 @@ fn waits(sandbox: &Sandbox, volume: &Volume, runs: usize) -> Result<Vec<f64>> {
     Ok(waits)
 }
 
-fn percentile(samples: &[f64], percent: usize) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[(sorted.len() * percent).div_ceil(100).saturating_sub(1)]
-}
-
 fn pids(sandbox: &Sandbox, program: &str) -> Result<Vec<i32>> {
     let mut processes = sandbox.tag().processes()?;
     processes.retain(|process| process.name == program && !process.command_line.is_empty());
     Ok(processes.into_iter().map(|process| process.pid).collect())
 }
 
-fn end(pid: i32, signal: Signal) -> Result<()> {
+pub(super) fn end(pid: i32, signal: Signal) -> Result<()> {
     let process = open_pidfd(pid)?.context("it runs")?;
     signal_pidfd(&process, signal as i32)?;
     ensure!(wait_for_end(&process, TIMEOUT)?, "process {pid} does not end");

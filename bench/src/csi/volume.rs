@@ -14,20 +14,20 @@ use std::thread::{self, JoinHandle};
 use ::tests::loop_device::{FileSystem, LoopMount};
 use ::tests::{Network, Sandbox, binaries, eventually, lone_driver};
 use anyhow::{Context, Result, anyhow, ensure};
-use linux::process::{open_pidfd, signal_pidfd};
 use nix::sys::signal::Signal;
 use xtask::build::{products, require_root};
 use xtask::progress::{part, say, step};
 
 use self::operations::{METADATA, Operation, STREAMS};
 use super::client::Client;
+use super::takeover::{end, keeper_of};
 use super::{RUNS_MIN, TIMEOUT, client};
 use crate::statistics::{median, spread};
 
 /// Sparse. Larger than what all runs write.
 const POOL_BYTES: u64 = 8 << 30;
 const VOLUME_BYTES: i64 = 2 << 30;
-/// Of the volume with a record to the one without: nobody should notice the record.
+/// Of the volume with a record to the one without: no user is to notice the record.
 const BAR: f64 = 0.95;
 
 pub(crate) fn run(runs: usize) -> Result<()> {
@@ -189,10 +189,8 @@ fn serve(
     eventually("the volume is unstaged", TIMEOUT, || client.unstage(&volume))?;
     client.delete(&volume)?;
     driver.stop(TIMEOUT)?;
-    for process in sandbox.tag().processes()?.iter().filter(|process| process.name == "hawser-keeper") {
-        if let Some(pidfd) = open_pidfd(process.pid)? {
-            signal_pidfd(&pidfd, Signal::SIGTERM as i32)?;
-        }
+    if has_successors {
+        end(keeper_of(&sandbox)?, Signal::SIGTERM)?;
     }
     Ok(())
 }

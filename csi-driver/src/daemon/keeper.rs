@@ -120,7 +120,7 @@ pub(crate) trait Keeper: Send + Sync + std::fmt::Debug {
     /// The volumes for which something is held.
     fn volumes(&self) -> linux::Result<BTreeSet<VolumeId>>;
 
-    /// Lets the keeper give a volume to this waiting daemon while no driver runs. Returns false if it
+    /// Has the keeper give a volume to this waiting daemon while no driver runs. Returns false if it
     /// does not.
     fn lend(&self, _launch: &LaunchKey, _socket: BorrowedFd<'_>) -> linux::Result<bool> {
         Ok(false)

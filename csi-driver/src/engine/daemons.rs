@@ -121,7 +121,7 @@ impl Daemons {
         Ok(served)
     }
 
-    /// Continues what an earlier driver did for the volume's daemon, whatever program it executes.
+    /// Continues what an earlier driver did for the volume's daemon, of any program.
     pub(crate) fn adopt_launch(&self, volume_id: &VolumeId, stage: &StageRecord) {
         if let Err(error) = self.launcher.adopt(&stage.launch_key(volume_id)) {
             tracing::warn!(%volume_id, error = chain(&error), "the log of the volume's daemon is lost");

@@ -2,7 +2,7 @@
 //!
 //! A driver prepares them: for each volume that a waiting daemon suits, the keeper has the daemon's
 //! listening sockets, the packet for a successor, and the daemon's pidfd. The next driver finds the
-//! daemons that the keeper has given volumes to, before it looks for launches that nobody knows.
+//! daemons that the keeper has given volumes to, before it looks for launches that the journal does not know.
 //!
 //! Invariant: the keeper has the pidfd of a volume's daemon only while the journal calls that daemon the
 //! serving one. So no two daemons get one connection, whenever a driver is killed.
@@ -24,8 +24,6 @@ use crate::model::launch::ProcessId;
 use crate::model::limits;
 use crate::model::records::{Serving, StageRecord, VolumeRecord};
 use crate::model::settings::LaunchSettings;
-
-const SIGKILL: i32 = 9;
 
 impl Daemons {
     /// Gives the keeper what it needs besides the connection, if a waiting daemon suits the volume.
@@ -50,7 +48,7 @@ impl Daemons {
             Ok(())
         };
         if let Err(error) = put() {
-            tracing::warn!(%volume_id, error = linux::chain(&error), "while no driver runs, no daemon can follow the volume's");
+            report_unprepared(volume_id, &linux::chain(&error));
         }
     }
 
@@ -76,7 +74,7 @@ impl Daemons {
             self.keeper.put(volume_id, Kept::Daemon, daemon.try_clone().map_err(failed)?).map(drop)
         };
         if let Err(error) = put() {
-            tracing::warn!(%volume_id, error = linux::chain(&error), "while no driver runs, no daemon can follow the volume's");
+            report_unprepared(volume_id, &linux::chain(&error));
         }
     }
 }
@@ -86,7 +84,7 @@ impl Stages {
     /// now. The volume's lock is held.
     pub(crate) fn stand_by_again(&self, volume_id: &VolumeId, record: &VolumeRecord) {
         if let Err(error) = self.try_stand_by_again(volume_id, record) {
-            tracing::warn!(%volume_id, error = chain(&error), "while no driver runs, no daemon can follow the volume's");
+            report_unprepared(volume_id, &chain(&error));
         }
     }
 
@@ -158,7 +156,7 @@ impl Stages {
             launched.key == *key && launched.id.process().is_none_or(|process| process == daemon)
         };
         let Some(launch) = launched.iter().find(is_it).map(|launched| launched.id.clone()) else {
-            return end_unknown(volume_id, daemon, &pidfd);
+            return end_unknown(volume_id, daemon);
         };
         let since = i64::try_from(*since).ok();
         self.update_stage(volume_id, &mut record, |stage| {
@@ -176,12 +174,16 @@ impl Stages {
     }
 }
 
-/// A daemon whose launch nobody has made, or whose pod is being removed. Another one can follow it only
+fn report_unprepared(volume_id: &VolumeId, error: &str) {
+    tracing::warn!(%volume_id, error, "while no driver runs, no daemon can follow the volume's");
+}
+
+/// A daemon of no launch that this driver finds, or whose pod is being removed. Another one can follow it only
 /// once it has ended.
-fn end_unknown(volume_id: &VolumeId, daemon: ProcessId, pidfd: &OwnedFd) -> Result<()> {
+fn end_unknown(volume_id: &VolumeId, daemon: ProcessId) -> Result<()> {
     tracing::error!(%volume_id, pid = daemon.pid, "the keeper gave the volume to a daemon of no launch: it is killed");
-    linux::process::signal_pidfd(pidfd, SIGKILL).step("end daemon")?;
-    if !linux::process::wait_for_end(pidfd, limits::CLOSING).step("end daemon")? {
+    daemon.kill().step("end daemon")?;
+    if !daemon.is_gone_within(limits::CLOSING).step("end daemon")? {
         tracing::error!(%volume_id, pid = daemon.pid, "it still runs after SIGKILL");
     }
     Ok(())

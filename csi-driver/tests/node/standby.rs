@@ -2,7 +2,7 @@
 //! next driver finds it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -45,17 +45,7 @@ impl Used {
     /// Waits until the application has written and read twice; how long that took.
     fn progress(&mut self) -> Duration {
         let begun = Instant::now();
-        let number =
-            |path: &Path| fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        let mut first = None;
-        eventually("the application goes on", TIMEOUT, || {
-            anyhow::ensure!(self.writer.try_wait()?.is_none(), "it failed\n{}", self.warm.scene.log());
-            let now = number(&self.file).ok_or_else(|| anyhow::anyhow!("it moves the file"))?;
-            let first = *first.get_or_insert(now);
-            anyhow::ensure!(now >= first + 2, "{first}, then {now}");
-            Ok(())
-        })
-        .unwrap();
+        crate::takeover::wait_for_writer(&self.warm.scene, &self.file, &mut self.writer);
         begun.elapsed()
     }
 

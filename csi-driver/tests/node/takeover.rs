@@ -106,6 +106,20 @@ pub(crate) fn writer(scene: &Scene, file: &Path) -> Child {
     command.args(["-c", script, "writer"]).arg(file).stdin(Stdio::null()).spawn().unwrap()
 }
 
+/// Waits until [`writer`] has written and read twice.
+pub(crate) fn wait_for_writer(scene: &Scene, file: &Path, writer: &mut Child) {
+    let number = |path: &Path| fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+    let mut first = None;
+    eventually("the application goes on", TIMEOUT, || {
+        anyhow::ensure!(writer.try_wait()?.is_none(), "it failed\n{}", scene.log());
+        let now = number(file).ok_or_else(|| anyhow::anyhow!("it moves the file"))?;
+        let first = *first.get_or_insert(now);
+        anyhow::ensure!(now >= first + 2, "{first}, then {now}");
+        Ok(())
+    })
+    .unwrap();
+}
+
 pub(crate) fn go(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(".go");

@@ -180,7 +180,7 @@ impl Server {
             return true;
         }
         if let Some(at) = self.standby.spares.iter().position(|spare| spare.number == number) {
-            // It has ended, or said something although nobody asked.
+            // It has ended, or said something without a request.
             if let Some(spare) = self.standby.spares.remove(at) {
                 self.log.debug(format_args!("spare daemon {} waits no longer", spare.launch));
                 self.close_spare(spare);

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::{Role, VolumeKey, u16_at, u32_at, u64_at};
+use super::{Role, VolumeKey, decode_list, u16_at, u32_at, u64_at};
 
 /// The key of a daemon's launch: it has the form of a volume's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -144,12 +144,7 @@ impl Takeover {
 
     /// The body of a packet that has `count` entries.
     pub fn decode_all(body: &[u8], count: u32) -> Option<Vec<Self>> {
-        let (entries, rest) = body.as_chunks::<{ Self::SIZE }>();
-        let count = usize::try_from(count).ok()?;
-        if !rest.is_empty() || entries.len() != count || count > Self::MOST {
-            return None;
-        }
-        entries.iter().map(Self::decode).collect()
+        decode_list(body, count, Self::MOST, Self::decode)
     }
 
     fn decode(entry: &[u8; Self::SIZE]) -> Option<Self> {

@@ -348,7 +348,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Whatever an earlier daemon did, its successor knows the same use and the same charges, and
+    /// After anything that an earlier daemon did, its successor knows the same use and the same charges, and
     /// which files were being changed.
     #[test]
     fn a_successor_continues_from_the_same_charges(

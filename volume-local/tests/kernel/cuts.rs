@@ -35,7 +35,8 @@ const MOMENTS: [Moment; 3] = [Moment::AfterEffect, Moment::BeforeAnswer, Moment:
 /// `op` of struct ptrace_syscall_info (linux/ptrace.h).
 const SYSCALL_ENTRY: u8 = 1;
 
-const SETUP: Setup = Setup {
+/// With limits, so that charges are compared.
+pub(crate) const SETUP: Setup = Setup {
     capacity_bytes: 64 << 20,
     inode_limit: 1000,
     read_only: false,

@@ -16,19 +16,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::XattrFlags;
 use tests::random::Random;
 
-use crate::cuts::Tracer;
-use crate::fixture::{Setup, Volume, here};
+use crate::cuts::{SETUP, Tracer};
+use crate::fixture::{Volume, here};
 
 const SEED: &str = "HAWSER_MODEL_SEED";
-const SETUP: Setup = Setup {
-    capacity_bytes: 64 << 20,
-    inode_limit: 1000,
-    read_only: false,
-    confine: true,
-    descriptors: 0,
-    known_inodes: 0,
-    successors: 1,
-};
 const TIMEOUT: Duration = Duration::from_secs(60);
 const TOP: [&str; 4] = ["a", "b", "c", "d"];
 const BELOW: [&str; 3] = ["x", "y", "z"];
@@ -357,7 +348,7 @@ impl Running {
     }
 }
 
-/// Kills the daemon, its successor after so many system calls, and lets another one continue. Returns
+/// Kills the daemon, its successor after so many system calls, and has another one continue. Returns
 /// whether the successor was ready before it was killed.
 fn killed_twice(volume: &mut Volume, calls: usize) -> bool {
     volume.add_successor(SETUP);

@@ -309,7 +309,7 @@ fn a_table_of_another_version_is_refused_and_stays_as_it_was() {
     assert_eq!(fs::read(volume.path("f")).unwrap(), b"before and after");
 }
 
-/// The kernel keeps to the first daemon's answer to FUSE_INIT, whatever a later program would ask for.
+/// The kernel keeps to the first daemon's answer to FUSE_INIT, also if a later program would ask for more.
 #[test]
 fn a_daemon_that_would_ask_the_kernel_for_more_serves_without_it_and_names_it() {
     /// Where the first answer's flags are: the upper half of a word.

@@ -2,8 +2,6 @@
 //! the keeper and the driver are killed. Each pause that the pod saw is shown.
 
 use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -13,7 +11,7 @@ use ::tests::node::{TIMEOUT, has_connection};
 use ::tests::{Node, Sandbox, binaries, eventually};
 use anyhow::{Context, Result, ensure};
 use trace::monotonic_ns;
-use xtask::foreign::debian_program;
+use xtask::foreign::{debian_program, libraries};
 use xtask::progress::{say, step};
 
 /// Steps of the pod between two kills.
@@ -60,15 +58,6 @@ pub(super) fn write_image(sandbox: &Sandbox) -> Result<()> {
     let programs = [(&*demo_app, "demo-app"), (&*sqlite, "sqlite3")];
     let layer = layer_of_host_programs(&programs, &libraries(&sqlite)?)?;
     write_archive_of_layer(CHAOS_IMAGE, &layer, "demo-app", &[], &sandbox.path("i/chaos.tar"))
-}
-
-/// The files that ldd(1) names.
-fn libraries(program: &std::path::Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("ldd").arg(program).output().context("ldd")?;
-    ensure!(output.status.success(), "ldd {}: {}", program.display(), output.status);
-    let text = String::from_utf8(output.stdout).context("what ldd prints")?;
-    let path = |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from);
-    Ok(text.lines().filter_map(path).collect())
 }
 
 /// The pod's longest steps, in milliseconds.

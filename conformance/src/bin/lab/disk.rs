@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use ::tests::binaries::workspace_root;
 use anyhow::{Context, Result, ensure};
 use xtask::build;
-use xtask::foreign::{debian_program, find_program};
+use xtask::foreign::{debian_program, find_program, libraries};
 
 use super::kernel::Kernel;
 
@@ -157,14 +157,6 @@ fn busybox() -> Result<PathBuf> {
 fn applets(busybox: &Path) -> Result<Vec<String>> {
     let output = Command::new(busybox).arg("--list-full").output().context("busybox --list-full")?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
-}
-
-/// What ldd finds; nothing for a static program or a script.
-fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("ldd").arg(program).stderr(Stdio::null()).output().context("ldd (libc-bin)")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let words = text.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
-    Ok(words.map(PathBuf::from).filter(|path| path.is_file()).collect())
 }
 
 /// Packs `/init`, busybox and the modules that the disk needs.

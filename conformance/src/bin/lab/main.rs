@@ -104,8 +104,8 @@ impl Laboratory {
         let workspace = workspace_root();
         staging.put_tree(&workspace, &workspace)?;
         for (_package, name) in binaries::PRODUCTS.iter().chain(&binaries::CNI_PLUGINS) {
-            // Some tests look where `cargo xtask test` builds, or beside themselves, whatever
-            // HAWSER_BIN_DIR says.
+            // Some tests look where `cargo xtask test` builds, or beside themselves, also
+            // with another HAWSER_BIN_DIR.
             let beside = suite::static_dir();
             let places = [binaries::dir(), beside.with_file_name("release"), beside];
             staging.put_stripped(&binaries::find(name)?, &places.map(|dir| dir.join(name)))?;

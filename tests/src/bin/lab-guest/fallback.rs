@@ -1,9 +1,8 @@
-//! A kernel that sends no request again (before Linux 6.9): nobody but the daemon holds a connection, so
+//! A kernel that sends no request again (before Linux 6.9): only the daemon holds a connection, so
 //! that users of a killed daemon get an error at once instead of waiting without an end.
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use nix::errno::Errno;
 use serde_json::Value;
 use tests::examples;
 use tests::node::{Keeper, TIMEOUT, text};
-use tests::{Launcher, Network, Node, NodeOptions, Sandbox, binaries, eventually};
+use tests::{Launcher, Network, Node, NodeOptions, Sandbox, eventually};
 
 /// What a request may take that is answered at once.
 const AT_ONCE: Duration = Duration::from_secs(10);
@@ -76,13 +75,9 @@ fn start_pod(node: &Node<'_>) -> Result<()> {
 
 /// The pod's mount, as `hawser-csi mounts` shows it.
 fn mount(node: &Node<'_>) -> Result<Value> {
-    let sandbox = node.sandbox();
-    let mut command: Command = sandbox.command(&binaries::find("hawser-csi")?);
-    command.args(["mounts", "-o", "json", "--state-dir"]).arg(sandbox.path("state"));
-    let output = command.arg("--run-dir").arg(sandbox.path("run")).output().context("hawser-csi mounts")?;
-    ensure!(output.status.success(), "{output:?}");
-    let mounts: Vec<Value> = serde_json::from_slice(&output.stdout).context("what it prints")?;
-    mounts.into_iter().find(|mount| mount["state"] == "published").context("no published mount")
+    let mounts = node.driver_view("mounts")?;
+    let published = |mount: &&Value| mount["state"] == "published";
+    mounts.as_array().into_iter().flatten().find(published).cloned().context("no published mount")
 }
 
 /// Of a stat; `None` if it succeeds.
