@@ -20,7 +20,7 @@ struct Arguments {
     /// Runs of each kind
     #[arg(long, default_value_t = 20)]
     runs: usize,
-    /// Of `cni`: only cases whose title contains this
+    /// Of `cni` and `volume`: only cases whose title contains this
     #[arg(long, value_name = "WORD")]
     only: Option<String>,
 }
@@ -46,10 +46,10 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     match (arguments.what, arguments.only.as_deref()) {
         (Bench::Cni, only) => cni::run(arguments.runs, only),
-        (_, Some(word)) => bail!("--only {word}: only `bench cni` has cases to choose from"),
+        (Bench::Volume, only) => csi::volume::run(arguments.runs, only),
+        (_, Some(word)) => bail!("--only {word}: only `bench cni` and `bench volume` have cases to choose from"),
         (Bench::PodStart, None) => pod_start::run(arguments.runs),
         (Bench::Csi, None) => csi::run(arguments.runs),
         (Bench::Takeover, None) => csi::takeover::run(arguments.runs),
-        (Bench::Volume, None) => csi::volume::run(arguments.runs),
     }
 }

@@ -99,8 +99,23 @@ impl Removed {
                 Ok(()) => return Ok(()),
                 // Another thread may be faster, so this may happen again after the wait.
                 Err(Errno::AGAIN) => self.wait(op, PollFlags::OUT, deadline)?,
+                // As many descriptors as root's processes may have on their way (unix(7)) wait to be
+                // received.
+                Err(Errno::TOOMANYREFS) => self.wait_until_some_have_arrived(op, deadline)?,
                 Err(e) => return Err(failed(op, e)),
             }
+        }
+    }
+
+    fn wait_until_some_have_arrived(&self, op: &'static str, deadline: Instant) -> Result<(), Error> {
+        if Instant::now() >= deadline {
+            return Err(Error::TimedOut { op, limit: self.limit });
+        }
+        // No system call but ppoll(2) can wait here.
+        let pause = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        match poll(&mut [], Some(&pause)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(socket_error(op, e)),
         }
     }
 

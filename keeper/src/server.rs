@@ -8,6 +8,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
@@ -39,8 +40,13 @@ const MOST_ATTENDING: usize = 8;
 /// Descriptors for no volume: stdio, epoll, signals, the listener, connections, spare daemons, and a
 /// few that are open for one call.
 const OWN_DESCRIPTORS: u64 = 16 + MOST_CONNECTIONS as u64 + 2 * MOST_SPARES as u64;
-/// Packets of one peer in one turn.
+/// Packets of one connection in one turn.
 const PACKETS_A_TURN: usize = 16;
+/// Packets of one daemon in one turn: those of some sixty removed directories.
+const DAEMON_PACKETS_A_TURN: usize = 128;
+/// How long packets of a daemon may wait. A process that removes many directories would otherwise be
+/// interrupted by this one for each of them. What waits is held already: by the socket.
+const REST: Duration = Duration::from_millis(2);
 const EVENTS: usize = 32;
 /// Refusals of one peer that are logged.
 const LOGGED_REFUSALS: u32 = 8;
@@ -61,6 +67,7 @@ struct Server {
     /// By number, which no other peer gets again: an event of a closed one finds nothing.
     connections: BTreeMap<u64, Connection>,
     daemons: BTreeMap<u64, Daemon>,
+    resting: Resting,
     standby: Standby,
     next_number: u64,
     /// Connections are not accepted until the next pause has passed.
@@ -73,7 +80,38 @@ struct Server {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Open,
+    /// All packets were read, one at least.
+    Rests,
     Closed,
+}
+
+/// The daemons whose sockets are not watched until their next turn.
+#[derive(Debug, Default)]
+struct Resting {
+    daemons: Vec<u64>,
+    /// Of the next turn of all of them.
+    until: Option<Instant>,
+}
+
+impl Resting {
+    fn add(&mut self, daemon: u64) {
+        self.until.get_or_insert_with(|| Instant::now() + REST);
+        self.daemons.push(daemon);
+    }
+
+    /// How long none of them has a turn; `None` if there is none.
+    fn left(&self) -> Option<Duration> {
+        self.until.map(|until| until.saturating_duration_since(Instant::now()))
+    }
+
+    /// Those whose turn it is.
+    fn take(&mut self) -> Vec<u64> {
+        if self.left() != Some(Duration::ZERO) {
+            return Vec::new();
+        }
+        self.until = None;
+        std::mem::take(&mut self.daemons)
+    }
 }
 
 /// Serves until a signal ends it, and removes the socket. `inherited` is what an earlier keeper has left
@@ -122,6 +160,7 @@ impl Server {
             held,
             connections: BTreeMap::new(),
             daemons: BTreeMap::new(),
+            resting: Resting::default(),
             standby: Standby::default(),
             next_number: FIRST_PEER,
             accepts: true,
@@ -155,7 +194,10 @@ impl Server {
         while !(self.is_ending && self.held.is_empty()) {
             let mut space = [MaybeUninit::<Event>::uninit(); EVENTS];
             let pause = (!self.accepts).then_some(AFTER_FAILED_ACCEPT);
-            let events = match epoll::wait(&self.epoll, &mut space, pause.as_ref()) {
+            let rest = self.resting.left();
+            // Two milliseconds, or less.
+            let rest = rest.map(|left| Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() });
+            let events = match epoll::wait(&self.epoll, &mut space, rest.or(pause).as_ref()) {
                 Ok((events, _)) => events,
                 Err(Errno::INTR) => continue,
                 Err(e) => return Err(system("epoll_wait")(e)),
@@ -173,6 +215,9 @@ impl Server {
                     peer if self.turn_of_standby(peer) => {}
                     peer => self.turn_of_daemon(peer, flags),
                 }
+            }
+            for daemon in self.resting.take() {
+                self.turn_of_daemon(daemon, EventFlags::IN);
             }
             self.stand_in();
         }
@@ -259,10 +304,15 @@ impl Server {
 
     fn turn_of_daemon(&mut self, number: u64, flags: EventFlags) {
         let Some(mut daemon) = self.daemons.remove(&number) else { return };
-        let before = daemon.interest();
-        let turn = daemon.take_turn(&mut self.held, self.log, flags);
-        let after = daemon.interest();
-        if turn == Turn::Open && (before == after || self.rewatch(daemon.socket(), number, after)) {
+        let stays = match daemon.take_turn(&mut self.held, self.log, flags) {
+            Turn::Rests => {
+                self.resting.add(number);
+                true
+            }
+            Turn::Open => self.rewatch(daemon.socket(), number, daemon.interest()),
+            Turn::Closed => false,
+        };
+        if stays {
             self.daemons.insert(number, daemon);
         } else {
             self.log.info(format_args!("volume {}: its daemon is gone", daemon.volume()));

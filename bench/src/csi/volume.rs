@@ -30,12 +30,15 @@ const VOLUME_BYTES: i64 = 2 << 30;
 /// Of the volume with a record to the one without: no user is to notice the record.
 const BAR: f64 = 0.95;
 
-pub(crate) fn run(runs: usize) -> Result<()> {
+/// `only`: of operations whose title contains it.
+pub(crate) fn run(runs: usize, only: Option<&str>) -> Result<()> {
     require_root("bench")?;
     ensure!(runs >= RUNS_MIN, "--runs {runs}: at least {RUNS_MIN} are needed");
+    let is_wanted = |operation: &Operation| only.is_none_or(|word| operation.title.contains(word));
+    ensure!(METADATA.iter().chain(&STREAMS).any(is_wanted), "--only {only:?}: no operation");
     part("build the static binaries", products)?;
     let volumes = [Place::volume(true)?, Place::volume(false)?];
-    let measured = table(&volumes, runs);
+    let measured = table(&volumes, runs, is_wanted);
     for volume in volumes {
         volume.end()?;
     }
@@ -43,13 +46,13 @@ pub(crate) fn run(runs: usize) -> Result<()> {
     Ok(())
 }
 
-fn table(volumes: &[Place; 2], runs: usize) -> Result<String> {
+fn table(volumes: &[Place; 2], runs: usize, is_wanted: impl Fn(&Operation) -> bool) -> Result<String> {
     let mut table = format!(
         "\n| ext4, capacity by the daemon | native us | no record us | record us | record to none, by speed | spread | record to native | bar |\n{}\n",
         "|---".repeat(8) + "|"
     );
     for (operations, bar) in [(&METADATA[..], Some(BAR)), (&STREAMS[..], None)] {
-        for operation in operations {
+        for operation in operations.iter().filter(|operation| is_wanted(operation)) {
             let measured = step(operation.title, || measure(volumes, operation, runs))?;
             table += &measured.row(operation, bar);
         }

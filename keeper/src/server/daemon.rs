@@ -10,7 +10,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::{LOGGED_REFUSALS, PACKETS_A_TURN, Turn};
+use super::{DAEMON_PACKETS_A_TURN, LOGGED_REFUSALS, PACKETS_A_TURN, Turn};
 use crate::descriptors;
 use crate::held::Held;
 use crate::log::Log;
@@ -65,18 +65,26 @@ impl Daemon {
         self.volume
     }
 
+    /// Of the next event alone.
     pub(super) fn interest(&self) -> EventFlags {
-        let reads = EventFlags::IN | EventFlags::RDHUP;
-        let waits = self.listing.is_some() || !self.refusals.is_empty();
-        if waits { reads | EventFlags::OUT } else { reads }
+        let reads = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
+        if self.is_owed_a_packet() { reads | EventFlags::OUT } else { reads }
+    }
+
+    fn is_owed_a_packet(&self) -> bool {
+        self.listing.is_some() || !self.refusals.is_empty()
     }
 
     pub(super) fn take_turn(&mut self, held: &mut Held, log: Log, flags: EventFlags) -> Turn {
+        let mut has_read_all = false;
         if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
-            for _ in 0..PACKETS_A_TURN {
+            for count in 0..DAEMON_PACKETS_A_TURN {
                 match self.read(held, log) {
                     Read::Packet => {}
-                    Read::Nothing => break,
+                    Read::Nothing => {
+                        has_read_all = count > 0;
+                        break;
+                    }
                     Read::End => return Turn::Closed,
                 }
             }
@@ -87,7 +95,7 @@ impl Daemon {
                 break;
             }
         }
-        Turn::Open
+        if has_read_all && !self.is_owed_a_packet() { Turn::Rests } else { Turn::Open }
     }
 
     /// Of a socket that can receive no more.
