@@ -47,7 +47,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     match (arguments.what, arguments.only.as_deref()) {
         (Bench::Cni, only) => cni::run(arguments.runs, only),
         (Bench::Volume, only) => csi::volume::run(arguments.runs, only),
-        (_, Some(word)) => bail!("--only {word}: only `bench cni` and `bench volume` have cases to choose from"),
+        (_, Some(word)) => {
+            bail!("--only {word}: only `bench cni` and `bench volume` have cases to choose from")
+        }
         (Bench::PodStart, None) => pod_start::run(arguments.runs),
         (Bench::Csi, None) => csi::run(arguments.runs),
         (Bench::Takeover, None) => csi::takeover::run(arguments.runs),

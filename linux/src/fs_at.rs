@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use rustix::path::DecInt;
 
@@ -75,42 +75,81 @@ impl DescriptorDir {
         rustix::fs::linkat(&self.fd, DecInt::from_fd(file), directory, name, AtFlags::SYMLINK_FOLLOW)
     }
 
-    pub fn set_xattr(
-        &self,
-        file: BorrowedFd<'_>,
-        name: &CStr,
-        value: &[u8],
-        flags: XattrFlags,
-    ) -> rustix::io::Result<()> {
-        rustix::fs::setxattr(DecInt::from_fd(file), name, value, flags)
+    /// For one call. More calls are faster with [`Self::open_xattrs`].
+    pub fn xattrs<'file>(&self, file: BorrowedFd<'file>) -> Xattrs<'file> {
+        Xattrs::Named(file)
+    }
+
+    /// For several calls: opens the file, if that has no effect on others, as opening a FIFO or a
+    /// device has.
+    pub fn open_xattrs<'file>(&self, file: BorrowedFd<'file>) -> Xattrs<'file> {
+        let kind = rustix::fs::fstat(file).map(|found| FileType::from_raw_mode(found.st_mode));
+        if !matches!(kind, Ok(FileType::RegularFile | FileType::Directory)) {
+            return Xattrs::Named(file);
+        }
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        // It may not be opened, or there are too many descriptors.
+        self.reopen(file, flags).map_or(Xattrs::Named(file), Xattrs::Open)
+    }
+}
+
+/// The extended attributes of one file (xattr(7)).
+#[derive(Debug)]
+pub enum Xattrs<'file> {
+    /// By its name in the working directory, which each call looks up: see [`DescriptorDir`].
+    Named(BorrowedFd<'file>),
+    Open(OwnedFd),
+}
+
+impl Xattrs<'_> {
+    pub fn set(&self, name: &CStr, value: &[u8], flags: XattrFlags) -> rustix::io::Result<()> {
+        match self {
+            Self::Named(file) => rustix::fs::setxattr(DecInt::from_fd(file), name, value, flags),
+            Self::Open(file) => rustix::fs::fsetxattr(file, name, value, flags),
+        }
     }
 
     /// The value, at most `size` bytes (`ERANGE` if it is longer).
-    pub fn xattr(&self, file: BorrowedFd<'_>, name: &CStr, size: usize) -> rustix::io::Result<Vec<u8>> {
+    pub fn get(&self, name: &CStr, size: usize) -> rustix::io::Result<Vec<u8>> {
         let mut value = vec![0; size];
-        let length = rustix::fs::getxattr(DecInt::from_fd(file), name, &mut value)?;
+        let length = match self {
+            Self::Named(file) => rustix::fs::getxattr(DecInt::from_fd(file), name, &mut value)?,
+            Self::Open(file) => rustix::fs::fgetxattr(file, name, &mut value)?,
+        };
         value.truncate(length);
         Ok(value)
     }
 
-    pub fn xattr_size(&self, file: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<usize> {
-        rustix::fs::getxattr_query(DecInt::from_fd(file), name)
+    pub fn size(&self, name: &CStr) -> rustix::io::Result<usize> {
+        match self {
+            Self::Named(file) => rustix::fs::getxattr_query(DecInt::from_fd(file), name),
+            Self::Open(file) => rustix::fs::fgetxattr_query(file, name),
+        }
     }
 
     /// The names, each ended by a zero byte, at most `size` bytes together.
-    pub fn xattr_names(&self, file: BorrowedFd<'_>, size: usize) -> rustix::io::Result<Vec<u8>> {
+    pub fn names(&self, size: usize) -> rustix::io::Result<Vec<u8>> {
         let mut names = vec![0; size];
-        let length = rustix::fs::listxattr(DecInt::from_fd(file), &mut names)?;
+        let length = match self {
+            Self::Named(file) => rustix::fs::listxattr(DecInt::from_fd(file), &mut names)?,
+            Self::Open(file) => rustix::fs::flistxattr(file, &mut names)?,
+        };
         names.truncate(length);
         Ok(names)
     }
 
-    pub fn xattr_names_size(&self, file: BorrowedFd<'_>) -> rustix::io::Result<usize> {
-        rustix::fs::listxattr_query(DecInt::from_fd(file))
+    pub fn names_size(&self) -> rustix::io::Result<usize> {
+        match self {
+            Self::Named(file) => rustix::fs::listxattr_query(DecInt::from_fd(file)),
+            Self::Open(file) => rustix::fs::flistxattr_query(file),
+        }
     }
 
-    pub fn remove_xattr(&self, file: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<()> {
-        rustix::fs::removexattr(DecInt::from_fd(file), name)
+    pub fn remove(&self, name: &CStr) -> rustix::io::Result<()> {
+        match self {
+            Self::Named(file) => rustix::fs::removexattr(DecInt::from_fd(file), name),
+            Self::Open(file) => rustix::fs::fremovexattr(file, name),
+        }
     }
 }
 
@@ -191,11 +230,49 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         std::fs::write(dir.path().join("a"), "").unwrap();
         std::fs::write(dir.path().join("b"), "").unwrap();
-        let open = |path: &Path| rustix::fs::openat(CWD, path, OFlags::PATH, Mode::empty()).unwrap();
-        let directory = open(dir.path());
+        let directory = open_path(dir.path());
         let by_name = |name| generation(directory.as_fd(), name).unwrap();
-        let a = open(&dir.path().join("a"));
+        let a = open_path(&dir.path().join("a"));
         assert_eq!(generation(a.as_fd(), c"").unwrap(), by_name(c"a"));
         assert_ne!(by_name(c"a"), by_name(c"b"));
+    }
+
+    #[test]
+    fn attributes_are_the_same_by_name_and_by_descriptor() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        let file = open_path(&dir.path().join("file"));
+        let descriptors = DescriptorDir::open().unwrap();
+        let (named, open) = (descriptors.xattrs(file.as_fd()), descriptors.open_xattrs(file.as_fd()));
+        assert!(matches!((&named, &open), (Xattrs::Named(_), Xattrs::Open(_))));
+        let name = c"user.key";
+        for (one, other) in [(&named, &open), (&open, &named)] {
+            one.set(name, b"value", XattrFlags::CREATE).unwrap();
+            assert_eq!(other.set(name, b"", XattrFlags::CREATE), Err(Errno::EXIST));
+            assert_eq!((other.size(name), other.get(name, 5)), (Ok(5), Ok(b"value".to_vec())));
+            assert_eq!(other.get(name, 4), Err(Errno::RANGE));
+            assert_eq!((other.names_size(), other.names(9)), (Ok(9), Ok(b"user.key\0".to_vec())));
+            other.remove(name).unwrap();
+            assert_eq!((one.size(name), one.remove(name)), (Err(Errno::NODATA), Err(Errno::NODATA)));
+        }
+    }
+
+    #[test]
+    fn a_file_whose_open_has_an_effect_on_others_is_not_opened_for_its_attributes() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("fifo");
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let fifo = open_path(&path);
+        let found = DescriptorDir::open().unwrap();
+        let found = found.open_xattrs(fifo.as_fd());
+        assert!(matches!(found, Xattrs::Named(_)));
+        // Only a FIFO without a reader answers so.
+        let writes = OFlags::WRONLY | OFlags::NONBLOCK;
+        assert_eq!(rustix::fs::openat(CWD, &path, writes, Mode::empty()).unwrap_err(), Errno::NXIO);
+        assert_eq!(found.names_size(), Ok(0));
+    }
+
+    fn open_path(path: &Path) -> OwnedFd {
+        rustix::fs::openat(CWD, path, OFlags::PATH, Mode::empty()).unwrap()
     }
 }

@@ -26,6 +26,9 @@ pub use target::{Target, ensure_target, resolve};
 
 use crate::{Error, Result};
 
+const OVERLAY: &str = "overlay";
+const VOLATILE: &str = "volatile";
+
 /// How mounts and unmounts propagate between a mount and its copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Propagation {
@@ -58,18 +61,19 @@ pub struct Overlay<'a> {
 impl Overlay<'_> {
     /// Returns a detached overlayfs mount. Layers are passed one by one (`lowerdir+`, Linux 6.5),
     /// so the page of mount(2) does not limit their number or names. Older kernels get one string.
+    ///
+    /// The mount is `volatile` (Linux 5.10): its unmount, which the end of a container waits for, does
+    /// not write the whole file system of `upper` to the disk, and neither does fsync(2) in it. So
+    /// what is in `upper` may be incomplete after a crash of the node, and must not be mounted again.
     pub fn mount(&self) -> Result<OwnedFd> {
         let mut options: Vec<(&str, &Path)> =
             self.lower.iter().map(|dir| ("lowerdir+", dir.as_path())).collect();
         options.extend([("upperdir", self.upper), ("workdir", self.work)]);
-        match new_fs_paths("overlay", &options) {
+        match new_overlay(&options) {
             // Linux 6.1 checks options when the file system is created, later kernels one by one.
             Err(e) if e.errno() == Errno::EINVAL => {
                 let lower = joined(self.lower);
-                new_fs_paths(
-                    "overlay",
-                    &[("lowerdir", &lower), ("upperdir", self.upper), ("workdir", self.work)],
-                )
+                new_overlay(&[("lowerdir", &lower), ("upperdir", self.upper), ("workdir", self.work)])
             }
             result => result,
         }
@@ -94,13 +98,15 @@ fn joined(dirs: &[PathBuf]) -> PathBuf {
     PathBuf::from(OsString::from_vec(text))
 }
 
-fn new_fs_paths(fs_type: &str, options: &[(&str, &Path)]) -> Result<OwnedFd> {
-    let config = open_fs(fs_type)?;
+fn new_overlay(options: &[(&str, &Path)]) -> Result<OwnedFd> {
+    let config = open_fs(OVERLAY)?;
     for (key, path) in options {
         rustix::mount::fsconfig_set_string(&config, *key, *path)
-            .map_err(|e| Error::new("fsconfig", format!("{fs_type} {key}={}", path.display()), e))?;
+            .map_err(|e| Error::new("fsconfig", format!("{OVERLAY} {key}={}", path.display()), e))?;
     }
-    create_fs(&config, fs_type)
+    rustix::mount::fsconfig_set_flag(&config, VOLATILE)
+        .map_err(|e| Error::new("fsconfig", format!("{OVERLAY} {VOLATILE}"), e))?;
+    create_fs(&config, OVERLAY)
 }
 
 /// A detached mount of a new file system: `proc`, `tmpfs`, `sysfs`, ... An
@@ -361,7 +367,7 @@ mod tests {
         }
         let (upper, work) = (path("upper"), path("work"));
         let options = [("lowerdir", &*joined(&lower)), ("upperdir", &*upper), ("workdir", &*work)];
-        let one_option = new_fs_paths("overlay", &options).unwrap();
+        let one_option = new_overlay(&options).unwrap();
         for number in 0..lower.len() {
             rustix::fs::statat(&one_option, format!("file{number}"), AtFlags::empty()).unwrap();
         }

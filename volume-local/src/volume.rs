@@ -137,7 +137,8 @@ impl Volume {
 
     /// Counts the whole tree, which must not change meanwhile.
     pub(crate) fn count(&self) -> Result<Use> {
-        let attribute_blocks = |file: BorrowedFd<'_>| self.attribute_blocks_of(file);
+        let attribute_blocks =
+            |file: BorrowedFd<'_>| self.attribute_blocks_of(&self.descriptors.xattrs(file));
         count::count(&*self.root, self.origin, self.names_take_inodes, attribute_blocks)
     }
 

@@ -5,9 +5,9 @@
 //! and xfs have inodes of the default size.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 
-use linux::fs_at::DescriptorDir;
+use linux::fs_at::Xattrs;
 use rustix::io::Errno;
 
 use crate::errno::Result;
@@ -83,23 +83,18 @@ impl AttributeBlocks {
     }
 }
 
-/// The attributes of `file`, without `except`. The kernel allows no change of them during a request
-/// that changes them.
-pub(crate) fn total(
-    descriptors: &DescriptorDir,
-    file: BorrowedFd<'_>,
-    except: Option<&CStr>,
-) -> Result<Total> {
-    let size = match descriptors.xattr_names_size(file) {
+/// All but `except`. The kernel allows no change of a file's attributes during a request that changes
+/// them.
+pub(crate) fn total(xattrs: &Xattrs<'_>, except: Option<&CStr>) -> Result<Total> {
+    let size = match xattrs.names_size() {
         Err(Errno::OPNOTSUPP) | Ok(0) => return Ok(Total::default()),
         size => size?,
     };
     let mut total = Total::default();
-    for name in descriptors.xattr_names(file, size)?.split(|byte| *byte == 0).filter(|name| !name.is_empty())
-    {
+    for name in xattrs.names(size)?.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
         if except != Some(&name) {
-            total = total.with(&name, descriptors.xattr_size(file, &name)?);
+            total = total.with(&name, xattrs.size(&name)?);
         }
     }
     Ok(total)

@@ -117,8 +117,9 @@ impl Volume {
             return Ok(());
         }
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
-        let others = xattrs::total(&self.descriptors, fd.as_fd(), Some(&name))?;
-        let (had, replaced) = match self.descriptors.xattr_size(fd.as_fd(), &name) {
+        let file = self.descriptors.open_xattrs(fd.as_fd());
+        let others = xattrs::total(&file, Some(&name))?;
+        let (had, replaced) = match file.size(&name) {
             Ok(length) => (true, others.with(&name, length)),
             Err(Errno::NODATA | Errno::OPNOTSUPP) => (false, others),
             Err(errno) => return Err(errno),
@@ -128,22 +129,22 @@ impl Volume {
             return Err(Errno::NOSPC);
         }
         let growth = charge::attribute_bytes(self.attribute_blocks.growth(replaced, wanted));
-        let change = self.make_room_for_attributes(id, &fd, growth)?;
+        let change = self.make_room_for_attributes(id, &fd, &file, growth)?;
         // Repeating it makes a difference only with these flags.
         if !flags.is_empty() {
             let at = Place { directory: id, name: name.clone() };
             running.note(|| Ok::<_, Errno>(Effect::Attribute { at, had, sets: true }))?;
         }
-        let set = self.descriptors.set_xattr(fd.as_fd(), &name, value, flags);
-        self.settle_attributes(&fd, change);
+        let set = file.set(&name, value, flags);
+        self.settle_attributes(&fd, &file, change);
         set
     }
 
     pub(crate) fn xattr(&self, NodeId(id): NodeId, name: &OsStr, size: usize) -> Result<Xattr> {
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
         let answer = match size {
-            0 => self.descriptors.xattr_size(fd.as_fd(), &name).map(Xattr::Size),
-            _ => self.descriptors.xattr(fd.as_fd(), &name, size).map(Xattr::Value),
+            0 => self.descriptors.xattrs(fd.as_fd()).size(&name).map(Xattr::Size),
+            _ => self.descriptors.xattrs(fd.as_fd()).get(&name, size).map(Xattr::Value),
         };
         match answer {
             // A backing file system without ACLs: the kernel above, which has ACLs enabled, sees a
@@ -156,8 +157,8 @@ impl Volume {
     pub(crate) fn xattr_names(&self, NodeId(id): NodeId, size: usize) -> Result<Xattr> {
         let fd = self.nodes.descriptor(id)?;
         match size {
-            0 => self.descriptors.xattr_names_size(fd.as_fd()).map(Xattr::Size),
-            _ => self.descriptors.xattr_names(fd.as_fd(), size).map(Xattr::Value),
+            0 => self.descriptors.xattrs(fd.as_fd()).names_size().map(Xattr::Size),
+            _ => self.descriptors.xattrs(fd.as_fd()).names(size).map(Xattr::Value),
         }
     }
 
@@ -167,14 +168,15 @@ impl Volume {
             return Ok(());
         }
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
-        let change = self.make_room_for_attributes(id, &fd, 0)?;
+        let file = self.descriptors.open_xattrs(fd.as_fd());
+        let change = self.make_room_for_attributes(id, &fd, &file, 0)?;
         running.note(|| {
-            let had = self.descriptors.xattr_size(fd.as_fd(), &name).is_ok();
+            let had = file.size(&name).is_ok();
             let at = Place { directory: id, name: name.clone() };
             Ok::<_, Errno>(Effect::Attribute { at, had, sets: false })
         })?;
-        let removed = self.descriptors.remove_xattr(fd.as_fd(), &name);
-        self.settle_attributes(&fd, change);
+        let removed = file.remove(&name);
+        self.settle_attributes(&fd, &file, change);
         removed
     }
 }

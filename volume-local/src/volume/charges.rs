@@ -6,8 +6,9 @@
 
 use std::ffi::CStr;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
+use linux::fs_at::Xattrs;
 use rustix::fs::{AtFlags, FileType, Statx};
 use rustix::io::Errno;
 
@@ -60,9 +61,9 @@ impl Volume {
 
     /// As [`Self::settle`], after a change of attributes. The kernel serializes requests that change
     /// one file's attributes.
-    pub(super) fn settle_attributes(&self, file: &OwnedFd, change: Option<Change<'_>>) {
+    pub(super) fn settle_attributes(&self, file: &OwnedFd, xattrs: &Xattrs<'_>, change: Option<Change<'_>>) {
         if let Some(change) = change {
-            change.settle(|before| self.measure(file, Charged { attribute_blocks: None, ..before }));
+            change.settle(|_before| self.measure_all(file, xattrs));
         }
     }
 
@@ -78,7 +79,7 @@ impl Volume {
         if let Some(quota) = &self.quota
             && let Ok(file) = self.nodes.descriptor(id)
         {
-            quota.settle(id, |before| self.measure(&file, Charged { attribute_blocks: None, ..before }));
+            quota.settle(id, |_before| self.measure_all(&file, &self.descriptors.xattrs(file.as_fd())));
         }
     }
 
@@ -142,10 +143,11 @@ impl Volume {
         &self,
         id: u64,
         file: &OwnedFd,
+        xattrs: &Xattrs<'_>,
         bytes: u64,
     ) -> Result<Option<Change<'_>>> {
         let Some(quota) = &self.quota else { return Ok(None) };
-        let change = quota.begin_change(id, || self.measure_first(file))?;
+        let change = quota.begin_change(id, || self.measure_first_with(file, xattrs))?;
         let reserved = quota.retrying(|| quota.reserve(bytes))?;
         Ok(Some(change.with(reserved)))
     }
@@ -223,30 +225,38 @@ impl Volume {
     /// The charge of a file without a remembered charge: that of a file without attribute blocks,
     /// see [`charge`].
     fn measure_first(&self, file: &OwnedFd) -> Result<Charged> {
+        self.measure_first_with(file, &self.descriptors.xattrs(file.as_fd()))
+    }
+
+    fn measure_first_with(&self, file: &OwnedFd, xattrs: &Xattrs<'_>) -> Result<Charged> {
         let seen = stat(file)?;
-        let attribute_blocks = Some(self.attribute_blocks_seen(file, &seen)?);
+        let attribute_blocks = Some(self.attribute_blocks_seen(xattrs, &seen)?);
         Ok(Charged { attribute_blocks, ..charge(&seen, 0) })
     }
 
     /// The charge of a file now. Only setxattr and removexattr change the blocks of its attributes,
     /// so these are not counted again.
     fn measure(&self, file: &OwnedFd, before: Charged) -> Result<Charged> {
+        match before.attribute_blocks {
+            Some(blocks) => Ok(charge(&stat(file)?, blocks)),
+            None => self.measure_all(file, &self.descriptors.xattrs(file.as_fd())),
+        }
+    }
+
+    /// The charge of a file now, with its attributes.
+    fn measure_all(&self, file: &OwnedFd, xattrs: &Xattrs<'_>) -> Result<Charged> {
         let seen = stat(file)?;
-        let attribute_blocks = match before.attribute_blocks {
-            Some(blocks) => blocks,
-            None => self.attribute_blocks_seen(file, &seen)?,
-        };
-        Ok(charge(&seen, attribute_blocks))
+        Ok(charge(&seen, self.attribute_blocks_seen(xattrs, &seen)?))
     }
 
     /// Matters only for regular files with at least one block.
-    fn attribute_blocks_seen(&self, file: &OwnedFd, seen: &Statx) -> Result<u8> {
+    fn attribute_blocks_seen(&self, xattrs: &Xattrs<'_>, seen: &Statx) -> Result<u8> {
         let is_file = FileType::from_raw_mode(seen.stx_mode.into()) == FileType::RegularFile;
-        if is_file && seen.stx_blocks > 0 { self.attribute_blocks_of(file.as_fd()) } else { Ok(0) }
+        if is_file && seen.stx_blocks > 0 { self.attribute_blocks_of(xattrs) } else { Ok(0) }
     }
 
-    pub(super) fn attribute_blocks_of(&self, file: BorrowedFd<'_>) -> Result<u8> {
-        Ok(self.attribute_blocks.most(xattrs::total(&self.descriptors, file, None)?))
+    pub(super) fn attribute_blocks_of(&self, xattrs: &Xattrs<'_>) -> Result<u8> {
+        Ok(self.attribute_blocks.most(xattrs::total(xattrs, None)?))
     }
 }
 

@@ -293,7 +293,7 @@ impl Volume {
         if mode & umask & 0o777 == 0 {
             return Ok(mode_bits(mode));
         }
-        match self.descriptors.xattr_size(parent.as_fd(), c"system.posix_acl_default") {
+        match self.descriptors.xattrs(parent.as_fd()).size(c"system.posix_acl_default") {
             Ok(_) => Ok(mode_bits(mode)),
             Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(mode_bits(mode & !umask)),
             Err(errno) => Err(errno),

@@ -129,7 +129,7 @@ impl Volume {
             }
             Effect::Attribute { at, had, sets } => {
                 let node = self.nodes.descriptor(at.directory);
-                match node.and_then(|node| self.descriptors.xattr_size(node.as_fd(), &at.name)) {
+                match node.and_then(|node| self.descriptors.xattrs(node.as_fd()).size(&at.name)) {
                     Ok(_) => *sets && !*had,
                     Err(Errno::NODATA) => !*sets && *had,
                     Err(_) => false,
