@@ -358,10 +358,10 @@ fn an_attribute_that_is_changed_when_the_daemon_is_killed_is_charged_once() {
         let path = volume.path(&format!("f-{moment:?}"));
         fs::write(&path, "content").unwrap();
         let set = || rustix::fs::setxattr(&path, "user.a", &[1; 2000], XattrFlags::CREATE);
-        cut(&mut volume, moment, libc::SYS_setxattr, set).unwrap();
+        cut(&mut volume, moment, libc::SYS_fsetxattr, set).unwrap();
         assert_use(&volume, &format!("setxattr, {moment:?}"));
         let remove = || rustix::fs::removexattr(&path, "user.a");
-        cut(&mut volume, moment, libc::SYS_removexattr, remove).unwrap();
+        cut(&mut volume, moment, libc::SYS_fremovexattr, remove).unwrap();
         assert_use(&volume, &format!("removexattr, {moment:?}"));
     }
 }
