@@ -135,6 +135,10 @@ pub enum Error {
     Busy { path: PathBuf },
     #[error("{what} took longer than {} s", limit.as_secs())]
     Deadline { what: String, limit: Duration },
+    #[error(
+        "{what} was given up, since the volume's daemon has ended: repeat the call when another one serves"
+    )]
+    Interrupted { what: String },
 
     // The daemon.
     #[error("start the daemon of volume {volume_id}, {launch}")]

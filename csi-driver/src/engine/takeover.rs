@@ -222,7 +222,11 @@ async fn attempt(stages: &Arc<Stages>, ended: &Ended) -> Result<()> {
     let guard = loop {
         match stages.locks.hold(Lock::Volume(ended.volume_id.as_str())) {
             Ok(guard) => break guard,
-            Err(Error::Pending { .. } | Error::Copying { .. }) => tokio::time::sleep(LOCK_RETRY).await,
+            Err(Error::Pending { .. } | Error::Copying { .. }) => {
+                // What holds the lock may wait for an answer of the daemon, which only its successor can give.
+                stages.flushes.interrupt(&ended.volume_id);
+                tokio::time::sleep(LOCK_RETRY).await;
+            }
             Err(error) => return Err(error),
         }
     };

@@ -2,7 +2,9 @@
 
 mod threads;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
 use std::hash::Hash;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -42,7 +44,16 @@ fn within_turn<T: Send + 'static>(
 /// At most one piece of work for each key; while one is stuck, a second is refused.
 #[derive(Debug)]
 pub(crate) struct OneEach<K> {
-    busy: Arc<Mutex<HashSet<K>>>,
+    busy: Arc<Mutex<HashMap<K, Interrupt>>>,
+}
+
+/// Ends the wait of the caller, while the work continues.
+struct Interrupt(Box<dyn Fn() + Send>);
+
+impl fmt::Debug for Interrupt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Interrupt")
+    }
 }
 
 impl<K> Default for OneEach<K> {
@@ -53,7 +64,7 @@ impl<K> Default for OneEach<K> {
 
 impl<K: Clone + Eq + Hash + Send + 'static> OneEach<K> {
     /// [`within`]; refused at once, with the same error, while an earlier call for `key` is under
-    /// way.
+    /// way. [`Self::interrupt`] ends the wait with [`Error::Interrupted`].
     pub(crate) fn within<T: Send + 'static>(
         &self,
         key: &K,
@@ -61,18 +72,45 @@ impl<K: Clone + Eq + Hash + Send + 'static> OneEach<K> {
         limit: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        within_turn(self.turn(key), what.into(), limit, work)
+        let what = what.into();
+        let (done, finished) = mpsc::channel();
+        let interrupted = done.clone();
+        // The caller may have gone.
+        let interrupt = Interrupt(Box::new(move || drop(interrupted.send(None))));
+        let Some(turn) = self.turn(key, interrupt) else { return Err(Error::Deadline { what, limit }) };
+        threads::give(&what, move || {
+            let _until_it_returns = turn;
+            drop(done.send(Some(work())));
+        })?;
+        match finished.recv_timeout(limit) {
+            Ok(Some(result)) => Ok(result),
+            Ok(None) => Err(Error::Interrupted { what }),
+            Err(_) => Err(Error::Deadline { what, limit }),
+        }
     }
 
-    fn turn(&self, key: &K) -> Option<Turn<K>> {
-        let is_first = lock(&self.busy).insert(key.clone());
-        is_first.then(|| Turn { busy: self.busy.clone(), key: key.clone() })
+    /// Lets nobody wait for the work for `key` any longer: it cannot end, for want of something that
+    /// the caller keeps back.
+    pub(crate) fn interrupt(&self, key: &K) {
+        if let Some(Interrupt(interrupt)) = lock(&self.busy).get(key) {
+            interrupt();
+        }
+    }
+
+    fn turn(&self, key: &K, interrupt: Interrupt) -> Option<Turn<K>> {
+        match lock(&self.busy).entry(key.clone()) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(free) => {
+                free.insert(interrupt);
+                Some(Turn { busy: self.busy.clone(), key: key.clone() })
+            }
+        }
     }
 }
 
 #[derive(Debug)]
 struct Turn<K: Eq + Hash> {
-    busy: Arc<Mutex<HashSet<K>>>,
+    busy: Arc<Mutex<HashMap<K, Interrupt>>>,
     key: K,
 }
 
@@ -300,6 +338,26 @@ mod tests {
         assert!(matches!(stuck, Error::Deadline { .. }), "{stuck}");
         assert!(each.within(&1, "look", TIMEOUT, || ()).is_err(), "refused without a thread");
         assert_eq!(each.within(&2, "look", TIMEOUT, || 7).unwrap(), 7, "another key is not concerned");
+        release.send(()).unwrap();
+        ::tests::eventually("the key is free", TIMEOUT, || Ok(each.within(&1, "look", TIMEOUT, || ())?))
+            .unwrap();
+    }
+
+    #[test]
+    fn who_waits_for_work_of_one_key_can_be_interrupted() {
+        let each = Arc::new(OneEach::default());
+        let (release, wait) = mpsc::channel::<()>();
+        let waiting = each.clone();
+        let waiting = std::thread::spawn(move || waiting.within(&1, "look", TIMEOUT, move || wait.recv()));
+        ::tests::eventually("it is interrupted", TIMEOUT, || {
+            each.interrupt(&1);
+            anyhow::ensure!(waiting.is_finished());
+            Ok(())
+        })
+        .unwrap();
+        let interrupted = waiting.join().unwrap().unwrap_err();
+        assert!(matches!(interrupted, Error::Interrupted { .. }), "{interrupted}");
+        assert!(each.within(&1, "look", TIMEOUT, || ()).is_err(), "it is still under way");
         release.send(()).unwrap();
         ::tests::eventually("the key is free", TIMEOUT, || Ok(each.within(&1, "look", TIMEOUT, || ())?))
             .unwrap();

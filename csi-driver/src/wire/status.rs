@@ -49,6 +49,7 @@ pub(crate) fn code(error: &Error) -> Code {
         Error::Pending { .. }
         | Error::Crowded { .. }
         | Error::Abandoned { .. }
+        | Error::Interrupted { .. }
         | Error::BeingDeleted { .. }
         | Error::BadToken { .. }
         | Error::Copying { .. }

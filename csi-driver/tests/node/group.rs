@@ -4,12 +4,14 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
+use linux::mount::FuseConnections;
 use proto::csi::VolumeCapability;
 use proto::csi::volume_capability::MountVolume;
-use tests::csi::scene::{Flags, Scene};
+use tests::csi::scene::{Flags, Scene, mounted, retried};
 use tonic::Code;
 
 use crate::access::{capability_of, flags, publish, stage};
+use crate::keepers::{end_keeper, kill_daemon, with_keeper};
 
 fn group(gid: &str) -> VolumeCapability {
     capability_of(MountVolume { volume_mount_group: gid.to_owned(), ..Default::default() })
@@ -99,6 +101,41 @@ fn a_pod_of_another_group_gets_a_volume_that_others_use() {
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
     caller.take_down(&id, &["one", "two", "three", "none", "reader"]).unwrap();
     scene.assert_nothing_left();
+}
+
+/// The walk asks the daemon for each file, and the publish has the volume's lock meanwhile.
+#[test]
+fn a_daemon_that_dies_while_its_volume_is_given_to_a_group_is_followed_at_once() {
+    let scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    stage(&caller, &id, group("2000")).unwrap();
+    let root = caller.staging_path(&id);
+    let files = || (0..2000).map(|number| root.join(number.to_string()));
+    files().for_each(|file| fs::write(file, "").unwrap());
+    publish(&caller, &id, "one", group("2000")).unwrap();
+    let minor = mounted(&root).unwrap().minor;
+    let given = std::thread::scope(|scope| {
+        let giving = scope.spawn(|| publish(&caller, &id, "two", group("3000")));
+        let connections = FuseConnections::open().unwrap();
+        while connections.waiting(minor).unwrap() == Some(0) {
+            assert!(!giving.is_finished(), "{:?}", giving.join());
+            std::thread::yield_now();
+        }
+        kill_daemon(&scene);
+        giving.join().unwrap()
+    });
+    let refused = given.unwrap_err();
+    assert!(refused.code() == Code::Aborted && refused.message().contains("given up"), "{refused:?}");
+    retried(&scene, "publish", || publish(&caller, &id, "two", group("3000")));
+    assert!(files().all(|file| group_of(file) == 3000));
+    for pod in ["one", "two"] {
+        caller.unpublish(&id, pod).unwrap();
+    }
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
 }
 
 fn group_of_reader(gid: &str) -> VolumeCapability {

@@ -87,6 +87,7 @@ fn examples() -> Vec<Error> {
         Error::Busy { path: path() },
         Error::PathChanged { field: "target_path", path: path(), reason: text("REASON") },
         Error::Abandoned { volume_id: volume_id() },
+        Error::Interrupted { what: text("syncfs of volume vol-1") },
         Error::DaemonLives { volume_id: volume_id(), pid: 4711 },
         Error::ControlLost { volume_id: volume_id(), what: "SetCapacity" },
         Error::JournalUnreadable { path: path(), reason: text("REASON") },
