@@ -80,7 +80,7 @@ struct Server {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Open,
-    /// All packets were read, one at least.
+    /// All packets were read, one at least; or the others wait until descriptors are closed.
     Rests,
     Closed,
 }
