@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use tests::csi::scene::TIMEOUT;
 use tests::eventually;
 use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
@@ -220,5 +221,29 @@ fn a_driver_that_is_killed_at_any_step_of_its_own_takeover_leaves_one_daemon_at_
     // Other steps have the name of a new launch, which is another one each time.
     assert!(hit > steps.len() / 2, "{hit} of {} steps were reached again", steps.len());
     assert!(0 < by_keeper && by_keeper < hit, "the keeper served {by_keeper} of {hit}");
+    used.finish();
+}
+
+/// The keeper is armed, so it could give the volume to a daemon too. However long it is stopped, no daemon
+/// has died of that.
+#[test]
+fn a_takeover_waits_for_a_keeper_that_is_stopped() {
+    let mut used = Used::start(1);
+    used.warm.scene.sandbox.switch_fuse_guard_off();
+    let [keeper] = crate::keepers::keepers(&used.warm.scene)[..] else { panic!("one keeper") };
+    let pidfd = linux::process::open_pidfd(keeper).unwrap().unwrap();
+    linux::process::signal_pidfd(&pidfd, Signal::SIGSTOP as i32).unwrap();
+    tests::wait_until_stopped(keeper, TIMEOUT).unwrap();
+    used.warm.kill(used.warm.serving());
+    // More than daemons that may die at once.
+    eventually("ten attempts", 3 * TIMEOUT, || {
+        assert!(used.writer.try_wait()?.is_none(), "it failed\n{}", used.warm.scene.log());
+        let attempts = used.warm.scene.log().matches("the volume over yet").count();
+        anyhow::ensure!(attempts >= 10, "{attempts}");
+        Ok(())
+    })
+    .unwrap();
+    linux::process::signal_pidfd(&pidfd, Signal::SIGCONT as i32).unwrap();
+    used.progress();
     used.finish();
 }
