@@ -2,12 +2,12 @@
 //! next driver finds it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use tests::csi::scene::TIMEOUT;
+use tests::csi::scene::{NODE, Scene, TIMEOUT};
 use tests::eventually;
 use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
 
@@ -246,4 +246,40 @@ fn a_takeover_waits_for_a_keeper_that_is_stopped() {
     linux::process::signal_pidfd(&pidfd, Signal::SIGCONT as i32).unwrap();
     used.progress();
     used.finish();
+}
+
+#[test]
+fn without_a_driver_the_views_and_the_doctor_know_what_the_keeper_does() {
+    let mut used = Used::start(1);
+    used.warm.scene.sandbox.switch_fuse_guard_off();
+    used.warm.scene.kill_driver();
+    let next = used.kill_without_driver();
+    assert_eq!(published(&used.warm.scene)["daemon"], "serves");
+    let volumes = crate::keepers::view(&used.warm.scene, "volumes", "json");
+    assert!(volumes.contains("\"published\"") && !volumes.contains("dead"), "{volumes}");
+    let found = doctor(&used.warm.scene);
+    assert!(!found.contains("dead") && !found.contains("ENOTCONN"), "{found}");
+    // None waits: the application waits for a driver.
+    used.warm.kill(next);
+    let mount = published(&used.warm.scene);
+    assert_eq!((&mount["daemon"], &mount["holders"]), (&"dead".into(), &serde_json::json!(["keeper"])));
+    let found = doctor(&used.warm.scene);
+    assert!(found.contains("1 targets wait for a driver"), "{found}");
+    assert!(!found.contains("ENOTCONN"), "{found}");
+    used.warm.scene.start_driver();
+    used.progress();
+    assert!(!doctor(&used.warm.scene).contains("targets"));
+    used.finish();
+}
+
+fn doctor(scene: &Scene) -> String {
+    let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+    let path = |name: &str| scene.sandbox.path(name);
+    command.args(["doctor", "-o", "json", "--node-id", NODE, "--log", "error"]);
+    command.arg("--kubelet-dir").arg(path("k")).arg("--pool").arg(path("pool"));
+    command.arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
+    let output = command.args(&scene.flags.0).output().unwrap();
+    let found = String::from_utf8(output.stdout).unwrap();
+    assert!(found.starts_with('['), "{found}{}", String::from_utf8_lossy(&output.stderr));
+    found
 }
