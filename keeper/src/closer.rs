@@ -4,10 +4,11 @@
 //! the close of a file on a FUSE mount or a server waits for that (close(2) calls `flush`). Whoever
 //! sent the descriptor may close its own first.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
 /// Its only calls are close(2) and those of the queue.
@@ -16,33 +17,45 @@ const STACK_BYTES: usize = 64 * 1024;
 #[derive(Debug)]
 pub(crate) struct Closer {
     queue: Sender<OwnedFd>,
-    /// In the queue, or being closed.
-    waiting: Arc<AtomicUsize>,
+    /// Of all times.
+    queued: Cell<u64>,
+    /// Of all times, in the order of the queue.
+    closed: Arc<AtomicU64>,
 }
 
 impl Closer {
     pub(crate) fn start() -> io::Result<Self> {
         let (queue, closing) = channel::<OwnedFd>();
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let left = Arc::clone(&waiting);
+        let closed = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&closed);
         let close_all = move || {
             for fd in closing {
                 drop(fd);
-                left.fetch_sub(1, Ordering::Relaxed);
+                count.fetch_add(1, Ordering::Relaxed);
             }
         };
         std::thread::Builder::new().name("closer".to_owned()).stack_size(STACK_BYTES).spawn(close_all)?;
-        Ok(Self { queue, waiting })
+        Ok(Self { queue, queued: Cell::new(0), closed })
     }
 
     pub(crate) fn close(&self, fd: OwnedFd) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.queued.set(self.queued.get() + 1);
         // The thread ends only after the queue, so there is no error.
         drop(self.queue.send(fd));
     }
 
     /// How many are still open.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
+    pub(crate) fn waiting(&self) -> u64 {
+        self.queued() - self.closed()
+    }
+
+    /// How many it was given.
+    pub(crate) fn queued(&self) -> u64 {
+        self.queued.get()
+    }
+
+    /// How many of these are closed: the first ones.
+    pub(crate) fn closed(&self) -> u64 {
+        self.closed.load(Ordering::Relaxed)
     }
 }

@@ -105,6 +105,10 @@ impl Held {
         taken
     }
 
+    pub(crate) fn closer(&self) -> &Closer {
+        &self.closer
+    }
+
     /// Closes a descriptor that is not held, in the background.
     pub(crate) fn close(&self, fd: OwnedFd) {
         self.closer.close(fd);
@@ -216,8 +220,7 @@ impl Held {
     }
 
     fn hold_removed(&mut self, volume: VolumeKey, node: u64, fd: OwnedFd) -> Result<(), Refusal> {
-        // Twice what is left: one volume can take two thirds of all, and leaves room for others.
-        let most = MOST_REMOVED.min(self.room().saturating_mul(2));
+        let most = self.share();
         let found = self.volumes.get_mut(&volume).map(|found| &mut found.removed);
         match found.filter(|removed| removed.len() < most || removed.contains_key(&node)) {
             Some(removed) => {
@@ -271,11 +274,17 @@ impl Held {
         })
     }
 
+    /// How many descriptors one volume's daemon may have open here: twice what is left. So one can take
+    /// two thirds of all, and leaves room for others.
+    pub(crate) fn share(&self) -> usize {
+        MOST_REMOVED.min(self.room().saturating_mul(2))
+    }
+
     /// How many removed files there is room for.
     pub(crate) fn room(&self) -> usize {
         let Totals { descriptors, removed, daemons } = self.totals;
         let reserve = (self.most_open / 4).min(LARGEST_RESERVE);
-        let open = (descriptors + daemons + removed + self.closer.waiting()) as u64;
+        let open = (descriptors + daemons + removed) as u64 + self.closer.waiting();
         usize::try_from(self.most_open.saturating_sub(reserve + open)).unwrap_or(usize::MAX)
     }
 

@@ -51,7 +51,9 @@ const EVENTS: usize = 32;
 /// Refusals of one peer that are logged.
 const LOGGED_REFUSALS: u32 = 8;
 /// Pause after a failed accept, for example for want of descriptors.
-const AFTER_FAILED_ACCEPT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const AFTER_FAILED_ACCEPT: Duration = Duration::from_secs(1);
+/// Pause while the service manager takes nothing more.
+const BEHIND: Duration = Duration::from_millis(10);
 
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
@@ -70,8 +72,8 @@ struct Server {
     resting: Resting,
     standby: Standby,
     next_number: u64,
-    /// Connections are not accepted until the next pause has passed.
-    accepts: bool,
+    /// No connections are accepted before.
+    accepts_again: Option<Instant>,
     /// A signal asked for the end.
     is_ending: bool,
 }
@@ -80,7 +82,7 @@ struct Server {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Open,
-    /// All packets were read, one at least.
+    /// All packets were read, one at least; or the others wait until descriptors are closed.
     Rests,
     Closed,
 }
@@ -163,7 +165,7 @@ impl Server {
             resting: Resting::default(),
             standby: Standby::default(),
             next_number: FIRST_PEER,
-            accepts: true,
+            accepts_again: None,
             is_ending: false,
         })
     }
@@ -193,18 +195,17 @@ impl Server {
     fn serve(&mut self) -> Result<(), StartError> {
         while !(self.is_ending && self.held.is_empty()) {
             let mut space = [MaybeUninit::<Event>::uninit(); EVENTS];
-            let pause = (!self.accepts).then_some(AFTER_FAILED_ACCEPT);
-            let rest = self.resting.left();
-            // Two milliseconds, or less.
-            let rest = rest.map(|left| Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() });
-            let events = match epoll::wait(&self.epoll, &mut space, rest.or(pause).as_ref()) {
+            let events = match epoll::wait(&self.epoll, &mut space, self.pause().as_ref()) {
                 Ok((events, _)) => events,
                 Err(Errno::INTR) => continue,
                 Err(e) => return Err(system("epoll_wait")(e)),
             };
-            if !self.accepts {
-                self.accepts = true;
+            if self.accepts_again.is_some_and(|again| again <= Instant::now()) {
+                self.accepts_again = None;
                 self.watch_listener(EventFlags::IN);
+            }
+            if let Some(store) = self.held.store() {
+                store.remove_the_rest();
             }
             for event in events {
                 let (number, flags) = (event.data.u64(), event.flags);
@@ -222,6 +223,15 @@ impl Server {
             self.stand_in();
         }
         Ok(())
+    }
+
+    /// The longest wait for events; `None`: without an end.
+    fn pause(&self) -> Option<Timespec> {
+        let until_accept = self.accepts_again.map(|again| again.saturating_duration_since(Instant::now()));
+        let is_behind = self.held.store().is_some_and(Store::is_behind);
+        let pauses = [self.resting.left(), until_accept, is_behind.then_some(BEHIND)];
+        // At most a second.
+        pauses.into_iter().flatten().min().and_then(|pause| Timespec::try_from(pause).ok())
     }
 
     fn read_signals(&mut self) {
@@ -251,7 +261,7 @@ impl Server {
                 Err(e) => {
                     self.log.warn(format_args!("accept a connection: {e}: not again for a second"));
                     self.close_least_used();
-                    self.accepts = false;
+                    self.accepts_again = Some(Instant::now() + AFTER_FAILED_ACCEPT);
                     self.watch_listener(EventFlags::empty());
                     return;
                 }

@@ -2,9 +2,11 @@
 //! service manager starts it again.
 //!
 //! Invariant: no call waits. What the service manager does not take at once is not stored, and is lost
-//! with this process.
+//! with this process. But it is told to remove whatever it has stored, later if need be: nothing else
+//! would end a connection that it holds.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -23,7 +25,7 @@ const FIRST: i32 = 3;
 const MOST: i32 = 1 << 20;
 
 /// What a stored descriptor is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Name {
     Role(VolumeKey, Role),
     Removed(VolumeKey, u64),
@@ -57,6 +59,8 @@ pub(crate) struct Store {
     socket: OwnedFd,
     log: Log,
     has_failed: Cell<bool>,
+    /// It was not yet told to remove these.
+    unremoved: RefCell<BTreeSet<Name>>,
 }
 
 impl Store {
@@ -64,7 +68,9 @@ impl Store {
     pub(crate) fn of_environment(log: Log) -> Option<Self> {
         let path = std::env::var_os("NOTIFY_SOCKET")?;
         match connect(&path) {
-            Ok(socket) => Some(Self { socket, log, has_failed: Cell::new(false) }),
+            Ok(socket) => {
+                Some(Self { socket, log, has_failed: Cell::new(false), unremoved: RefCell::default() })
+            }
             Err(e) => {
                 log.warn(format_args!("connect to NOTIFY_SOCKET {}: {e}", path.display()));
                 None
@@ -79,24 +85,49 @@ impl Store {
 
     /// The service manager drops no descriptor by itself (`FDPOLL=0`).
     pub(crate) fn add(&self, name: Name, fd: BorrowedFd<'_>) {
-        self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd]);
+        self.remove_the_rest();
+        // The removal of an earlier one would remove this one too.
+        if !self.unremoved.borrow().contains(&name) {
+            self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd]);
+        }
     }
 
     pub(crate) fn remove(&self, name: Name) {
-        self.remove_as(&name.to_string());
+        self.remove_the_rest();
+        if self.is_behind() || !self.remove_as(&name.to_string()) {
+            self.unremoved.borrow_mut().insert(name);
+        }
     }
 
-    fn remove_as(&self, name: &str) {
-        self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[]);
+    /// Whether it is yet to be told to remove something.
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.unremoved.borrow().is_empty()
     }
 
-    fn send(&self, text: &str, fds: &[BorrowedFd<'_>]) {
+    /// What it did not take before.
+    pub(crate) fn remove_the_rest(&self) {
+        let mut unremoved = self.unremoved.borrow_mut();
+        while let Some(name) = unremoved.first()
+            && self.remove_as(&name.to_string())
+        {
+            unremoved.pop_first();
+        }
+    }
+
+    fn remove_as(&self, name: &str) -> bool {
+        self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[])
+    }
+
+    /// Whether it was sent.
+    fn send(&self, text: &str, fds: &[BorrowedFd<'_>]) -> bool {
+        let sent = packets::send(&self.socket, text.as_bytes(), fds);
         // Logged once: it would be repeated for each descriptor.
-        if let Err(e) = packets::send(&self.socket, text.as_bytes(), fds)
+        if let Err(e) = sent
             && !self.has_failed.replace(true)
         {
             self.log.warn(format_args!("notify the service manager: {e}: some descriptors are not stored"));
         }
+        sent.is_ok()
     }
 }
 
@@ -142,7 +173,10 @@ impl Inherited {
     /// directory. The service manager drops the others.
     pub(crate) fn into_named(mut self, store: Option<&Store>) -> Vec<(Name, OwnedFd)> {
         if let Some(store) = store {
-            self.unknown.iter().filter(|name| !name.is_empty()).for_each(|name| store.remove_as(name));
+            // What does not reach it is in `unknown` of the next keeper again.
+            self.unknown.iter().filter(|name| !name.is_empty()).for_each(|name| {
+                store.remove_as(name);
+            });
         }
         self.named.sort_by_key(|(name, _)| matches!(name, Name::Removed(..)));
         self.named

@@ -29,7 +29,7 @@ const STANDBY_VERSION: u16 = 2;
 pub struct VolumeKey(u128);
 
 /// The purpose of a descriptor. A volume has at most one of each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// The volume's FUSE connection: /dev/fuse, open for reading and writing.
     Connection = 1,

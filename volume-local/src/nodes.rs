@@ -255,7 +255,8 @@ impl Nodes {
     fn remember_in(&self, mut table: MutexGuard<'_, Table>, id: u64, place: Place, fd: Option<OwnedFd>) {
         let (before, round) = (table.nodes.len(), table.round);
         let node = table.nodes.entry(id).or_default();
-        node.lookups += 1;
+        // An earlier daemon may have recorded any number.
+        node.lookups = node.lookups.saturating_add(1);
         (node.used, node.touched) = (true, round);
         node.count.another_lookup();
         // A lookup that overlaps the removal of the last name must not give the node a place again:
@@ -618,6 +619,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state_table::NodeRecord;
 
     struct Fixture {
         directory: tempfile::TempDir,
@@ -780,6 +782,29 @@ mod tests {
         let seen = fixture.nodes.names_now(1);
         let kept = fixture.nodes.remember_if_still_there(id, &place(c"b"), fd, seen, Admission::IfRoom);
         assert!(kept.unwrap().is_none());
+    }
+
+    /// An attacker may have controlled the daemon that gave it to the keeper, or written the table.
+    #[test]
+    fn a_descriptor_of_another_file_is_not_taken_over_and_no_count_of_lookups_overflows() {
+        let fixture = Fixture::with_limit(1000);
+        ["right", "wrong"].into_iter().for_each(|name| fixture.create(name));
+        let open = |name: &str| std::fs::File::open(fixture.directory.path().join(name)).unwrap();
+        let id = stat(open("right")).unwrap().stx_ino;
+        let record = NodeRecord { id, lookups: u64::MAX, place: None, removed_by: Some(0) };
+        let memfd = linux::shared_memory::create("test", 1 << 20).unwrap();
+        let table = StateTable::new(volume_fs::state::Region::of_backend(&memfd).unwrap());
+        let view = NodeView { id, lookups: u64::MAX, place: None, removed_by: Some(0) };
+        fixture.nodes.restore(vec![(table.put_node(None, &view).unwrap(), record)]);
+        for wrong in [open("wrong"), std::fs::File::open("/proc/self/status").unwrap()] {
+            assert_eq!(fixture.nodes.restore_kept(vec![(id, wrong.into())]).len(), 1);
+            assert_eq!(fixture.nodes.descriptor(id).unwrap_err(), Errno::STALE);
+        }
+        assert!(fixture.nodes.restore_kept(vec![(id, open("right").into())]).is_empty());
+        assert_eq!(fixture.inode(id), id);
+        assert_eq!(fixture.look_up(1, "right"), id);
+        fixture.nodes.forget(id, 1);
+        assert_eq!(fixture.inode(id), id);
     }
 
     #[test]

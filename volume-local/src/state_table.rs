@@ -33,7 +33,7 @@ use volume_fs::state::{Region, load_bytes, store_bytes};
 
 use self::charges::Charges;
 use self::requests::Requests;
-use crate::place::Place;
+use crate::place::{Place, is_name};
 
 const NEXT_FILE: usize = 0;
 const NEXT_DIRECTORY: usize = 1;
@@ -310,10 +310,14 @@ impl StateTable {
         let (flags, directory) = (head >> 32 & 0xff, words[3].load(Ordering::Relaxed));
         let name =
             CString::new(load_bytes(&words[CHUNK_WORDS..], length)).map_err(|_| "a name with a zero")?;
+        let has_place = flags & HAS_PLACE != 0;
+        if has_place && !is_name(&name) {
+            return Err("a path instead of a name");
+        }
         Ok(NodeRecord {
             id: words[1].load(Ordering::Relaxed),
             lookups: words[2].load(Ordering::Relaxed),
-            place: (flags & HAS_PLACE != 0).then_some(Place { directory, name }),
+            place: has_place.then_some(Place { directory, name }),
             removed_by: (flags & WAS_REMOVED != 0).then(|| u32::try_from(directory).unwrap_or_default()),
         })
     }

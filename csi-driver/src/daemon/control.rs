@@ -213,21 +213,37 @@ pub(crate) fn silent<'a>(
     run_dir: &Path,
     volumes: impl IntoIterator<Item = &'a VolumeId>,
 ) -> BTreeSet<VolumeId> {
-    let is_silent = |volume_id: &VolumeId| {
+    pinged(run_dir, volumes, |answer| matches!(answer, Err(Error::Silent { .. })))
+}
+
+/// The volumes for which a daemon answers a Ping. All are asked at the same time.
+pub(crate) fn answering<'a>(
+    run_dir: &Path,
+    volumes: impl IntoIterator<Item = &'a VolumeId>,
+) -> BTreeSet<VolumeId> {
+    pinged(run_dir, volumes, |answer| answer.is_ok())
+}
+
+fn pinged<'a>(
+    run_dir: &Path,
+    volumes: impl IntoIterator<Item = &'a VolumeId>,
+    is_it: impl Fn(Result<()>) -> bool + Sync,
+) -> BTreeSet<VolumeId> {
+    let is_it = |volume_id: &VolumeId| {
         let control = Control::connect(&DialDir::of(run_dir, volume_id), volume_id, limits::STATISTICS);
-        matches!(control.and_then(|control| control.ping()), Err(Error::Silent { .. }))
+        is_it(control.and_then(|control| control.ping()))
     };
     let volumes: Vec<&VolumeId> = volumes.into_iter().collect();
-    let mut silent = BTreeSet::new();
+    let mut all = BTreeSet::new();
     for some in volumes.chunks(MOST_ASKED_AT_ONCE) {
         std::thread::scope(|scope| {
-            let asked: Vec<_> = some.iter().map(|id| (id, scope.spawn(|| is_silent(id)))).collect();
+            let asked: Vec<_> = some.iter().map(|id| (id, scope.spawn(|| is_it(id)))).collect();
             // A panic is in the log already.
             let found = asked.into_iter().filter_map(|(&id, asked)| asked.join().ok()?.then(|| id.clone()));
-            silent.extend(found);
+            all.extend(found);
         });
     }
-    silent
+    all
 }
 
 /// The daemon's version if it is newer than the driver's, as after a downgrade of the driver.

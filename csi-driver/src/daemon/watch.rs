@@ -49,6 +49,11 @@ impl DaemonWatch {
         }
     }
 
+    /// Reports again, or for the first time, the end of a daemon that another one must follow.
+    pub(crate) fn report(&self, volume_id: &VolumeId, daemon: ProcessId) {
+        let _receiver_gone = self.ended.send(Ended { volume_id: volume_id.clone(), daemon });
+    }
+
     fn locked(&self) -> MutexGuard<'_, HashMap<VolumeId, AbortHandle>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }

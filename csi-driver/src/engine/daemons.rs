@@ -84,15 +84,16 @@ impl Daemons {
     /// Hands the volume over to a waiting daemon, or to one that it starts. Before the daemon gets the
     /// volume, it calls `launched` with the launch and, once it is known, the daemon's process.
     /// [`Self::end`] must remove both if the rest fails.
-    /// It ends the launch of `previous`, whose daemon has died.
+    /// It ends the launch of `previous`, whose daemon has died. `keeper_socket` is that of
+    /// [`Self::keeper_socket`].
     pub(crate) fn start(
         &self,
         start: Start<'_>,
+        keeper_socket: Option<OwnedFd>,
         previous: Option<&StageRecord>,
         mut launched: impl FnMut(&LaunchKey, LaunchId, Option<ProcessId>) -> Result<()>,
     ) -> Result<Served> {
         let volume_id = start.volume_id;
-        let keeper_socket = self.keeper_socket(&start)?;
         if let Some(previous) = previous {
             self.end_unjournaled(volume_id, previous)?;
         }
@@ -140,8 +141,9 @@ impl Daemons {
         Ok(())
     }
 
-    /// For the files that a daemon cannot open again by name.
-    fn keeper_socket(&self, start: &Start<'_>) -> Result<Option<OwnedFd>> {
+    /// For the files that a daemon cannot open again by name. From here on the keeper itself gives the
+    /// volume to no daemon.
+    pub(super) fn keeper_socket(&self, start: &Start<'_>) -> Result<Option<OwnedFd>> {
         let volume_id = start.volume_id;
         match start.state_table {
             Some(_) if start.assignment.continues => {

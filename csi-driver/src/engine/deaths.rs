@@ -1,6 +1,6 @@
 //! How often the daemons of a volume have died at once, one after the other.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,11 @@ pub(crate) const MOST_DEATHS: u32 = 8;
 /// A daemon that lives no longer than this has died at once.
 const AT_ONCE: Duration = Duration::from_millis(20);
 
-/// More deaths than this within the window are too many, however long each daemon lived.
-const MOST_IN_WINDOW: usize = 600;
-const WINDOW: Duration = Duration::from_secs(60);
+/// More daemons in a row than this that died soon are too many: a request may kill each of them, some
+/// time after it has begun to serve.
+const MOST_SOON: u32 = 600;
+/// A daemon that lives no longer than this has died soon.
+const SOON: Duration = Duration::from_secs(1);
 /// After this many daemons in a row that were hung, the connection is aborted.
 pub(crate) const MOST_HUNG: u32 = 2;
 /// A daemon that is found hung later than this after the last one begins a new row.
@@ -29,8 +31,8 @@ struct Death {
     served_since: Option<Instant>,
     /// Daemons in a row that died at once, or never served.
     in_a_row: u32,
-    /// Deaths within [`WINDOW`].
-    recent: VecDeque<Instant>,
+    /// Daemons in a row that died soon, or never served.
+    soon_in_a_row: u32,
     hung: u32,
     last_hung: Option<Instant>,
 }
@@ -40,14 +42,12 @@ impl Deaths {
     pub(crate) fn count(&self, volume_id: &VolumeId) -> u32 {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let death = all.entry(volume_id.clone()).or_default();
-        if death.served_since.take().is_some_and(|since| since.elapsed() > AT_ONCE) {
-            death.in_a_row = 0;
-        }
-        death.in_a_row += 1;
-        let now = Instant::now();
-        death.recent.push_back(now);
-        death.recent.retain(|at| now.duration_since(*at) < WINDOW);
-        if death.recent.len() > MOST_IN_WINDOW { MOST_DEATHS + 1 } else { death.in_a_row }
+        let lived = death.served_since.take().map(|since| since.elapsed());
+        let in_a_row =
+            |count: u32, limit| if lived.is_some_and(|lived| lived > limit) { 1 } else { count + 1 };
+        death.in_a_row = in_a_row(death.in_a_row, AT_ONCE);
+        death.soon_in_a_row = in_a_row(death.soon_in_a_row, SOON);
+        if death.soon_in_a_row > MOST_SOON { MOST_DEATHS + 1 } else { death.in_a_row }
     }
 
     /// Counts a daemon that was hung. Returns how many there were, without a pause of [`HUNG_AGAIN`].
@@ -86,5 +86,22 @@ mod tests {
         assert_eq!(deaths.count(&id), 1, "it lived");
         deaths.forget(&id);
         assert_eq!(deaths.count(&id), 1);
+    }
+
+    /// However long that takes: within a minute there may be fewer.
+    #[test]
+    fn many_daemons_in_a_row_that_died_soon_are_too_many() {
+        let (deaths, id) = (Deaths::default(), VolumeId::from_key(&"a".repeat(32)).unwrap());
+        let died_after = |lived: Duration| {
+            deaths.served(&id);
+            deaths.0.lock().unwrap().get_mut(&id).unwrap().served_since = Instant::now().checked_sub(lived);
+            deaths.count(&id)
+        };
+        for _ in 0..2 {
+            assert!((1..MOST_SOON).all(|_| died_after(SOON / 2) == 1));
+            assert_eq!(died_after(2 * SOON), 1, "a new row");
+        }
+        assert!((1..MOST_SOON).all(|_| died_after(SOON / 2) == 1));
+        assert!(died_after(SOON / 2) > MOST_DEATHS);
     }
 }

@@ -265,7 +265,8 @@ impl Stages {
         let wants_successors = state_table.is_some();
         let program = None;
         let start = Start { volume_id, settings, assignment, fuse_device, assigned, state_table, program };
-        let served = self.daemons.start(start, None, |key, launch, daemon| {
+        let keeper_socket = self.daemons.keeper_socket(&start)?;
+        let served = self.daemons.start(start, keeper_socket, None, |key, launch, daemon| {
             self.update_stage(volume_id, record, |stage| {
                 (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
                 stage.handed_to = daemon;

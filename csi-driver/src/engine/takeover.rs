@@ -8,6 +8,7 @@
 //! A volume whose daemons die again and again is given up: its users get ENOTCONN, which is better
 //! than to wait without an end.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,8 +43,17 @@ const LOCK_RETRY: Duration = Duration::from_millis(2);
 impl Stages {
     /// Starts another daemon for a volume whose daemon has died, if the keeper holds its connection.
     /// False if there is nothing to continue, or if the volume was given up; then the stage is as it
-    /// was, but for `aborted`. The volume's lock is held. Must be called in a tokio context.
+    /// was, but for `aborted`. After an error, [`serve`] tries again. The volume's lock is held. Must be
+    /// called in a tokio context.
     pub(crate) fn take_over(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<bool> {
+        let taken = self.try_take_over(volume_id, record);
+        if let (Err(_), Some(serving)) = (&taken, record.stage.as_ref().and_then(|stage| stage.serving)) {
+            self.daemons.watch.report(volume_id, serving.daemon);
+        }
+        taken
+    }
+
+    fn try_take_over(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<bool> {
         if !self.daemons.keeper.keeps_connections() {
             return Ok(false);
         }
@@ -56,6 +66,8 @@ impl Stages {
         let begun = Instant::now();
         loop {
             let Some(start) = self.successor(volume_id, record, &stage, serving)? else { return Ok(false) };
+            // First: that the keeper does not answer is no death of a daemon.
+            let keeper_socket = self.daemons.keeper_socket(&start)?;
             let deaths = self.deaths.count(volume_id);
             if deaths > MOST_DEATHS {
                 self.deaths.forget(volume_id);
@@ -66,7 +78,7 @@ impl Stages {
                 let last = PAUSES.len() - 1;
                 std::thread::park_timeout(PAUSES[usize::try_from(more).unwrap_or(last).min(last)]);
             }
-            match self.start_successor(volume_id, record, serving, start) {
+            match self.start_successor(volume_id, record, serving, start, keeper_socket) {
                 Ok(()) => {
                     self.deaths.served(volume_id);
                     self.counts.takeovers.inc();
@@ -128,9 +140,10 @@ impl Stages {
         record: &mut VolumeRecord,
         serving: Serving,
         start: Start<'_>,
+        keeper_socket: Option<OwnedFd>,
     ) -> Result<()> {
         let previous = record.stage.clone();
-        let served = self.daemons.start(start, previous.as_ref(), |key, launch, daemon| {
+        let served = self.daemons.start(start, keeper_socket, previous.as_ref(), |key, launch, daemon| {
             self.update_stage(volume_id, record, |stage| {
                 (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
                 stage.handed_to = daemon;
@@ -192,7 +205,7 @@ impl Stages {
             return Ok(());
         }
         let was_aborted = record.stage.as_ref().is_some_and(|stage| stage.aborted);
-        if !self.take_over(&ended.volume_id, &mut record)? && !was_aborted {
+        if !self.try_take_over(&ended.volume_id, &mut record)? && !was_aborted {
             self.report_lost(ended);
         }
         Ok(())

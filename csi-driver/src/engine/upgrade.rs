@@ -280,7 +280,8 @@ impl Stages {
         let start = self.successor(volume_id, record, &earlier.stage, earlier.serving)?;
         let start = start.ok_or_else(|| cannot(volume_id, "the volume is not mounted any more"))?;
         let start = Start { program: Some(&earlier.program), ..start };
-        self.start_successor(volume_id, record, earlier.serving, start)?;
+        let keeper_socket = self.daemons.keeper_socket(&start)?;
+        self.start_successor(volume_id, record, earlier.serving, start, keeper_socket)?;
         self.deaths.served(volume_id);
         Ok(())
     }

@@ -208,7 +208,11 @@ impl Admin for AdminService {
         request: Request<DiagnoseRequest>,
     ) -> std::result::Result<Response<DiagnoseResponse>, Status> {
         self.look(&request.get_ref().state_dir, |driver| {
-            Ok(DiagnoseResponse { findings: doctor::of_running(&driver.config, &*driver.backend)? })
+            Ok(DiagnoseResponse {
+                findings: doctor::of_running(&driver.config, &*driver.backend, &|| {
+                    driver.daemons.keeper.holders()
+                })?,
+            })
         })
         .await
     }

@@ -23,7 +23,8 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::backend::{Diagnosis, VolumeBackend};
-use crate::config::{Config, ConfigError, Flags};
+use crate::config::{self, Config, ConfigError, Flags};
+use crate::daemon::keeper::Holders;
 use crate::daemon::launcher::Launched;
 use crate::daemon::{control, dial};
 use crate::engine::driver::{self, Driver};
@@ -97,9 +98,26 @@ impl Row for admin::Finding {
     }
 }
 
-/// The findings of a running driver.
-pub(crate) fn of_running(config: &Config, backend: &dyn VolumeBackend) -> Result<Vec<admin::Finding>> {
-    Ok(standing(config, backend, true)?.into_iter().map(admin::Finding::from).collect())
+/// The findings of a running driver. `holders` tells who holds connections now.
+pub(crate) fn of_running(
+    config: &Config,
+    backend: &dyn VolumeBackend,
+    holders: &dyn Fn() -> Holders,
+) -> Result<Vec<admin::Finding>> {
+    let asked = Asked { is_driver_running: true, holders };
+    Ok(standing(config, backend, &asked)?.into_iter().map(admin::Finding::from).collect())
+}
+
+/// What [`World::look`] does not see by itself.
+struct Asked<'a> {
+    is_driver_running: bool,
+    holders: &'a dyn Fn() -> Holders,
+}
+
+impl Asked<'_> {
+    fn holders(&self) -> Holders {
+        (self.holders)()
+    }
 }
 
 /// The observed state at one moment.
@@ -111,10 +129,12 @@ struct World {
     mounts: Vec<MountEntry>,
     /// Mounts without a journal entry that answer ENOTCONN: unmounting them harms no user.
     ended: BTreeSet<PathBuf>,
-    /// Volumes whose recorded daemon runs.
+    /// Volumes whose recorded daemon runs, or that the keeper has given to another one.
     alive: BTreeSet<VolumeId>,
     /// Volumes whose daemon runs and does not answer.
     silent: BTreeSet<VolumeId>,
+    /// Volumes whose users wait for another daemon if theirs has ended.
+    held: BTreeSet<VolumeId>,
     launches: Vec<Launched>,
     dial_dirs: Vec<LaunchKey>,
     /// kubelet's directories of staged volumes, with the volume handle in each.
@@ -126,7 +146,7 @@ struct World {
 }
 
 impl World {
-    fn look(config: &Config, backend: &dyn VolumeBackend, is_driver_running: bool) -> Result<Self> {
+    fn look(config: &Config, backend: &dyn VolumeBackend, asked: &Asked<'_>) -> Result<Self> {
         let journal = Journal::look(&config.state_dir)?;
         let volumes: BTreeMap<_, _> = journal.entries().into_iter().collect();
         let is_alive = |record: &VolumeRecord| {
@@ -134,7 +154,10 @@ impl World {
             serving.is_some_and(|serving| serving.daemon.is_alive().unwrap_or(true))
         };
         let alive = volumes.iter().filter(|(_, record)| record.as_ref().is_ok_and(is_alive));
-        let alive: BTreeSet<VolumeId> = alive.map(|(id, _)| id.clone()).collect();
+        let mut alive: BTreeSet<VolumeId> = alive.map(|(id, _)| id.clone()).collect();
+        let holders = asked.holders();
+        let held: BTreeSet<VolumeId> = holders.keeper.union(&holders.driver).cloned().collect();
+        alive.extend(control::answering(&config.run_dir, held.difference(&alive)));
         let mut mounts = linux::mountinfo::read().step("read mountinfo")?;
         mounts.retain(|mount| {
             mount.fs_type == mounts::FS_TYPE && !is_of_another_driver(config, &mount.mount_point)
@@ -151,6 +174,7 @@ impl World {
             ended,
             silent: control::silent(&config.run_dir, &alive),
             alive,
+            held,
             snapshots: journal.snapshots().entries().into_iter().collect(),
             mounts,
             launches: driver::launcher(config)?.list().step("list launches")?,
@@ -158,7 +182,7 @@ impl World {
             staging_dirs: staging_dirs(config),
             data: backend.diagnose(&served),
             other_node: node_of_state::find_other(&config.state_dir, &config.node_id, &journal)?,
-            is_driver_running,
+            is_driver_running: asked.is_driver_running,
             volumes,
         })
     }
@@ -295,6 +319,14 @@ fn of_volume(world: &World, id: &VolumeId, record: &VolumeRecord) -> Vec<Finding
             all.push(Finding::new("stage is half done", id, at).at_start());
         } else if !world.is_mounted(id, &stage.staging_path) {
             all.push(Finding::new("staged volume is not mounted", id, at).at_start());
+        } else if !world.alive.contains(id) && world.held.contains(id) {
+            let who =
+                if world.is_driver_running { "another daemon, which the driver starts" } else { "a driver" };
+            let found = format!(
+                "{} targets wait for {who}: their pods need not be started anew",
+                record.targets.len()
+            );
+            all.push(Finding::new("daemon has ended", id, found).at_start());
         } else if !world.alive.contains(id) {
             let found = format!("{} targets answer ENOTCONN: start their pods anew", record.targets.len());
             all.push(Finding::new("daemon is dead", id, found));
@@ -483,7 +515,9 @@ impl Doctor {
             Some(answer) => answer.map_err(DoctorError::Driver)?.findings,
             None => {
                 let backend = driver::backend(&config).map_err(DoctorError::Look)?;
-                let look = || standing(&config, &*backend, is_driver_running).map_err(DoctorError::Look);
+                let holders = || Holders::of_keeper_at(&config::keeper_socket(&config.run_dir));
+                let asked = Asked { is_driver_running, holders: &holders };
+                let look = || standing(&config, &*backend, &asked).map_err(DoctorError::Look);
                 let mut found = look()?;
                 if self.repair && !found.is_empty() {
                     repair(&config, &found).map_err(DoctorError::Repair)?;
@@ -503,17 +537,13 @@ impl Doctor {
 }
 
 /// The findings; with a running driver, only those that are still there a moment later.
-fn standing(
-    config: &Config,
-    backend: &dyn VolumeBackend,
-    is_driver_running: bool,
-) -> Result<BTreeSet<Finding>> {
-    let mut found = findings(&World::look(config, backend, is_driver_running)?);
-    if is_driver_running && !found.is_empty() {
+fn standing(config: &Config, backend: &dyn VolumeBackend, asked: &Asked<'_>) -> Result<BTreeSet<Finding>> {
+    let mut found = findings(&World::look(config, backend, asked)?);
+    if asked.is_driver_running && !found.is_empty() {
         let (_nobody_sends, pause) = channel::<()>();
         // Nothing is sent: this is a plain pause.
         let _elapsed = pause.recv_timeout(RECHECK_DELAY);
-        let again = findings(&World::look(config, backend, is_driver_running)?);
+        let again = findings(&World::look(config, backend, asked)?);
         found.retain(|finding| again.contains(finding));
     }
     Ok(found)

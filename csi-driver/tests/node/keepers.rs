@@ -384,8 +384,13 @@ fn a_daemon_of_an_earlier_version_is_served_on_and_reported() {
 
 /// The fields of the volume's mount in a pod, as `hawser-csi mounts` shows them.
 fn shown(scene: &Scene, output: &str) -> String {
+    view(scene, "mounts", output)
+}
+
+/// What a view of `hawser-csi` shows.
+pub(crate) fn view(scene: &Scene, view: &str, output: &str) -> String {
     let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
-    command.args(["mounts", "-o", output, "--state-dir"]).arg(scene.sandbox.path("state"));
+    command.args([view, "-o", output, "--state-dir"]).arg(scene.sandbox.path("state"));
     command.arg("--run-dir").arg(scene.sandbox.path("run"));
     let done = command.output().unwrap();
     assert!(done.status.success(), "{done:?}");

@@ -2,11 +2,12 @@
 //! next driver finds it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use tests::csi::scene::TIMEOUT;
+use nix::sys::signal::Signal;
+use tests::csi::scene::{NODE, Scene, TIMEOUT};
 use tests::eventually;
 use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
 
@@ -221,4 +222,64 @@ fn a_driver_that_is_killed_at_any_step_of_its_own_takeover_leaves_one_daemon_at_
     assert!(hit > steps.len() / 2, "{hit} of {} steps were reached again", steps.len());
     assert!(0 < by_keeper && by_keeper < hit, "the keeper served {by_keeper} of {hit}");
     used.finish();
+}
+
+/// The keeper is armed, so it could give the volume to a daemon too. However long it is stopped, no daemon
+/// has died of that.
+#[test]
+fn a_takeover_waits_for_a_keeper_that_is_stopped() {
+    let mut used = Used::start(1);
+    used.warm.scene.sandbox.switch_fuse_guard_off();
+    let [keeper] = crate::keepers::keepers(&used.warm.scene)[..] else { panic!("one keeper") };
+    let pidfd = linux::process::open_pidfd(keeper).unwrap().unwrap();
+    linux::process::signal_pidfd(&pidfd, Signal::SIGSTOP as i32).unwrap();
+    tests::wait_until_stopped(keeper, TIMEOUT).unwrap();
+    used.warm.kill(used.warm.serving());
+    // More than daemons that may die at once.
+    eventually("ten attempts", 3 * TIMEOUT, || {
+        assert!(used.writer.try_wait()?.is_none(), "it failed\n{}", used.warm.scene.log());
+        let attempts = used.warm.scene.log().matches("the volume over yet").count();
+        anyhow::ensure!(attempts >= 10, "{attempts}");
+        Ok(())
+    })
+    .unwrap();
+    linux::process::signal_pidfd(&pidfd, Signal::SIGCONT as i32).unwrap();
+    used.progress();
+    used.finish();
+}
+
+#[test]
+fn without_a_driver_the_views_and_the_doctor_know_what_the_keeper_does() {
+    let mut used = Used::start(1);
+    used.warm.scene.sandbox.switch_fuse_guard_off();
+    used.warm.scene.kill_driver();
+    let next = used.kill_without_driver();
+    assert_eq!(published(&used.warm.scene)["daemon"], "serves");
+    let volumes = crate::keepers::view(&used.warm.scene, "volumes", "json");
+    assert!(volumes.contains("\"published\"") && !volumes.contains("dead"), "{volumes}");
+    let found = doctor(&used.warm.scene);
+    assert!(!found.contains("dead") && !found.contains("ENOTCONN"), "{found}");
+    // None waits: the application waits for a driver.
+    used.warm.kill(next);
+    let mount = published(&used.warm.scene);
+    assert_eq!((&mount["daemon"], &mount["holders"]), (&"dead".into(), &serde_json::json!(["keeper"])));
+    let found = doctor(&used.warm.scene);
+    assert!(found.contains("1 targets wait for a driver"), "{found}");
+    assert!(!found.contains("ENOTCONN"), "{found}");
+    used.warm.scene.start_driver();
+    used.progress();
+    assert!(!doctor(&used.warm.scene).contains("targets"));
+    used.finish();
+}
+
+fn doctor(scene: &Scene) -> String {
+    let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+    let path = |name: &str| scene.sandbox.path(name);
+    command.args(["doctor", "-o", "json", "--node-id", NODE, "--log", "error"]);
+    command.arg("--kubelet-dir").arg(path("k")).arg("--pool").arg(path("pool"));
+    command.arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
+    let output = command.args(&scene.flags.0).output().unwrap();
+    let found = String::from_utf8(output.stdout).unwrap();
+    assert!(found.starts_with('['), "{found}{}", String::from_utf8_lossy(&output.stderr));
+    found
 }

@@ -596,3 +596,49 @@ fn mount_pods_are_upgraded_to_another_image_and_rolled_back_to_the_image_before(
     scene.assert_nothing_left();
     end_keeper(&scene);
 }
+
+/// They take turns, and none is lost.
+#[test]
+fn upgrades_at_the_same_time_as_each_other_and_other_calls_leave_one_daemon_and_no_error() {
+    let used = Used::start();
+    let caller = used.scene.caller();
+    let command = |scene: &Scene| {
+        let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+        command.args(["upgrade", "--force", "-o", "json", &used.id]);
+        command.arg("--state-dir").arg(scene.sandbox.path("state"));
+        command.arg("--run-dir").arg(scene.sandbox.path("run"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut upgraded = 0;
+    for round in 1..=4_i64 {
+        let at_once: Vec<Child> = (0..4).map(|_| command(&used.scene)).collect();
+        tests::csi::scene::retried(&used.scene, "expand", || {
+            crate::size::expand(&caller, &used.id, (2 + round) << 30)
+        });
+        let name = format!("snapshot-{round}");
+        let snapshot = tests::csi::scene::retried(&used.scene, "snapshot", || {
+            tests::csi::snapshots::snapshot_with(
+                &caller,
+                &name,
+                &used.id,
+                &[("snapshotMode", "blocking-copy")],
+            )
+        });
+        tests::csi::snapshots::delete_snapshot(&caller, &snapshot.snapshot_id).unwrap();
+        for one in at_once {
+            let output = one.wait_with_output().unwrap();
+            let rows: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+            let is_upgraded = rows[0]["result"] == "upgraded";
+            // A copy is not waited for.
+            let is_copied =
+                rows[0]["reason"].as_str().is_some_and(|reason| reason.contains("is being copied"));
+            assert!(is_upgraded || is_copied, "{rows:?}\n{}", used.scene.log());
+            upgraded += usize::from(is_upgraded);
+        }
+        used.load.progress();
+        used.daemon();
+    }
+    assert!(upgraded > 0);
+    assert_eq!(published(&used.scene)["takeovers"], upgraded);
+    used.finish();
+}

@@ -1,7 +1,8 @@
 //! The socket of a volume's daemon, which an attacker may control.
 //!
 //! Invariant: the socket reaches its own volume only. What waits for a daemon that does not read is
-//! bounded, here and in the kernel.
+//! bounded, here and in the kernel. So is what is still to be closed for a daemon: further packets
+//! of it are read afterwards.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,6 +33,15 @@ pub(super) struct Daemon {
     refusals: VecDeque<(u64, Refusal)>,
     /// Of all times.
     refused: u32,
+    closing: Closing,
+}
+
+/// Descriptors of a daemon that wait to be closed. Its close may take long, if the daemon wants it to.
+#[derive(Debug, Default)]
+struct Closing {
+    count: u64,
+    /// All are closed once the closer has closed so many of all daemons.
+    last: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -50,7 +60,14 @@ pub(super) fn socket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
 
 impl Daemon {
     pub(super) fn new(socket: OwnedFd, volume: VolumeKey) -> Self {
-        Self { socket, volume, listing: None, refusals: VecDeque::new(), refused: 0 }
+        Self {
+            socket,
+            volume,
+            listing: None,
+            refusals: VecDeque::new(),
+            refused: 0,
+            closing: Closing::default(),
+        }
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
@@ -76,9 +93,13 @@ impl Daemon {
     }
 
     pub(super) fn take_turn(&mut self, held: &mut Held, log: Log, flags: EventFlags) -> Turn {
-        let mut has_read_all = false;
+        let (mut has_read_all, mut waits_for_closer) = (false, false);
         if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
             for count in 0..DAEMON_PACKETS_A_TURN {
+                waits_for_closer = self.waits_for_closer(held);
+                if waits_for_closer {
+                    break;
+                }
                 match self.read(held, log) {
                     Read::Packet => {}
                     Read::Nothing => {
@@ -95,15 +116,36 @@ impl Daemon {
                 break;
             }
         }
-        if has_read_all && !self.is_owed_a_packet() { Turn::Rests } else { Turn::Open }
+        let is_done = has_read_all && !self.is_owed_a_packet();
+        if is_done || waits_for_closer { Turn::Rests } else { Turn::Open }
     }
 
-    /// Of a socket that can receive no more.
+    /// Of a socket that can receive no more. What its daemon sent is lost if too many descriptors wait to
+    /// be closed even without those of before.
     pub(super) fn read_to_end(&mut self, held: &mut Held, log: Log) {
-        while self.read(held, log) == Read::Packet {}
+        self.closing.count = 0;
+        while !self.waits_for_closer(held) && self.read(held, log) == Read::Packet {}
+    }
+
+    fn waits_for_closer(&mut self, held: &Held) -> bool {
+        if held.closer().closed() >= self.closing.last {
+            self.closing.count = 0;
+        }
+        self.closing.count > 0 && self.closing.count >= held.share() as u64
     }
 
     fn read(&mut self, held: &mut Held, log: Log) -> Read {
+        let before = held.closer().queued();
+        let read = self.read_one(held, log);
+        let queued = held.closer().queued();
+        if queued > before {
+            self.closing.count += queued - before;
+            self.closing.last = queued;
+        }
+        read
+    }
+
+    fn read_one(&mut self, held: &mut Held, log: Log) -> Read {
         // One byte more than a request, so that a longer one is known.
         let mut buffer = [0; DaemonRequest::SIZE + 1];
         let mut received = match packets::receive(&self.socket, &mut buffer) {

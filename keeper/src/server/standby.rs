@@ -223,7 +223,7 @@ impl Server {
     /// Whether a driver, which may have ended since, has sent something that was not read.
     fn has_requests(&self) -> bool {
         let waits = |socket: BorrowedFd<'_>| packets::is_readable(socket);
-        (self.accepts && waits(self.listener.as_fd()))
+        (self.accepts_again.is_none() && waits(self.listener.as_fd()))
             || self.connections.values().any(|connection| waits(connection.socket()))
     }
 

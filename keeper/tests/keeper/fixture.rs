@@ -1,7 +1,7 @@
 //! A keeper in a sandbox, and descriptors for it.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -138,6 +138,19 @@ pub(crate) fn command(sandbox: &Sandbox, socket: &Path) -> Command {
 
 pub(crate) fn key(number: u32) -> VolumeKey {
     VolumeKey::parse(&format!("{number:032x}")).unwrap()
+}
+
+/// Sends a packet as it is.
+pub(crate) fn send_with(
+    socket: impl AsFd,
+    packet: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> rustix::io::Result<usize> {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+    sendmsg(socket, &[std::io::IoSlice::new(packet)], &mut control, SendFlags::NOSIGNAL)
 }
 
 /// Of a kind that is good for the role.

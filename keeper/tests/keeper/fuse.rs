@@ -3,16 +3,18 @@
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use keeper::daemon::Removed;
 use keeper::wire::Role;
 use linux::mount::{FuseConnections, FuseMountOptions, FuseName, MountFlags};
 use nix::errno::Errno;
 use tests::eventually;
 
-use crate::fixture::{Keeper, LIMIT, key, usage_file};
+use crate::fixture::{Keeper, LIMIT, key, send_with, usage_file};
 
 const NAME: FuseName<'_> = FuseName { source: "hawser-test", subtype: "hawser" };
 const OPTIONS: FuseMountOptions = FuseMountOptions {
@@ -202,26 +204,60 @@ fn the_last_close_of_a_parked_mount_ends_its_connection() {
     .unwrap();
 }
 
+/// A file whose close waits until the connection ends.
+struct SlowFile {
+    file: File,
+    mount: PathBuf,
+    serving: JoinHandle<File>,
+}
+
+impl SlowFile {
+    fn open(keeper: &Keeper) -> Self {
+        let mount = keeper.sandbox.make_dir("mount").unwrap();
+        let device = linux::mount::open_fuse_device().unwrap();
+        linux::mount::mount_fuse(&device, NAME, &mount, OPTIONS).unwrap();
+        let mut device = File::from(device);
+        let serving = std::thread::spawn(move || {
+            serve_until_flush(&mut device);
+            device
+        });
+        let file = File::options().read(true).write(true).open(mount.join("file")).unwrap();
+        Self { file, mount, serving }
+    }
+
+    /// The keeper has had it from this socket, and closes it.
+    fn give(self, removed: &Removed) -> Closing {
+        let Self { file, mount, serving } = self;
+        removed.put_removed(1, file.as_fd()).unwrap();
+        removed.drop_removed(1).unwrap();
+        // Waits too: every close of it is flushed.
+        let waiting = std::thread::spawn(move || drop(file));
+        Closing { device: serving.join().unwrap(), mount, waiting }
+    }
+}
+
+struct Closing {
+    device: File,
+    mount: PathBuf,
+    waiting: JoinHandle<()>,
+}
+
+impl Closing {
+    fn end(self) {
+        drop(self.device);
+        self.waiting.join().unwrap();
+        linux::mount::unmount(&self.mount, linux::mount::UnmountMode::Detach).unwrap();
+    }
+}
+
 /// A hostile daemon may have files whose last close takes long. The keeper's own calls do not wait.
 #[test]
 fn the_close_of_a_file_that_takes_long_stops_nobody() {
     let keeper = Keeper::start();
     let mut client = keeper.client();
-    let mount = keeper.sandbox.make_dir("mount").unwrap();
-    let device = linux::mount::open_fuse_device().unwrap();
-    linux::mount::mount_fuse(&device, NAME, &mount, OPTIONS).unwrap();
-    let mut device = File::from(device);
-    let serving = std::thread::spawn(move || {
-        serve_until_flush(&mut device);
-        device
-    });
-    let file = File::options().read(true).write(true).open(mount.join("file")).unwrap();
+    let slow = SlowFile::open(&keeper);
     let removed = keeper.removed(key(1));
-    removed.put_removed(1, file.as_fd()).unwrap();
-    removed.drop_removed(1).unwrap();
-    // Waits too: every close of it is flushed.
-    let waiting = std::thread::spawn(move || drop(file));
-    let device = serving.join().unwrap();
+    let closing = slow.give(&removed);
     let other = usage_file(&keeper.sandbox);
     for node in (2..100).chain(2..100) {
         removed.put_removed(node, other.as_fd()).unwrap();
@@ -230,14 +266,45 @@ fn the_close_of_a_file_that_takes_long_stops_nobody() {
     assert_eq!(client.ping().unwrap().removed, 98);
     client.forget_volume(key(1)).unwrap();
     let before = keeper.open_files();
-    // The end of the connection ends the close.
-    drop(device);
-    waiting.join().unwrap();
+    closing.end();
     eventually("all are closed", LIMIT, || {
         let now = keeper.open_files();
         anyhow::ensure!(now + 99 < before, "{before}, then {now}");
         Ok(())
     })
     .unwrap();
-    linux::mount::unmount(&mount, linux::mount::UnmountMode::Detach).unwrap();
+}
+
+/// Nor does it run short of descriptors: what a daemon may have it close meanwhile is limited too.
+#[test]
+fn what_waits_for_a_slow_close_takes_no_descriptors_of_others() {
+    let keeper = Keeper::with_open_files(2048);
+    let mut client = keeper.client();
+    let slow = SlowFile::open(&keeper);
+    let hostile = keeper.removed(key(1));
+    let closing = slow.give(&hostile);
+    let room = client.ping().unwrap().room;
+    let one = usage_file(&keeper.sandbox);
+    let many = vec![one.as_fd(); 250];
+    eventually("the keeper takes no more of them", LIMIT, || {
+        let sent = (0..1000).all(|_| send_with(&hostile, b"wrong", &many).is_ok());
+        anyhow::ensure!(!sent, "it takes more");
+        Ok(())
+    })
+    .unwrap();
+    let left = client.ping().unwrap().room;
+    assert!(left >= room / 8, "of room for {room}, {left} is left");
+    let innocent = keeper.removed(key(2));
+    for node in 0..50 {
+        innocent.put_removed(node, one.as_fd()).unwrap();
+    }
+    assert_eq!(innocent.list_removed().unwrap().len(), 50);
+    for volume in 3..100 {
+        client.put(key(volume), Role::UsageFile, one.as_fd()).unwrap();
+    }
+    // Its successor gets its socket all the same.
+    let next = keeper.removed(key(1));
+    next.put_removed(5, one.as_fd()).unwrap();
+    closing.end();
+    assert_eq!(next.list_removed().unwrap().len(), 1);
 }

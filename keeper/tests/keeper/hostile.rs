@@ -189,3 +189,32 @@ fn descriptors_of_a_file_system_that_does_not_answer_are_inspected_at_once() {
     assert!(asked.elapsed() < LIMIT / 2);
     keeper.client().forget_volume(key(1)).unwrap();
 }
+
+/// Packets of daemons do not shorten the pause after it, and so do not fill the log.
+#[test]
+fn a_connection_that_cannot_be_accepted_is_not_tried_again_at_once() {
+    let keeper = Keeper::with_open_files(64);
+    let mut client = keeper.client();
+    let daemon = keeper.removed(key(1));
+    let table = table();
+    let filled = (2..100).find_map(|volume| client.put(key(volume), Role::StateTable, table.as_fd()).err());
+    crate::fixture::assert_refused(filled.map_or(Ok(()), Err), Refusal::Full);
+    let _waiting = keeper.raw();
+    let failures = || keeper.process.output().matches("not again for a second").count();
+    tests::eventually("an accept has failed", LIMIT, || {
+        anyhow::ensure!(failures() > 0);
+        Ok(())
+    })
+    .unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(500) {
+        daemon.drop_removed(7).unwrap();
+        client.ping().unwrap();
+    }
+    assert!(failures() <= 2, "{} failures", failures());
+    // It is accepted in the end.
+    for volume in 2..10 {
+        client.forget_volume(key(volume)).unwrap();
+    }
+    keeper.bystander().ping().unwrap();
+}

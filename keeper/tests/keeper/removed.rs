@@ -12,7 +12,7 @@ use keeper::wire::daemon::DaemonRequest;
 use keeper::wire::{Call, Refusal, Request, Role, VolumeKey};
 use tests::eventually;
 
-use crate::fixture::{Keeper, LIMIT, file_of, good, key};
+use crate::fixture::{Keeper, LIMIT, file_of, good, key, send_with};
 
 fn file(text: &str) -> File {
     let mut file = tempfile::tempfile().unwrap();
@@ -171,7 +171,7 @@ fn malformed_packets_of_a_daemon_change_nothing_and_leave_no_descriptor_open() {
         (dropped, 1, (7, Refusal::Descriptors)),
         (list, 1, (3, Refusal::Descriptors)),
     ] {
-        send_with(&removed, &packet, &vec![one.as_fd(); descriptors]);
+        send_with(&removed, &packet, &vec![one.as_fd(); descriptors]).unwrap();
         assert_eq!(refusals(&removed, 1), [wanted], "{descriptors} with {packet:?}");
     }
     for (fd, wanted) in [
@@ -185,14 +185,6 @@ fn malformed_packets_of_a_daemon_change_nothing_and_leave_no_descriptor_open() {
     }
     assert_eq!(client.ping().unwrap().removed, 1);
     keeper.wait_for_open_files(before);
-}
-
-fn send_with(socket: impl AsFd, packet: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) {
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-    let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
-    sendmsg(socket, &[std::io::IoSlice::new(packet)], &mut control, SendFlags::NOSIGNAL).unwrap();
 }
 
 #[test]

@@ -193,6 +193,32 @@ fn a_replaced_descriptor_is_stored_once() {
     manager.wait("both are removed", |manager| manager.removed.len() == 2 && manager.stored.is_empty());
 }
 
+/// What it was told to remove it would otherwise hold for ever, such as a connection.
+#[test]
+fn a_service_manager_that_did_not_read_for_a_while_holds_nothing_that_was_released() {
+    const VOLUMES: u32 = 600;
+    let mut manager = Manager::new();
+    manager.start(Vec::new());
+    let mut client = manager.client();
+    let connection = good(Role::Connection, &manager.sandbox);
+    client.put(key(1), Role::Connection, connection.as_fd()).unwrap();
+    manager.wait("it is stored", |manager| manager.stored.len() == 1);
+    // A hostile daemon can do this too, with its removed files.
+    for volume in 2..VOLUMES {
+        client.put(key(volume), Role::Connection, connection.as_fd()).unwrap();
+    }
+    for volume in 1..VOLUMES {
+        client.forget_volume(key(volume)).unwrap();
+    }
+    let all = VOLUMES as usize - 1;
+    manager.wait("all are removed", |manager| manager.stored.is_empty() && manager.removed.len() >= all);
+    // The names are of use again.
+    client.put(key(1), Role::Connection, connection.as_fd()).unwrap();
+    manager.wait("it is stored", |manager| manager.stored.contains_key(&name(Role::Connection)));
+    client.forget_volume(key(1)).unwrap();
+    manager.wait("nothing is stored", |manager| manager.stored.is_empty());
+}
+
 #[test]
 fn stored_descriptors_are_checked_as_if_a_peer_had_sent_them() {
     let mut manager = Manager::new();

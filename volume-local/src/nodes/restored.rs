@@ -8,7 +8,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError};
 
-use super::{Left, Node, Nodes, Table};
+use super::{Left, Node, Nodes, Table, stat};
 use crate::attributes::ROOT;
 use crate::place::Place;
 use crate::state_table::{NodeRecord, RecordId};
@@ -70,13 +70,14 @@ impl Nodes {
     }
 
     /// Takes over what the keeper holds of nodes without a place: descriptors, by node. Returns the
-    /// others.
+    /// others, and those that are not of their node: an attacker may have controlled the earlier daemon.
     pub(crate) fn restore_kept(&self, kept: Vec<(u64, OwnedFd)>) -> Vec<(u64, OwnedFd)> {
         let mut others = Vec::new();
         for (id, fd) in kept {
+            let is_its = stat(&fd).is_ok_and(|seen| self.origin.node_id(&seen) == Ok(id));
             let mut table = self.table();
             match table.nodes.get_mut(&id) {
-                Some(node) if node.place.is_none() && id != ROOT => {
+                Some(node) if is_its && node.place.is_none() && id != ROOT => {
                     node.kept = true;
                     let left = table.keep_open(id, Arc::new(fd), self.limit);
                     self.release(table, left);

@@ -114,7 +114,8 @@ impl StateTable {
     /// followed its effect then.
     pub(crate) fn post(&self, slot: Option<Slot>) -> Posting<'_> {
         let space = self.space();
-        let (number, sum) = (self.postings() + 1, self.sum());
+        // Wrapping: an earlier daemon may have recorded any number.
+        let (number, sum) = (self.postings().wrapping_add(1), self.sum());
         if let Some(slot) = slot {
             self.requests.charged(slot, number);
         }

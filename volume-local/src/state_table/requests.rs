@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use volume_fs::state::{Region, load_bytes, store_bytes};
 
-use crate::place::Place;
+use crate::place::{Place, is_name};
 
 /// The first word of the slots.
 pub(super) const AT: usize = 64;
@@ -72,6 +72,17 @@ pub(crate) enum Effect {
     Attribute { at: Place, had: bool, sets: bool },
     /// Only counts a lookup.
     Lookup,
+}
+
+impl Effect {
+    /// Whether no name leads out of the volume.
+    fn is_of_names(&self) -> bool {
+        match self {
+            Self::Make { at, .. } | Self::Remove { at, .. } => is_name(&at.name),
+            Self::Rename { from, to, .. } => is_name(&from.name) && is_name(&to.name),
+            Self::Attribute { .. } | Self::Lookup => true,
+        }
+    }
 }
 
 const MAKE: u64 = 1;
@@ -294,6 +305,7 @@ impl Requests {
             }
             _ => Effect::Lookup,
         };
+        let effect = if effect.is_of_names() { effect } else { Effect::Lookup };
         let is_charged = (1..=postings).contains(&word(CHARGED));
         if !is_charged {
             // The number of a posting that was not committed is used again.

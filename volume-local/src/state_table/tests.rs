@@ -271,3 +271,37 @@ fn a_table_of_version_1_is_read_and_its_use_is_not_known() {
     let (_, recovered) = StateTable::recover(region(&memfd)).unwrap();
     assert_eq!(recovered.nodes.len(), 6);
 }
+
+/// An attacker may have written the table.
+#[test]
+fn no_recorded_name_leads_out_of_the_volume() {
+    for path in ["", ".", "..", "/etc/passwd", "../x", "a/b"] {
+        let memfd = memory();
+        let table = StateTable::new(region(&memfd));
+        let (wrong, good) = (place(1, path), place(1, "good"));
+        let effects = [
+            Effect::Make { at: wrong.clone(), found: None, is_new: true },
+            Effect::Remove { at: wrong.clone(), found: Some(7), removed_by: None, takes: 0 },
+            Effect::Rename {
+                from: good,
+                moving: Some(7),
+                to: wrong.clone(),
+                in_the_way: None,
+                exchange: false,
+                removed_by: None,
+                takes: 0,
+            },
+        ];
+        for (number, effect) in (100..).zip(&effects) {
+            table.requests.note(table.requests.slot(None).unwrap(), number, effect);
+        }
+        let (successor, _) = StateTable::recover(region(&memfd)).unwrap();
+        for number in 100..103 {
+            assert_eq!(successor.requests.take_note(number).unwrap().effect, Effect::Lookup, "{path:?}");
+        }
+        let view = NodeView { id: 7, lookups: 1, place: Some(&wrong), removed_by: None };
+        table.put_node(None, &view).unwrap();
+        let damaged = StateTable::recover(region(&memfd)).unwrap_err();
+        assert_eq!(damaged.reason, "a path instead of a name", "{path:?}");
+    }
+}

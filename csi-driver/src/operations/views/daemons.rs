@@ -1,7 +1,8 @@
 //! The state of staged volumes' daemons: the kernel shows whether they run, a ping whether they
-//! answer.
+//! answer. While no driver runs, the keeper may have given a volume to another daemon, which only the
+//! ping shows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Serialize;
@@ -44,10 +45,15 @@ pub(super) fn look(
         entries.iter().filter_map(|(id, record)| Some((id, is_served(record.as_ref().ok()?)?))).collect();
     let alive = served.iter().filter(|(_, is_alive)| *is_alive).map(|(id, _)| *id);
     let silent = control::silent(run_dir, alive);
+    let is_given_up = |record: &VolumeRecord| record.stage.as_ref().is_some_and(|stage| stage.aborted);
+    let given_up: BTreeSet<&VolumeId> =
+        entries.iter().filter(|(_, r)| r.as_ref().is_ok_and(is_given_up)).map(|(id, _)| id).collect();
+    let ended = served.iter().filter(|(id, is_alive)| !is_alive && !given_up.contains(id)).map(|(id, _)| *id);
+    let answering = control::answering(run_dir, ended);
     let how = |id: &VolumeId, is_alive: bool| match is_alive {
         true if silent.contains(id) => Daemon::Hung,
-        true => Daemon::Serves,
-        false => Daemon::Dead,
+        false if !answering.contains(id) => Daemon::Dead,
+        true | false => Daemon::Serves,
     };
     served.into_iter().map(|(id, is_alive)| (id.clone(), how(id, is_alive))).collect()
 }
