@@ -109,7 +109,8 @@ pub struct Flags {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_START_TIMEOUT_SECONDS))]
     pub start_timeout: Option<u64>,
     /// How long users may wait for a daemon that answers none of its volume's requests:
-    /// after three times that it is killed, and they get ENOTCONN. 0: never
+    /// after three times that it is killed. Another one continues, or they get ENOTCONN if no
+    /// keeper holds the connection. 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = DAEMON_DEADLINE_SECONDS, value_parser = clap::value_parser!(u64).range(0..=MAX_DAEMON_DEADLINE_SECONDS))]
     pub daemon_deadline: u64,
     /// Appends one JSON line for each finished span.
@@ -256,8 +257,12 @@ pub enum ConfigError {
     Flag { flag: &'static str, value: String, reason: String },
     #[error("socket path {} has {length} bytes, more than {MAX_SOCKET_PATH_BYTES}: choose a shorter {flag}", path.display())]
     SocketPath { flag: &'static str, path: PathBuf, length: usize },
-    #[error("{flag} is required")]
-    Missing { flag: &'static str },
+    #[error("{flag} is required with --launcher {launcher}, and --launcher {other} needs none")]
+    Missing { flag: &'static str, launcher: &'static str, other: &'static str },
+}
+
+fn missing(flag: &'static str, launcher: &'static str, other: &'static str) -> ConfigError {
+    ConfigError::Missing { flag, launcher, other }
 }
 
 impl Config {
@@ -276,15 +281,15 @@ impl Config {
         }
         let (launcher, start_timeout) = match flags.launcher {
             LauncherName::Process => {
-                let path = flags.volume_binary.ok_or(ConfigError::Missing { flag: "--volume-binary" })?;
+                let path = flags.volume_binary.ok_or(missing("--volume-binary", "process", "manifest"))?;
                 let volume_binary = absolute("--volume-binary", &path)?;
                 let cgroup_root = check_cgroup_root(flags.cgroup_root)?;
                 (LauncherKind::Process { volume_binary, cgroup_root }, limits::START_PROCESS)
             }
             LauncherName::Manifest => {
-                let path = flags.manifests.ok_or(ConfigError::Missing { flag: "--manifests" })?;
+                let path = flags.manifests.ok_or(missing("--manifests", "manifest", "process"))?;
                 let manifests = absolute("--manifests", &path)?;
-                let mount_image = flags.mount_image.ok_or(ConfigError::Missing { flag: "--mount-image" })?;
+                let mount_image = flags.mount_image.ok_or(missing("--mount-image", "manifest", "process"))?;
                 if mount_image.is_empty()
                     || mount_image.contains(|c: char| c.is_whitespace() || c.is_control())
                 {

@@ -82,7 +82,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     if !nix::unistd::geteuid().is_root() {
         return Err(StartError::NotRoot);
     }
-    daemon::launcher::needs::check(&config.launcher).map_err(StartError::Config)?;
+    daemon::launcher::needs::check(&config.launcher, &config.keeper).map_err(StartError::Config)?;
     let backend = engine::driver::backend(&config).map_err(StartError::Driver)?;
     engine::driver::check_mode(config.mode, backend.topology()).map_err(StartError::Config)?;
     // Sockets, journal and logs are for root only; code that needs another mode sets it.

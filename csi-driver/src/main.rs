@@ -37,10 +37,15 @@ fn main() -> ExitCode {
     ended.unwrap_or_else(|error| {
         #[expect(clippy::print_stderr, reason = "the one line for who started it")]
         {
-            eprintln!("hawser-csi: {}", trace::escaped(&linux::chain(error.as_ref())));
+            eprintln!("hawser-csi: {}{}", trace::escaped(&linux::chain(error.as_ref())), hint());
         }
         failed
     })
+}
+
+/// Journal, sockets and FUSE connections are root's.
+fn hint() -> &'static str {
+    if rustix::process::geteuid().is_root() { "" } else { ": run hawser-csi as root" }
 }
 
 fn show(view: &View) -> anyhow::Result<ExitCode> {

@@ -39,13 +39,13 @@ pub enum Command {
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
-    #[error("unknown argument {}", argument.display())]
+    #[error("unknown argument {}: see hawser-keeper --help", argument.display())]
     Unknown { argument: OsString },
     #[error("{option} needs a value")]
     NoValue { option: &'static str },
     #[error("{option} is given twice")]
     Twice { option: &'static str },
-    #[error("--socket is missing")]
+    #[error("--socket PATH is missing: see hawser-keeper --help")]
     NoSocket,
     #[error("--socket {}: must be an absolute path of at most 107 bytes", path.display())]
     Socket { path: PathBuf },
@@ -109,14 +109,14 @@ mod tests {
     fn wrong_arguments_are_named() {
         let long = format!("--socket /{}", "x".repeat(107));
         for (line, text) in [
-            ("", "--socket is missing"),
+            ("", "--socket PATH is missing: see hawser-keeper --help"),
             ("--socket", "--socket needs a value"),
             ("--socket a --socket b", "--socket is given twice"),
             ("--socket run/k.sock", "--socket run/k.sock: must be an absolute path of at most 107 bytes"),
             (&long, &format!("{long}: must be an absolute path of at most 107 bytes")),
             ("--socket /s --log-level loud", "--log-level loud: must be error, warn, info or debug"),
-            ("--socket /s now", "unknown argument now"),
-            ("--help=yes", "unknown argument --help=yes"),
+            ("--socket /s now", "unknown argument now: see hawser-keeper --help"),
+            ("--help=yes", "unknown argument --help=yes: see hawser-keeper --help"),
         ] {
             assert_eq!(parsed(line).unwrap_err().to_string(), text);
         }

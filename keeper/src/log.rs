@@ -60,7 +60,7 @@ impl Log {
         if !poll(&mut polled, Some(&now)).is_ok_and(|ready| ready == 1) {
             return;
         }
-        let text = format!("{} {line}\n", level.name());
+        let text = format!("hawser-keeper: {}: {line}\n", level.name());
         // An error here cannot be reported anywhere.
         let _lost = rustix::io::write(&stderr, &text.as_bytes()[..text.len().min(MOST)]);
     }

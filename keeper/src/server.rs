@@ -132,6 +132,9 @@ pub fn run(config: &Config, inherited: Inherited) -> Result<(), StartError> {
 
 impl Server {
     fn start(socket: &Path, log: Log) -> Result<Self, StartError> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(StartError::NotRoot);
+        }
         // Before anything that a signal could leave half done.
         let signals = linux::process::signal_descriptor(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])
             .map_err(|cause| StartError::Signals { cause })?;

@@ -18,6 +18,10 @@ const LOWEST_OOM_SCORE_ADJ: &str = "-1000";
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    #[error("must be started by root, since only root's processes may connect to it")]
+    NotRoot,
+    #[error("--socket {}: its directory is missing: make it first", path.display())]
+    NoDirectory { path: PathBuf },
     #[error("{}: another keeper answers there", path.display())]
     Live { path: PathBuf },
     #[error("{}: another keeper is starting there", path.display())]
@@ -57,7 +61,12 @@ pub(crate) fn bind(path: &Path) -> Result<OwnedFd, StartError> {
     };
     // Without the lock, two keepers could replace the same stale socket, and one of them would
     // serve a socket that no path leads to.
-    let _lock = lock(path)?;
+    let _lock = match lock(path) {
+        Err(StartError::Lock { cause }) if cause.errno() == nix::errno::Errno::ENOENT => {
+            return Err(StartError::NoDirectory { path: path.to_owned() });
+        }
+        locked => locked?,
+    };
     let address = SocketAddrUnix::new(path).map_err(failed("address"))?;
     remove_stale(path, &address)?;
     let listener = new_socket().map_err(failed("socket for"))?;
@@ -113,7 +122,10 @@ pub(crate) fn leave_session(log: Log) {
 /// CAP_SYS_RESOURCE the score stays as it is.
 pub(crate) fn lower_oom_score(log: Log) {
     if let Err(e) = linux::procfs::write(Path::new("self/oom_score_adj"), LOWEST_OOM_SCORE_ADJ) {
-        log.warn(format_args!("oom_score_adj stays as it is: {e}: {}", e.reason()));
+        log.info(format_args!(
+            "oom_score_adj stays as it is, for want of CAP_SYS_RESOURCE perhaps: {e}: {}",
+            e.reason()
+        ));
     }
 }
 

@@ -270,8 +270,7 @@ fn users_of_a_volume_are_told_which_mount_pod_has_followed_one_that_names_no_vol
     // Until the kubelet has seen the volume once, it knows no change.
     node.wait_for_trace("csi.NodeGetVolumeStats").expect("a poll");
     kill_daemon(&node);
-    let message =
-        node.wait_for_event("VolumeConditionNormal", &["served by mount pod", "after a daemon had ended"]);
+    let message = node.wait_for_event("VolumeConditionNormal", &["served by mount pod", "after another one"]);
     let message = message.expect("an event");
     let serving = message.split("hawser-system/").nth(1).and_then(|rest| rest.split("-*").next());
     let pods = node.list("pods").expect("pods");

@@ -228,7 +228,7 @@ pub(crate) fn backend(config: &Config) -> Result<Arc<dyn VolumeBackend>> {
 pub(crate) fn check_mode(mode: Mode, topology: &Topology) -> std::result::Result<(), ConfigError> {
     match topology {
         Topology::OneNode(_) if !mode.has_node() => {
-            let reason = "only the node that has the pool can make its volumes: `both` serves both there";
+            let reason = "only the node that has the pool can make its volumes: start that node's driver with --mode both";
             Err(config::wrong("--mode", "controller", reason))
         }
         Topology::OneNode(_) | Topology::EveryNode => Ok(()),
@@ -300,7 +300,7 @@ mod tests {
         let one_node = Topology::OneNode(Segment { key: "k".to_owned(), value: "n".to_owned() });
         assert_eq!(
             check_mode(Mode::Controller, &one_node).unwrap_err().to_string(),
-            "--mode \"controller\": only the node that has the pool can make its volumes: `both` serves both there"
+            "--mode \"controller\": only the node that has the pool can make its volumes: start that node's driver with --mode both"
         );
         check_mode(Mode::Node, &one_node).unwrap();
         check_mode(Mode::Both, &one_node).unwrap();

@@ -180,8 +180,8 @@ fn served_by(stage: &StageRecord) -> String {
     };
     match stage.takeovers {
         0 => "served".to_owned(),
-        1 => format!("served by {daemon}, after a daemon had ended"),
-        takeovers => format!("served by {daemon}, after {takeovers} daemons had ended"),
+        1 => format!("served by {daemon}, after another one"),
+        takeovers => format!("served by {daemon}, after {takeovers} others"),
     }
 }
 

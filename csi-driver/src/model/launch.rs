@@ -24,6 +24,15 @@ pub(crate) enum LaunchId {
     StaticPod(String),
 }
 
+impl fmt::Display for LaunchId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process(process) => write!(f, "process {}", process.pid),
+            Self::StaticPod(name) => write!(f, "static pod {name}"),
+        }
+    }
+}
+
 impl LaunchId {
     /// The process, if the launcher knows it before the daemon dials in.
     pub(crate) fn process(&self) -> Option<ProcessId> {

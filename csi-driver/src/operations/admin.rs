@@ -124,7 +124,8 @@ impl AdminService {
 
 /// To its end, even if the caller goes away.
 async fn upgrade(driver: &Arc<Driver>, volume: &str, force: bool) -> Result<Upgrade> {
-    let unknown = || Error::invalid("volume", volume, "not the id of a volume");
+    let unknown =
+        || Error::invalid("volume", volume, "not the id of a volume: `hawser-csi volumes` lists them");
     let volume_id = VolumeId::parse(volume).ok_or_else(unknown)?;
     let begun = Instant::now();
     let guard = loop {

@@ -410,7 +410,7 @@ fn of_daemons(world: &World) -> Vec<Finding> {
             && launches.get(&launched.key) != Some(&Some(&launched.id))
     };
     let launch = |launched: &Launched| {
-        Finding::new("unknown daemon", &launched.key, format!("{:?}", launched.id)).at_start()
+        Finding::new("unknown daemon", &launched.key, launched.id.to_string()).at_start()
     };
     let is_staged = |key: &LaunchKey| staged.iter().any(|(id, _)| LaunchKey::from(*id) == *key);
     let stray_dir = |key: &&LaunchKey| {

@@ -19,7 +19,7 @@ const LIMIT: Duration = limits::TURN.saturating_add(limits::OPERATION).saturatin
 
 #[derive(Debug, Clone, Args)]
 pub struct Upgrade {
-    /// Id of a staged volume
+    /// Id of a staged volume (`hawser-csi volumes`), unless --all is given
     #[arg(value_name = "VOLUME", required_unless_present = "all", conflicts_with = "all")]
     pub volume: Option<String>,
     /// Each staged volume, one after the other: goes on after one that fails

@@ -49,7 +49,7 @@ fn a_controller_apart_from_the_pools_node_is_refused_before_anything_is_made() {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     assert_eq!(
         refusal(command(&scene, &[], NODE, &flags)),
-        "--mode \"controller\": only the node that has the pool can make its volumes: `both` serves both there"
+        "--mode \"controller\": only the node that has the pool can make its volumes: start that node's driver with --mode both"
     );
     assert!(!scene.sandbox.path("state").exists());
 }

@@ -43,7 +43,7 @@ fn the_socket_of_a_keeper_that_is_gone_is_replaced_and_no_other_file() {
     assert!(refused.contains("exists and is not a socket"), "{refused}");
     assert_eq!(std::fs::read_to_string(&other).unwrap(), "precious");
     let nowhere = fail(&keeper, &keeper.sandbox.path("no/where"));
-    assert!(nowhere.contains("no/where.lock: No such file or directory"), "{nowhere}");
+    assert!(nowhere.contains("no/where: its directory is missing: make it first"), "{nowhere}");
 }
 
 #[test]
@@ -126,7 +126,8 @@ fn wrong_arguments_are_named_and_help_is_printed() {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
-    assert_eq!(run(&[]), (Some(2), String::new(), "error --socket is missing\n".to_owned()));
+    let missing = "hawser-keeper: error: --socket PATH is missing: see hawser-keeper --help\n";
+    assert_eq!(run(&[]), (Some(2), String::new(), missing.to_owned()));
     let (code, help, errors) = run(&["--help"]);
     assert_eq!((code, errors.as_str()), (Some(0), ""));
     assert!(help.contains("Usage: hawser-keeper --socket PATH"), "{help}");

@@ -43,7 +43,7 @@ const KILLS: [Victim; 10] = [
 impl Victim {
     fn title(self) -> &'static str {
         match self {
-            Self::MountPod => "the mount pod's daemon",
+            Self::MountPod => "the volume's daemon",
             Self::Keeper => "the keeper",
             Self::Driver => "the driver",
             Self::DriverAndMountPod => "the driver and the daemon",
@@ -68,8 +68,8 @@ struct Seen {
 }
 
 pub(super) fn kill_again_and_again(node: &mut Node<'_>) -> Result<()> {
-    step("pod-chaos.yaml: it streams blocks and keeps a database in the volume", || {
-        node.put_manifest("pod-chaos.yaml", &examples::read("pod-chaos.yaml")?)?;
+    step("examples/chaos/pod.yaml: it streams blocks and keeps a database in the volume", || {
+        node.put_manifest("pod-chaos.yaml", &examples::read("chaos/pod.yaml")?)?;
         node.wait_for_phase("chaos", "Running")?;
         eventually("it reports steps of both", TIMEOUT, || {
             let last = reports(node)?.last().copied().context("no report")?;
@@ -81,7 +81,7 @@ pub(super) fn kill_again_and_again(node: &mut Node<'_>) -> Result<()> {
     step("the driver starts anew: a daemon waits for the next takeover", || node.set_warm_daemons(1))?;
     let before = without_a_kill(node).with_context(|| node.outputs())?;
     say(&format!(
-        "without a kill: {:29} the stream waited {:7.1} ms, the database {:7.1} ms",
+        "without a kill:  {:26} the stream waited {:7.1} ms, the database {:7.1} ms",
         "the longest steps", before.stream, before.database
     ));
     for (number, victim) in KILLS.into_iter().enumerate() {

@@ -7,10 +7,16 @@ use std::path::Path;
 use linux::cgroup::Hierarchies;
 use rustix::fs::{Access, access};
 
-use crate::config::{ConfigError, LauncherKind, wrong};
+use crate::config::{ConfigError, KeeperBinary, LauncherKind, wrong};
 use crate::error::chain;
 
-pub(crate) fn check(launcher: &LauncherKind) -> Result<(), ConfigError> {
+pub(crate) fn check(launcher: &LauncherKind, keeper: &KeeperBinary) -> Result<(), ConfigError> {
+    if let KeeperBinary::At(binary) = keeper {
+        check_program(binary).map_err(|e| {
+            let reason = format!("{}: the program hawser-keeper is wanted", linux::reason(&e));
+            wrong("--keeper-binary", &binary.to_string_lossy(), reason)
+        })?;
+    }
     let (flag, path, found, wanted) = match launcher {
         LauncherKind::Manifest { manifests, .. } => (
             "--manifests",
@@ -72,8 +78,14 @@ mod tests {
             |path: &Path| LauncherKind::Manifest { manifests: path.to_owned(), mount_image: "i".to_owned() };
         let process =
             |path: &Path| LauncherKind::Process { volume_binary: path.to_owned(), cgroup_root: None };
-        check(&manifests(dir.path())).unwrap();
-        check(&process(Path::new("/bin/true"))).unwrap();
+        let none = KeeperBinary::None;
+        check(&manifests(dir.path()), &none).unwrap();
+        check(&process(Path::new("/bin/true")), &KeeperBinary::At("/bin/true".into())).unwrap();
+        let message =
+            check(&manifests(dir.path()), &KeeperBinary::At(missing.clone())).unwrap_err().to_string();
+        let wanted =
+            format!("--keeper-binary {missing:?}: no such file or directory: the program hawser-keeper");
+        assert!(message.starts_with(&wanted), "{message}");
         for (launcher, flag, path, reason) in [
             (manifests(&missing), "--manifests", &*missing, "no such file or directory: the directory is"),
             (manifests(&plain), "--manifests", &plain, "not a directory: the directory is wanted"),
@@ -81,7 +93,7 @@ mod tests {
             (process(&plain), "--volume-binary", &plain, "permission denied: the program"),
             (process(dir.path()), "--volume-binary", dir.path(), "not a file: the program"),
         ] {
-            let message = check(&launcher).unwrap_err().to_string();
+            let message = check(&launcher, &none).unwrap_err().to_string();
             assert!(message.starts_with(&format!("{flag} {path:?}: {reason}")), "{message}");
         }
     }
