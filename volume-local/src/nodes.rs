@@ -147,9 +147,16 @@ struct Node {
     in_clock: bool,
     /// In the state table; `None` without one.
     record: Option<RecordId>,
-    /// The keeper holds a descriptor.
-    kept: bool,
+    kept: Option<Kept>,
     count: Count,
+}
+
+/// What the keeper holds a descriptor of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// Perhaps a large file, which takes its space until the descriptor is closed.
+    File,
+    Directory,
 }
 
 /// Nodes that left the table. Their descriptors are closed outside the lock, since that takes time.
@@ -158,7 +165,7 @@ struct Left {
     descriptors: Vec<Arc<OwnedFd>>,
     forgotten: Vec<u64>,
     /// Nodes whose descriptors the keeper need not hold any more.
-    unkept: Vec<u64>,
+    unkept: Vec<(u64, Kept)>,
 }
 
 /// The nodes and names on a path, the deepest first.
@@ -407,8 +414,8 @@ impl Nodes {
         }
         drop(table);
         drop(left.descriptors);
-        for id in left.unkept {
-            self.let_keeper_drop(id);
+        for (id, kept) in left.unkept {
+            self.let_keeper_drop(id, kept);
         }
     }
 
@@ -475,9 +482,7 @@ impl Table {
                 node.in_clock = true;
                 self.clock.push_back(id);
             }
-            if std::mem::take(&mut node.kept) {
-                left.unkept.push(id);
-            }
+            left.unkept.extend(node.kept.take().map(|kept| (id, kept)));
         }
         self.write(id);
         left
@@ -514,9 +519,7 @@ impl Table {
             if let (Some(state), Some(record)) = (&self.state, node.record) {
                 state.remove(record);
             }
-            if node.kept {
-                left.unkept.push(id);
-            }
+            left.unkept.extend(node.kept.map(|kept| (id, kept)));
             if let Some(fd) = node.fd {
                 self.open -= 1;
                 left.descriptors.push(fd);

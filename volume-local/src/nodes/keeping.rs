@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use keeper::daemon::Removed;
 
-use super::Nodes;
+use super::{Kept, Nodes};
 use crate::attributes::ROOT;
 
 /// The socket to the keeper.
@@ -31,12 +31,12 @@ impl KeeperSocket {
 
 impl Nodes {
     /// Called before a node loses its place: gives the keeper a descriptor for a successor.
-    pub(crate) fn let_keeper_hold(&self, id: u64, held: &OwnedFd) {
+    pub(crate) fn let_keeper_hold(&self, id: u64, held: &OwnedFd, kept: Kept) {
         let Some(keeper) = &self.keeper else { return };
         {
             let mut table = self.table();
             match table.nodes.get_mut(&id) {
-                Some(node) if !node.kept => node.kept = true,
+                Some(node) if node.kept.is_none() => node.kept = Some(kept),
                 _ => return,
             }
         }
@@ -45,9 +45,14 @@ impl Nodes {
         }
     }
 
-    pub(crate) fn let_keeper_drop(&self, id: u64) {
+    pub(crate) fn let_keeper_drop(&self, id: u64, kept: Kept) {
         let Some(keeper) = &self.keeper else { return };
-        if let Err(error) = keeper.now().drop_removed(id) {
+        let dropped = match kept {
+            Kept::File => keeper.now().drop_removed(id),
+            // One packet less for each directory of a tree that is removed.
+            Kept::Directory => keeper.now().drop_removed_later(id),
+        };
+        if let Err(error) = dropped {
             tracing::debug!(error = linux::chain(&error), "the keeper still holds a removed file");
         }
     }
@@ -57,13 +62,12 @@ impl Nodes {
         if self.keeper.is_none() {
             return;
         }
-        let was_kept = self
-            .table()
-            .nodes
-            .get_mut(&id)
-            .is_some_and(|node| node.place.is_some() && std::mem::take(&mut node.kept));
-        if was_kept {
-            self.let_keeper_drop(id);
+        let mut table = self.table();
+        let node = table.nodes.get_mut(&id).filter(|node| node.place.is_some());
+        let kept = node.and_then(|node| node.kept.take());
+        drop(table);
+        if let Some(kept) = kept {
+            self.let_keeper_drop(id, kept);
         }
     }
 
@@ -73,7 +77,7 @@ impl Nodes {
             return false;
         }
         let table = self.table();
-        table.nodes.get(&id).is_some_and(|node| node.place.is_none() && !node.kept && id != ROOT)
+        table.nodes.get(&id).is_some_and(|node| node.place.is_none() && node.kept.is_none() && id != ROOT)
     }
 
     /// Gives another keeper all that the earlier one was given, and uses it from now on. Returns how
@@ -106,16 +110,16 @@ impl Nodes {
     }
 
     fn kept(&self) -> Vec<u64> {
-        self.table().nodes.iter().filter(|(_, node)| node.kept).map(|(id, _)| *id).collect()
+        self.table().nodes.iter().filter(|(_, node)| node.kept.is_some()).map(|(id, _)| *id).collect()
     }
 
     fn is_kept(&self, id: u64) -> bool {
-        self.table().nodes.get(&id).is_some_and(|node| node.kept)
+        self.table().nodes.get(&id).is_some_and(|node| node.kept.is_some())
     }
 
     fn unmark(&self, id: u64) {
         if let Some(node) = self.table().nodes.get_mut(&id) {
-            node.kept = false;
+            node.kept = None;
         }
     }
 }
