@@ -80,11 +80,15 @@ impl DescriptorDir {
         Xattrs::Named(file)
     }
 
-    /// For several calls: opens the file, if that has no effect on others, as opening a FIFO or a
-    /// device has.
-    pub fn open_xattrs<'file>(&self, file: BorrowedFd<'file>) -> Xattrs<'file> {
-        let kind = rustix::fs::fstat(file).map(|found| FileType::from_raw_mode(found.st_mode));
-        if !matches!(kind, Ok(FileType::RegularFile | FileType::Directory)) {
+    /// For several calls, with a request about `name`: opens the file, if that has no effect on others, as
+    /// opening a FIFO or a device has. These have no `user.*` attributes (fs/xattr.c,
+    /// `xattr_permission`), so nobody asks for one.
+    pub fn open_xattrs<'file>(&self, file: BorrowedFd<'file>, name: &CStr) -> Xattrs<'file> {
+        let is_plain = || {
+            let kind = rustix::fs::fstat(file).map(|found| FileType::from_raw_mode(found.st_mode));
+            matches!(kind, Ok(FileType::RegularFile | FileType::Directory))
+        };
+        if !name.to_bytes().starts_with(b"user.") && !is_plain() {
             return Xattrs::Named(file);
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -136,6 +140,15 @@ impl Xattrs<'_> {
         };
         names.truncate(length);
         Ok(names)
+    }
+
+    /// All names, each ended by a zero byte: by one call, unless they are unusually long.
+    pub fn all_names(&self) -> rustix::io::Result<Vec<u8>> {
+        const USUAL_BYTES: usize = 512;
+        match self.names(USUAL_BYTES) {
+            Err(Errno::RANGE) => self.names(self.names_size()?),
+            names => names,
+        }
     }
 
     pub fn names_size(&self) -> rustix::io::Result<usize> {
@@ -222,6 +235,8 @@ fn fnv1a(kind: i32, bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CString;
+
     use super::*;
     use rustix::fs::CWD;
 
@@ -243,7 +258,8 @@ mod tests {
         std::fs::write(dir.path().join("file"), "").unwrap();
         let file = open_path(&dir.path().join("file"));
         let descriptors = DescriptorDir::open().unwrap();
-        let (named, open) = (descriptors.xattrs(file.as_fd()), descriptors.open_xattrs(file.as_fd()));
+        let (named, open) =
+            (descriptors.xattrs(file.as_fd()), descriptors.open_xattrs(file.as_fd(), c"user.key"));
         assert!(matches!((&named, &open), (Xattrs::Named(_), Xattrs::Open(_))));
         let name = c"user.key";
         for (one, other) in [(&named, &open), (&open, &named)] {
@@ -252,6 +268,13 @@ mod tests {
             assert_eq!((other.size(name), other.get(name, 5)), (Ok(5), Ok(b"value".to_vec())));
             assert_eq!(other.get(name, 4), Err(Errno::RANGE));
             assert_eq!((other.names_size(), other.names(9)), (Ok(9), Ok(b"user.key\0".to_vec())));
+            assert_eq!(other.all_names(), Ok(b"user.key\0".to_vec()));
+            let long = CString::new(format!("user.{}", "x".repeat(200))).unwrap();
+            let longs =
+                [1_u8, 2, 3].map(|last| CString::new([long.to_bytes(), &[b'a' + last]].concat()).unwrap());
+            longs.iter().for_each(|name| one.set(name, b"", XattrFlags::CREATE).unwrap());
+            assert_eq!(other.all_names().unwrap().len(), 9 + 3 * 207);
+            longs.iter().for_each(|name| one.remove(name).unwrap());
             other.remove(name).unwrap();
             assert_eq!((one.size(name), one.remove(name)), (Err(Errno::NODATA), Err(Errno::NODATA)));
         }
@@ -264,7 +287,7 @@ mod tests {
         rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         let fifo = open_path(&path);
         let found = DescriptorDir::open().unwrap();
-        let found = found.open_xattrs(fifo.as_fd());
+        let found = found.open_xattrs(fifo.as_fd(), c"security.key");
         assert!(matches!(found, Xattrs::Named(_)));
         // Only a FIFO without a reader answers so.
         let writes = OFlags::WRONLY | OFlags::NONBLOCK;

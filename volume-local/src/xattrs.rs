@@ -83,21 +83,20 @@ impl AttributeBlocks {
     }
 }
 
-/// All but `except`. The kernel allows no change of a file's attributes during a request that changes
-/// them.
-pub(crate) fn total(xattrs: &Xattrs<'_>, except: Option<&CStr>) -> Result<Total> {
-    let size = match xattrs.names_size() {
-        Err(Errno::OPNOTSUPP) | Ok(0) => return Ok(Total::default()),
-        size => size?,
+/// The names. The kernel allows no change of a file's attributes during a request that changes them.
+pub(crate) fn names(xattrs: &Xattrs<'_>) -> Result<Vec<CString>> {
+    let names = match xattrs.all_names() {
+        Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
+        names => names?,
     };
-    let mut total = Total::default();
-    for name in xattrs.names(size)?.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-        if except != Some(&name) {
-            total = total.with(&name, xattrs.size(&name)?);
-        }
-    }
-    Ok(total)
+    let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    names.map(|name| CString::new(name).map_err(|_| Errno::INVAL)).collect()
+}
+
+/// All of `names` but `except`.
+pub(crate) fn total(xattrs: &Xattrs<'_>, names: &[CString], except: Option<&CStr>) -> Result<Total> {
+    let names = names.iter().filter(|name| except != Some(name.as_c_str()));
+    names.into_iter().try_fold(Total::default(), |total, name| Ok(total.with(name, xattrs.size(name)?)))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Attributes of files and of the volume. The kernel refuses trusted.* and security.capability: the
 //! process lacks CAP_SYS_ADMIN and CAP_SETFCAP.
 
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -22,6 +22,11 @@ use crate::xattrs;
 /// Extended attributes of one file, names and values together: the space that ext4 has besides the
 /// inode. xfs would store any number.
 const MOST_XATTR_BYTES: usize = 4096;
+
+/// Stored as it is set, and always listed.
+fn is_of_users(attribute: &CStr) -> bool {
+    attribute.to_bytes().starts_with(b"user.")
+}
 
 impl Volume {
     pub(crate) fn attributes(&self, NodeId(id): NodeId, handle: Option<Handle>) -> Result<Attributes> {
@@ -117,8 +122,8 @@ impl Volume {
             return Ok(());
         }
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
-        let file = self.descriptors.open_xattrs(fd.as_fd());
-        let others = xattrs::total(&file, Some(&name))?;
+        let file = self.descriptors.open_xattrs(fd.as_fd(), &name);
+        let others = xattrs::total(&file, &xattrs::names(&file)?, Some(&name))?;
         let (had, replaced) = match file.size(&name) {
             Ok(length) => (true, others.with(&name, length)),
             Err(Errno::NODATA | Errno::OPNOTSUPP) => (false, others),
@@ -136,7 +141,9 @@ impl Volume {
             running.note(|| Ok::<_, Errno>(Effect::Attribute { at, had, sets: true }))?;
         }
         let set = file.set(&name, value, flags);
-        self.settle_attributes(&fd, &file, change);
+        // An ACL that says what the mode says is not stored.
+        let now = (set.is_ok() && is_of_users(&name)).then_some(wanted);
+        self.settle_attributes(&fd, &file, now, change);
         set
     }
 
@@ -168,15 +175,24 @@ impl Volume {
             return Ok(());
         }
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
-        let file = self.descriptors.open_xattrs(fd.as_fd());
+        let file = self.descriptors.open_xattrs(fd.as_fd(), &name);
         let change = self.make_room_for_attributes(id, &fd, &file, 0)?;
+        // One call tells whether it was there, and what is left.
+        let (had, left) = if self.table.is_some() || change.is_some() {
+            let names = xattrs::names(&file)?;
+            // Others exist that a listing may leave out.
+            let is_listed = names.contains(&name);
+            let had = is_listed || !is_of_users(&name) && file.size(&name).is_ok();
+            (had, Some(xattrs::total(&file, &names, Some(&name))?))
+        } else {
+            (false, None)
+        };
         running.note(|| {
-            let had = file.size(&name).is_ok();
             let at = Place { directory: id, name: name.clone() };
             Ok::<_, Errno>(Effect::Attribute { at, had, sets: false })
         })?;
         let removed = file.remove(&name);
-        self.settle_attributes(&fd, &file, change);
+        self.settle_attributes(&fd, &file, left.filter(|_| removed.is_ok()), change);
         removed
     }
 }

@@ -18,7 +18,7 @@ use crate::errno::Result;
 use crate::nodes::stat;
 use crate::quota::{Change, InodeReservation, Quota, Reservation};
 use crate::state_table::requests::Slot;
-use crate::xattrs;
+use crate::xattrs::{self, Total};
 
 /// What happened to a file that lost a name.
 #[derive(Debug, Clone, Copy)]
@@ -59,12 +59,24 @@ impl Volume {
         }
     }
 
-    /// As [`Self::settle`], after a change of attributes. The kernel serializes requests that change
-    /// one file's attributes.
-    pub(super) fn settle_attributes(&self, file: &OwnedFd, xattrs: &Xattrs<'_>, change: Option<Change<'_>>) {
-        if let Some(change) = change {
-            change.settle(|_before| self.measure_all(file, xattrs));
-        }
+    /// As [`Self::settle`], after a change of attributes to `now`; `None` if that is not known. The
+    /// kernel serializes requests that change one file's attributes.
+    pub(super) fn settle_attributes(
+        &self,
+        file: &OwnedFd,
+        xattrs: &Xattrs<'_>,
+        now: Option<Total>,
+        change: Option<Change<'_>>,
+    ) {
+        let Some(change) = change else { return };
+        change.settle(|_before| match now {
+            Some(total) => {
+                let seen = stat(file)?;
+                let most = || Ok(self.attribute_blocks.most(total));
+                Ok(charge(&seen, attribute_blocks_seen(&seen, most)?))
+            }
+            None => self.measure_all(file, xattrs),
+        });
     }
 
     /// Updates the charge of a file after its file system may have changed its blocks.
@@ -230,7 +242,7 @@ impl Volume {
 
     fn measure_first_with(&self, file: &OwnedFd, xattrs: &Xattrs<'_>) -> Result<Charged> {
         let seen = stat(file)?;
-        let attribute_blocks = Some(self.attribute_blocks_seen(xattrs, &seen)?);
+        let attribute_blocks = Some(attribute_blocks_seen(&seen, || self.attribute_blocks_of(xattrs))?);
         Ok(Charged { attribute_blocks, ..charge(&seen, 0) })
     }
 
@@ -246,18 +258,18 @@ impl Volume {
     /// The charge of a file now, with its attributes.
     fn measure_all(&self, file: &OwnedFd, xattrs: &Xattrs<'_>) -> Result<Charged> {
         let seen = stat(file)?;
-        Ok(charge(&seen, self.attribute_blocks_seen(xattrs, &seen)?))
-    }
-
-    /// Matters only for regular files with at least one block.
-    fn attribute_blocks_seen(&self, xattrs: &Xattrs<'_>, seen: &Statx) -> Result<u8> {
-        let is_file = FileType::from_raw_mode(seen.stx_mode.into()) == FileType::RegularFile;
-        if is_file && seen.stx_blocks > 0 { self.attribute_blocks_of(xattrs) } else { Ok(0) }
+        Ok(charge(&seen, attribute_blocks_seen(&seen, || self.attribute_blocks_of(xattrs))?))
     }
 
     pub(super) fn attribute_blocks_of(&self, xattrs: &Xattrs<'_>) -> Result<u8> {
-        Ok(self.attribute_blocks.most(xattrs::total(xattrs, None)?))
+        Ok(self.attribute_blocks.most(xattrs::total(xattrs, &xattrs::names(xattrs)?, None)?))
     }
+}
+
+/// Matters only for regular files with at least one block.
+fn attribute_blocks_seen(seen: &Statx, most: impl FnOnce() -> Result<u8>) -> Result<u8> {
+    let is_file = FileType::from_raw_mode(seen.stx_mode.into()) == FileType::RegularFile;
+    if is_file && seen.stx_blocks > 0 { most() } else { Ok(0) }
 }
 
 /// Reserves exactly what writing the range adds to the charge `before`.
