@@ -6,7 +6,6 @@
 //! [`Removed::list_removed`] needs recvmsg, so it comes before the filter.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,8 +26,6 @@ const LISTING: u64 = 1;
 pub struct Removed {
     socket: OwnedFd,
     limit: Duration,
-    /// What [`Self::drop_removed_later`] was called with last; or zero.
-    later: AtomicU64,
 }
 
 impl Removed {
@@ -36,9 +33,7 @@ impl Removed {
     /// that is sent, and for each pause between packets that arrive.
     pub fn new(socket: OwnedFd, limit: Duration) -> Result<Self, Error> {
         match rustix::fs::fcntl_getfl(&socket) {
-            Ok(flags) if flags.contains(OFlags::NONBLOCK) => {
-                Ok(Self { socket, limit, later: AtomicU64::new(0) })
-            }
+            Ok(flags) if flags.contains(OFlags::NONBLOCK) => Ok(Self { socket, limit }),
             Ok(_) => Err(Error::Blocking),
             Err(e) => Err(socket_error("daemon socket", e)),
         }
@@ -47,22 +42,12 @@ impl Removed {
     /// Holds a duplicate of `file` for `node`. There is no answer: if the keeper refuses it,
     /// [`Self::refused`] returns that later. It is held even if this process is killed at once.
     pub fn put_removed(&self, node: u64, file: BorrowedFd<'_>) -> Result<(), Error> {
-        let dropped = self.later.swap(0, Ordering::Relaxed);
-        self.send("PUT_REMOVED", DaemonRequest::PutRemoved { node, dropped }, &[file])
+        self.send("PUT_REMOVED", DaemonRequest::PutRemoved { node }, &[file])
     }
 
     /// Closes what is held for `node`. There is no answer.
     pub fn drop_removed(&self, node: u64) -> Result<(), Error> {
         self.send("DROP_REMOVED", DaemonRequest::DropRemoved { node }, &[])
-    }
-
-    /// Closes what is held for `node`, which is not zero, with the next packet of [`Self::put_removed`]. At
-    /// most one node waits for that.
-    pub fn drop_removed_later(&self, node: u64) -> Result<(), Error> {
-        match self.later.swap(node, Ordering::Relaxed) {
-            0 => Ok(()),
-            earlier => self.drop_removed(earlier),
-        }
     }
 
     /// All that is held for the volume, in the order of the nodes. Must be called first, if at all.

@@ -147,16 +147,9 @@ struct Node {
     in_clock: bool,
     /// In the state table; `None` without one.
     record: Option<RecordId>,
-    kept: Option<Kept>,
+    /// The keeper holds a descriptor.
+    kept: bool,
     count: Count,
-}
-
-/// What the keeper holds a descriptor of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
-    /// Perhaps a large file, which takes its space until the descriptor is closed.
-    File,
-    Directory,
 }
 
 /// Nodes that left the table. Their descriptors are closed outside the lock, since that takes time.
@@ -165,7 +158,7 @@ struct Left {
     descriptors: Vec<Arc<OwnedFd>>,
     forgotten: Vec<u64>,
     /// Nodes whose descriptors the keeper need not hold any more.
-    unkept: Vec<(u64, Kept)>,
+    unkept: Vec<u64>,
 }
 
 /// The nodes and names on a path, the deepest first.
@@ -414,8 +407,8 @@ impl Nodes {
         }
         drop(table);
         drop(left.descriptors);
-        for (id, kept) in left.unkept {
-            self.let_keeper_drop(id, kept);
+        for id in left.unkept {
+            self.let_keeper_drop(id);
         }
     }
 
@@ -482,7 +475,9 @@ impl Table {
                 node.in_clock = true;
                 self.clock.push_back(id);
             }
-            left.unkept.extend(node.kept.take().map(|kept| (id, kept)));
+            if std::mem::take(&mut node.kept) {
+                left.unkept.push(id);
+            }
         }
         self.write(id);
         left
@@ -519,7 +514,9 @@ impl Table {
             if let (Some(state), Some(record)) = (&self.state, node.record) {
                 state.remove(record);
             }
-            left.unkept.extend(node.kept.map(|kept| (id, kept)));
+            if node.kept {
+                left.unkept.push(id);
+            }
             if let Some(fd) = node.fd {
                 self.open -= 1;
                 left.descriptors.push(fd);

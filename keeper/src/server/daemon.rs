@@ -181,10 +181,7 @@ impl Daemon {
     ) -> Result<(), Refusal> {
         let fd = received.take_descriptor(matches!(request, DaemonRequest::PutRemoved { .. }))?;
         match request {
-            DaemonRequest::PutRemoved { node, dropped } => {
-                if dropped != 0 {
-                    held.drop_removed(self.volume, dropped);
-                }
+            DaemonRequest::PutRemoved { node } => {
                 let fd = fd.ok_or(Refusal::NoDescriptor)?;
                 let directory = held.get(self.volume, Role::Directory);
                 if let Err(refusal) = descriptors::check_removed(fd.as_fd(), directory) {

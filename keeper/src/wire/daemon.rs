@@ -11,9 +11,9 @@ pub const MOST_NODES: usize = 64;
 /// From the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DaemonRequest {
-    /// Holds the one descriptor beside the packet for this node, and closes an older one. Closes that
-    /// of `dropped` first, unless it is zero. There is no reply, unless it is refused.
-    PutRemoved { node: u64, dropped: u64 },
+    /// Holds the one descriptor beside the packet for this node, and closes an older one. There is
+    /// no reply, unless it is refused.
+    PutRemoved { node: u64 },
     /// Closes the descriptor of this node. There is no reply.
     DropRemoved { node: u64 },
     /// All nodes with their descriptors, then End. It replaces a listing that is not complete.
@@ -41,28 +41,27 @@ pub enum Kind {
 }
 
 impl DaemonRequest {
-    /// version u16, operation u16, 0 u32, number u64, dropped u64.
-    pub const SIZE: usize = 24;
+    /// version u16, operation u16, 0 u32, number u64.
+    pub const SIZE: usize = 16;
 
     /// The node, or the number of the listing.
     pub fn number(&self) -> u64 {
         match *self {
-            Self::PutRemoved { node, .. } | Self::DropRemoved { node } => node,
+            Self::PutRemoved { node } | Self::DropRemoved { node } => node,
             Self::ListRemoved { number } => number,
         }
     }
 
     pub fn encode(&self) -> [u8; Self::SIZE] {
-        let (operation, dropped): (u16, u64) = match *self {
-            Self::PutRemoved { dropped, .. } => (1, dropped),
-            Self::DropRemoved { .. } => (2, 0),
-            Self::ListRemoved { .. } => (3, 0),
+        let operation: u16 = match self {
+            Self::PutRemoved { .. } => 1,
+            Self::DropRemoved { .. } => 2,
+            Self::ListRemoved { .. } => 3,
         };
         let mut packet = [0; Self::SIZE];
         packet[..2].copy_from_slice(&VERSION.to_le_bytes());
         packet[2..4].copy_from_slice(&operation.to_le_bytes());
-        packet[8..16].copy_from_slice(&self.number().to_le_bytes());
-        packet[16..].copy_from_slice(&dropped.to_le_bytes());
+        packet[8..].copy_from_slice(&self.number().to_le_bytes());
         packet
     }
 
@@ -76,13 +75,12 @@ impl DaemonRequest {
             return Err(wrong(Refusal::Size));
         }
         let request = match u16_at(packet, 2) {
-            1 => Self::PutRemoved { node: number, dropped: u64_at(packet, 16) },
+            1 => Self::PutRemoved { node: number },
             2 => Self::DropRemoved { node: number },
             3 => Self::ListRemoved { number },
             _ => return Err(wrong(Refusal::Operation)),
         };
-        let drops_another = u64_at(packet, 16) != 0 && !matches!(request, Self::PutRemoved { .. });
-        if u32_at(packet, 4) != 0 || drops_another {
+        if u32_at(packet, 4) != 0 {
             return Err(wrong(Refusal::Unused));
         }
         Ok(request)
@@ -138,19 +136,19 @@ mod tests {
     #[test]
     fn a_request_is_the_same_when_it_is_read_again() {
         for request in [
-            DaemonRequest::PutRemoved { node: u64::MAX, dropped: 1 },
+            DaemonRequest::PutRemoved { node: u64::MAX },
             DaemonRequest::DropRemoved { node: 0 },
             DaemonRequest::ListRemoved { number: 5 },
         ] {
             assert_eq!(DaemonRequest::decode(&request.encode()), Ok(request));
         }
-        let put = DaemonRequest::PutRemoved { node: 258, dropped: 3 }.encode();
-        assert_eq!(put, [1, 0, 1, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0]);
+        let put = DaemonRequest::PutRemoved { node: 258 }.encode();
+        assert_eq!(put, [1, 0, 1, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
     fn a_wrong_request_is_refused_for_its_first_fault() {
-        let put = DaemonRequest::PutRemoved { node: 7, dropped: 0 }.encode();
+        let put = DaemonRequest::PutRemoved { node: 7 }.encode();
         let with = |at: usize, byte: u8| {
             let mut packet = put.to_vec();
             packet[at] = byte;
@@ -159,13 +157,11 @@ mod tests {
         for (packet, number, refusal) in [
             (Vec::new(), 0, Refusal::Size),
             (put[..15].to_vec(), 0, Refusal::Size),
-            (put[..16].to_vec(), 7, Refusal::Size),
             ([&put[..], &[0]].concat(), 7, Refusal::Size),
             (with(0, 9), 7, Refusal::Version),
             (with(2, 0), 7, Refusal::Operation),
             (with(2, 4), 7, Refusal::Operation),
             (with(7, 1), 7, Refusal::Unused),
-            (with(2, 2)[..16].iter().chain(&[1, 0, 0, 0, 0, 0, 0, 0]).copied().collect(), 7, Refusal::Unused),
         ] {
             assert_eq!(DaemonRequest::decode(&packet), Err(Wrong { number, refusal }), "{packet:?}");
         }

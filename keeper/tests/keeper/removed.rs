@@ -58,29 +58,6 @@ fn refusals(removed: &Removed, count: usize) -> Vec<(u64, Refusal)> {
     refused
 }
 
-/// A tree that is removed takes one packet for each of its directories.
-#[test]
-fn what_may_be_closed_later_is_closed_with_the_next_file_or_when_another_one_may_be() {
-    let keeper = Keeper::start();
-    let removed = keeper.removed(key(1));
-    let held = || keeper.client().ping().unwrap().removed;
-    for node in 1..=3 {
-        removed.put_removed(node, file("x").as_fd()).unwrap();
-    }
-    removed.drop_removed_later(1).unwrap();
-    removed.drop_removed_later(2).unwrap();
-    eventually("the earlier one is closed", LIMIT, || {
-        let held = held();
-        anyhow::ensure!(held == 2, "{held}");
-        Ok(())
-    })
-    .unwrap();
-    removed.put_removed(4, file("x").as_fd()).unwrap();
-    removed.put_removed(5, file("x").as_fd()).unwrap();
-    let nodes: Vec<u64> = removed.list_removed().unwrap().into_iter().map(|(node, _fd)| node).collect();
-    assert_eq!(nodes, [3, 4, 5]);
-}
-
 #[test]
 fn removed_files_outlive_their_daemon() {
     let keeper = Keeper::start();
@@ -172,7 +149,7 @@ fn malformed_packets_of_a_daemon_change_nothing_and_leave_no_descriptor_open() {
     let mut client = keeper.client();
     wait_for_removed(&mut client, 1);
     let before = keeper.open_files();
-    let put = DaemonRequest::PutRemoved { node: 7, dropped: 0 }.encode();
+    let put = DaemonRequest::PutRemoved { node: 7 }.encode();
     let with = |at: usize, byte: u8| {
         let mut packet = put.to_vec();
         packet[at] = byte;

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use keeper::daemon::Removed;
 
-use super::{Kept, Nodes};
+use super::Nodes;
 use crate::attributes::ROOT;
 
 /// The socket to the keeper.
@@ -31,12 +31,12 @@ impl KeeperSocket {
 
 impl Nodes {
     /// Called before a node loses its place: gives the keeper a descriptor for a successor.
-    pub(crate) fn let_keeper_hold(&self, id: u64, held: &OwnedFd, kept: Kept) {
+    pub(crate) fn let_keeper_hold(&self, id: u64, held: &OwnedFd) {
         let Some(keeper) = &self.keeper else { return };
         {
             let mut table = self.table();
             match table.nodes.get_mut(&id) {
-                Some(node) if node.kept.is_none() => node.kept = Some(kept),
+                Some(node) if !node.kept => node.kept = true,
                 _ => return,
             }
         }
@@ -45,14 +45,9 @@ impl Nodes {
         }
     }
 
-    pub(crate) fn let_keeper_drop(&self, id: u64, kept: Kept) {
+    pub(crate) fn let_keeper_drop(&self, id: u64) {
         let Some(keeper) = &self.keeper else { return };
-        let dropped = match kept {
-            Kept::File => keeper.now().drop_removed(id),
-            // One packet less for each directory of a tree that is removed.
-            Kept::Directory => keeper.now().drop_removed_later(id),
-        };
-        if let Err(error) = dropped {
+        if let Err(error) = keeper.now().drop_removed(id) {
             tracing::debug!(error = linux::chain(&error), "the keeper still holds a removed file");
         }
     }
@@ -62,12 +57,13 @@ impl Nodes {
         if self.keeper.is_none() {
             return;
         }
-        let mut table = self.table();
-        let node = table.nodes.get_mut(&id).filter(|node| node.place.is_some());
-        let kept = node.and_then(|node| node.kept.take());
-        drop(table);
-        if let Some(kept) = kept {
-            self.let_keeper_drop(id, kept);
+        let was_kept = self
+            .table()
+            .nodes
+            .get_mut(&id)
+            .is_some_and(|node| node.place.is_some() && std::mem::take(&mut node.kept));
+        if was_kept {
+            self.let_keeper_drop(id);
         }
     }
 
@@ -77,7 +73,7 @@ impl Nodes {
             return false;
         }
         let table = self.table();
-        table.nodes.get(&id).is_some_and(|node| node.place.is_none() && node.kept.is_none() && id != ROOT)
+        table.nodes.get(&id).is_some_and(|node| node.place.is_none() && !node.kept && id != ROOT)
     }
 
     /// Gives another keeper all that the earlier one was given, and uses it from now on. Returns how
@@ -110,16 +106,16 @@ impl Nodes {
     }
 
     fn kept(&self) -> Vec<u64> {
-        self.table().nodes.iter().filter(|(_, node)| node.kept.is_some()).map(|(id, _)| *id).collect()
+        self.table().nodes.iter().filter(|(_, node)| node.kept).map(|(id, _)| *id).collect()
     }
 
     fn is_kept(&self, id: u64) -> bool {
-        self.table().nodes.get(&id).is_some_and(|node| node.kept.is_some())
+        self.table().nodes.get(&id).is_some_and(|node| node.kept)
     }
 
     fn unmark(&self, id: u64) {
         if let Some(node) = self.table().nodes.get_mut(&id) {
-            node.kept = None;
+            node.kept = false;
         }
     }
 }

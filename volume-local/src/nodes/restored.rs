@@ -8,7 +8,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError};
 
-use super::{Kept, Left, Node, Nodes, Table, stat};
+use super::{Left, Node, Nodes, Table, stat};
 use crate::attributes::ROOT;
 use crate::place::Place;
 use crate::state_table::{NodeRecord, RecordId};
@@ -78,7 +78,7 @@ impl Nodes {
             let mut table = self.table();
             match table.nodes.get_mut(&id) {
                 Some(node) if is_its && node.place.is_none() && id != ROOT => {
-                    node.kept = Some(Kept::File);
+                    node.kept = true;
                     let left = table.keep_open(id, Arc::new(fd), self.limit);
                     self.release(table, left);
                 }

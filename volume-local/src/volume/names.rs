@@ -15,7 +15,7 @@ use super::data::PASSED_ON;
 use super::{OpenFile, Running, Volume, WANTED, component, mode_bits};
 use crate::charge::charge;
 use crate::errno::{self, Result};
-use crate::nodes::{Admission, Kept, Removal, stat};
+use crate::nodes::{Admission, Removal, stat};
 use crate::place::Place;
 use crate::state_table::requests::Effect;
 
@@ -348,8 +348,7 @@ impl Volume {
         let Some(found @ Found { id, held: Some(held), .. }) = found else { return };
         let may_be_used = found.is_directory() || !found.has_one_name() || self.is_open(*id);
         if may_be_used && self.nodes.is_at(*id, place) {
-            let kept = if found.is_directory() { Kept::Directory } else { Kept::File };
-            self.nodes.let_keeper_hold(*id, held, kept);
+            self.nodes.let_keeper_hold(*id, held);
         }
     }
 
@@ -368,7 +367,7 @@ impl Volume {
     /// Called after an open: the file may have lost its name meanwhile.
     pub(super) fn keep_if_removed(&self, id: u64, node: &OwnedFd) {
         if self.nodes.lacks_keeper(id) {
-            self.nodes.let_keeper_hold(id, node, Kept::File);
+            self.nodes.let_keeper_hold(id, node);
         }
     }
 

@@ -11,7 +11,7 @@ use super::Volume;
 use super::charges::Loss;
 use crate::charge::{Charged, charge};
 use crate::errno::Result;
-use crate::nodes::{Kept, stat};
+use crate::nodes::stat;
 use crate::place::Place;
 use crate::quota::Quota;
 use crate::state_table::charges::Charges;
@@ -84,7 +84,7 @@ impl Volume {
         // Now also those that have lost their place by a request in progress. For the others, the
         // earlier daemon was killed before the name was lost, or after the file was forgotten.
         for (id, _fd) in self.nodes.restore_kept(kept) {
-            self.nodes.let_keeper_drop(id, Kept::File);
+            self.nodes.let_keeper_drop(id);
         }
         if let Some(quota) = &self.quota {
             match charges {

@@ -807,10 +807,7 @@ fn serve_removed(socket: &PacketSocket, held: &Mutex<BTreeMap<u64, OwnedFd>>) {
     while let Ok(Some((packet, mut fds))) = socket.receive_with_fds(1) {
         let mut held = held.lock().unwrap();
         match DaemonRequest::decode(&packet).unwrap() {
-            DaemonRequest::PutRemoved { node, dropped } => {
-                held.remove(&dropped);
-                held.insert(node, fds.pop().unwrap());
-            }
+            DaemonRequest::PutRemoved { node } => drop(held.insert(node, fds.pop().unwrap())),
             DaemonRequest::DropRemoved { node } => drop(held.remove(&node)),
             DaemonRequest::ListRemoved { number } => {
                 let all: Vec<(&u64, &OwnedFd)> = held.iter().collect();
