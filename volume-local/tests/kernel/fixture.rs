@@ -597,9 +597,14 @@ impl Drop for Volume {
             daemon.kill().unwrap();
             daemon.wait().unwrap();
         }
-        if self.daemon.is_none() && self.kept.is_some() {
+        // The number of a volume that was unmounted may be another test's by now.
+        let is_mounted = || {
+            let mounted = linux::mountinfo::at(&self.path);
+            mounted.is_ok_and(|found| found.is_some_and(|mount| mount.minor == self.connection))
+        };
+        if self.daemon.is_none() && self.kept.is_some() && is_mounted() {
             // Nothing else ends a connection that the test still holds.
-            let _ended_already = mount::abort_fuse(&self.stage.fusectl, self.connection);
+            mount::abort_fuse(&self.stage.fusectl, self.connection).unwrap();
         }
         if self.daemon.is_some() {
             drop(mount::unmount(&self.path, UnmountMode::Detach));
