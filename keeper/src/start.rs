@@ -123,7 +123,7 @@ pub(crate) fn leave_session(log: Log) {
 pub(crate) fn lower_oom_score(log: Log) {
     if let Err(e) = linux::procfs::write(Path::new("self/oom_score_adj"), LOWEST_OOM_SCORE_ADJ) {
         log.info(format_args!(
-            "oom_score_adj stays as it is, for want of CAP_SYS_RESOURCE perhaps: {e}: {}",
+            "oom_score_adj stays as it is (a lower one needs CAP_SYS_RESOURCE): {e}: {}",
             e.reason()
         ));
     }

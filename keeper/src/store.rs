@@ -2,7 +2,7 @@
 //! service manager starts it again.
 //!
 //! Invariant: no call waits. What the service manager does not take at once is not stored, and is lost
-//! with this process. But it is told to remove whatever it has stored, later if need be: nothing else
+//! with this process. But it is told to remove all that it has stored, later if need be: nothing else
 //! would end a connection that it holds.
 
 use std::cell::{Cell, RefCell};

@@ -82,7 +82,7 @@ impl DescriptorDir {
 
     /// For several calls, with a request about `name`: opens the file, if that has no effect on others, as
     /// opening a FIFO or a device has. These have no `user.*` attributes (fs/xattr.c,
-    /// `xattr_permission`), so nobody asks for one.
+    /// `xattr_permission`), so no request asks for one.
     pub fn open_xattrs<'file>(&self, file: BorrowedFd<'file>, name: &CStr) -> Xattrs<'file> {
         let is_plain = || {
             let kind = rustix::fs::fstat(file).map(|found| FileType::from_raw_mode(found.st_mode));

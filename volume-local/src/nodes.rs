@@ -5,25 +5,23 @@
 //! found again by their place (directory and name), and accepted only if the inode number matches;
 //! open by handle would need CAP_DAC_READ_SEARCH. A node without a place, such as an unlinked file
 //! that is still open, keeps its descriptor until it is forgotten; the number of these is limited
-//! for each user. `bound` limits the number of nodes.
+//! for each user. `table` has the nodes, and `bound` limits their number.
 //!
-//! Invariants: `open` is the number of nodes with a descriptor, except the root. A node is in the
-//! table while the kernel has more lookups than forgets of it, or while another node's place names
-//! it as directory. It leaves the table and the quota's records in one step, so a request that
-//! finds it in neither may create both anew.
+//! Invariant: a node leaves the table and the quota's records in one step, so a request that finds it
+//! in neither may create both anew.
 //!
-//! The table writes every change into the state table, if there is one: a successor restores the
-//! nodes from it ([`Nodes::restore`]). For a removed file that is open, or that is a directory, the
-//! keeper holds a descriptor (`kept`).
+//! A successor restores the nodes from the state table ([`Nodes::restore`]). For a removed file that is
+//! open, or that is a directory, the keeper holds a descriptor (`kept`).
 //!
 //! Lock order: the table, then the quota's.
 
 mod bound;
 mod keeping;
 mod restored;
+mod table;
 
-use std::collections::{HashMap, VecDeque};
-use std::ffi::{CStr, CString};
+use std::collections::HashMap;
+use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -32,15 +30,15 @@ use keeper::daemon::Removed;
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use self::bound::Nameless;
 pub(crate) use self::bound::{Admission, Pressure};
 use self::keeping::KeeperSocket;
 use self::restored::Count;
+use self::table::{Left, Node, Table};
 use crate::attributes::{Origin, ROOT};
 use crate::errno::Result;
 use crate::place::Place;
 use crate::quota::Quota;
-use crate::state_table::{NodeView, RecordId, StateTable};
+use crate::state_table::StateTable;
 
 /// Descriptors cost kernel memory too: each holds an inode and its dentry.
 const MOST_DESCRIPTORS: usize = 4096;
@@ -103,66 +101,6 @@ pub(crate) struct Removal {
 /// A version of a directory's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NamesAsOf(u64);
-
-#[derive(Debug, Default)]
-struct Table {
-    state: Option<Arc<StateTable>>,
-    nodes: HashMap<u64, Node>,
-    /// Candidates for closing, by second chance: a node used since its last turn goes to the end.
-    /// May name nodes that are gone or closed.
-    clock: VecDeque<u64>,
-    open: usize,
-    /// All nodes except the root, oldest first. May name nodes that are gone.
-    ring: VecDeque<u64>,
-    /// Counts the pruner's rounds.
-    round: u32,
-    /// The most nodes since memory was last returned.
-    peak: usize,
-    /// Requests that wait for space or for FORGETs.
-    waiting: usize,
-    /// The directory in which the pruner invalidates an entry now.
-    pruned_directory: Option<u64>,
-    pruner_waits: bool,
-    /// Total of dropped nodes.
-    dropped: u64,
-    /// The last round freed too few nodes to wait for.
-    stuck: bool,
-    /// A lookup was refused, and the limit is still exceeded.
-    refusing: bool,
-    nameless: Nameless,
-    /// Nodes whose count an earlier daemon may have left too high, for the sweeper.
-    doubtful: Vec<u64>,
-}
-
-#[derive(Debug, Default)]
-struct Node {
-    lookups: u64,
-    /// Nodes whose place is in this directory.
-    children: usize,
-    place: Option<Place>,
-    fd: Option<Arc<OwnedFd>>,
-    /// The pruner's round in which it was last used.
-    touched: u32,
-    used: bool,
-    in_clock: bool,
-    /// In the state table; `None` without one.
-    record: Option<RecordId>,
-    /// The keeper holds a descriptor.
-    kept: bool,
-    count: Count,
-}
-
-/// Nodes that left the table. Their descriptors are closed outside the lock, since that takes time.
-#[derive(Debug, Default)]
-struct Left {
-    descriptors: Vec<Arc<OwnedFd>>,
-    forgotten: Vec<u64>,
-    /// Nodes whose descriptors the keeper need not hold any more.
-    unkept: Vec<u64>,
-}
-
-/// The nodes and names on a path, the deepest first.
-type WayDown = Vec<(u64, CString)>;
 
 impl Nodes {
     /// Nodes may use a quarter of the descriptors, and a sixteenth for removed files. `quota` is
@@ -423,203 +361,12 @@ pub(crate) fn stat(file: impl AsFd) -> Result<Statx> {
     rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
 }
 
-impl Left {
-    fn extend(&mut self, more: Self) {
-        self.descriptors.extend(more.descriptors);
-        self.forgotten.extend(more.forgotten);
-        self.unkept.extend(more.unkept);
-    }
-}
-
-impl Table {
-    /// From `id` up to the next open directory: its descriptor, and the names back down, last one
-    /// first.
-    fn way_to(&mut self, id: u64) -> Result<(Arc<OwnedFd>, WayDown)> {
-        let mut way_down = Vec::new();
-        let mut at = id;
-        let longest = self.nodes.len();
-        loop {
-            let node = self.nodes.get_mut(&at).ok_or(Errno::STALE)?;
-            (node.used, node.touched) = (true, self.round);
-            if let Some(fd) = &node.fd {
-                return Ok((Arc::clone(fd), way_down));
-            }
-            let place = node.place.as_ref().ok_or(Errno::STALE)?;
-            // A cycle of places can only come from changes behind the mount.
-            if way_down.len() > longest {
-                return Err(Errno::STALE);
-            }
-            let (child, parent) = (at, place.directory);
-            way_down.push((child, place.name.clone()));
-            at = parent;
-        }
-    }
-
-    /// Gives the node its place, which keeps the directory in the table.
-    fn put(&mut self, id: u64, place: Place) -> Left {
-        if self.nodes.get(&id).is_none_or(|node| node.place.as_ref() == Some(&place)) {
-            return Left::default();
-        }
-        if let Some(directory) = self.nodes.get_mut(&place.directory) {
-            directory.children += 1;
-        } else {
-            return Left::default();
-        }
-        let mut left = self.detach(id);
-        // It was not removed, or another file has its number: then an earlier daemon was killed before
-        // it carried out a FORGET.
-        self.nameless.remove(id);
-        if let Some(node) = self.nodes.get_mut(&id) {
-            node.place = Some(place);
-            if node.fd.is_some() && !node.in_clock {
-                node.in_clock = true;
-                self.clock.push_back(id);
-            }
-            if std::mem::take(&mut node.kept) {
-                left.unkept.push(id);
-            }
-        }
-        self.write(id);
-        left
-    }
-
-    fn take_place(&mut self, id: u64) -> Left {
-        let left = self.detach(id);
-        self.write(id);
-        left
-    }
-
-    fn detach(&mut self, id: u64) -> Left {
-        let Some(place) = self.nodes.get_mut(&id).and_then(|node| node.place.take()) else {
-            return Left::default();
-        };
-        if let Some(directory) = self.nodes.get_mut(&place.directory) {
-            directory.children -= 1;
-        }
-        self.drop_unused(place.directory)
-    }
-
-    /// Removes the node if it is unused, and then its directory if that is unused too.
-    fn drop_unused(&mut self, id: u64) -> Left {
-        let mut left = Left::default();
-        let mut next = Some(id);
-        while let Some(id) = next.take() {
-            let unused = self.nodes.get(&id).is_some_and(|node| node.lookups == 0 && node.children == 0);
-            if !unused || id == ROOT {
-                break;
-            }
-            let Some(node) = self.nodes.remove(&id) else { break };
-            self.dropped += 1;
-            left.forgotten.push(id);
-            if let (Some(state), Some(record)) = (&self.state, node.record) {
-                state.remove(record);
-            }
-            if node.kept {
-                left.unkept.push(id);
-            }
-            if let Some(fd) = node.fd {
-                self.open -= 1;
-                left.descriptors.push(fd);
-            }
-            if node.place.is_none() {
-                self.nameless.remove(id);
-            }
-            if let Some(place) = node.place {
-                if let Some(directory) = self.nodes.get_mut(&place.directory) {
-                    directory.children -= 1;
-                }
-                next = Some(place.directory);
-            }
-        }
-        // Memory of a walk over a large tree is returned.
-        if self.nodes.capacity() > 4096 && self.nodes.len() < self.nodes.capacity() / 8 {
-            self.nodes.shrink_to(self.nodes.len() * 2);
-        }
-        left
-    }
-
-    /// Writes the node into the state table.
-    fn write(&mut self, id: u64) {
-        let Some(state) = &self.state else { return };
-        if id == ROOT {
-            return;
-        }
-        let removed_by = self.nameless.owner(id);
-        if let Some(node) = self.nodes.get_mut(&id) {
-            let view = NodeView { id, lookups: node.lookups, place: node.place.as_ref(), removed_by };
-            node.record = state.put_node(node.record, &view);
-        }
-    }
-
-    fn write_lookups(&mut self, id: u64) {
-        let Some(state) = &self.state else { return };
-        match self.nodes.get(&id) {
-            Some(Node { record: Some(record), lookups, .. }) => state.set_lookups(*record, *lookups),
-            Some(_) => self.write(id),
-            None => {}
-        }
-    }
-
-    fn keep_open(&mut self, id: u64, fd: Arc<OwnedFd>, limit: usize) -> Left {
-        let unwanted = |fd| Left { descriptors: vec![fd], ..Left::default() };
-        let Some(node) = self.nodes.get_mut(&id) else { return unwanted(fd) };
-        if node.fd.is_some() {
-            return unwanted(fd);
-        }
-        node.fd = Some(fd);
-        node.used = true;
-        self.open += 1;
-        if node.place.is_some() && !node.in_clock {
-            node.in_clock = true;
-            self.clock.push_back(id);
-        }
-        self.close_until(limit)
-    }
-
-    /// Closes the least recently used descriptors that can be reopened, until at most `limit` are
-    /// left.
-    fn close_until(&mut self, limit: usize) -> Left {
-        let mut left = Left::default();
-        // Two rounds: the first uses up the second chances, the second closes.
-        let mut turns = 2 * self.clock.len();
-        while self.open > limit && turns > 0 {
-            turns -= 1;
-            let Some(id) = self.clock.pop_front() else { break };
-            let Some(node) = self.nodes.get_mut(&id) else { continue };
-            if node.fd.is_none() || node.place.is_none() {
-                node.in_clock = false;
-            } else if node.used {
-                node.used = false;
-                self.clock.push_back(id);
-            } else {
-                node.in_clock = false;
-                left.descriptors.extend(node.fd.take());
-                self.open -= 1;
-            }
-        }
-        self.tidy_clock();
-        left
-    }
-
-    /// Removes forgotten nodes from the clock, once there are more of them than nodes.
-    fn tidy_clock(&mut self) {
-        if self.clock.len() <= 2 * self.open + 1024 {
-            return;
-        }
-        self.clock.clear();
-        for (id, node) in &mut self.nodes {
-            node.in_clock = node.fd.is_some() && node.place.is_some();
-            if node.in_clock {
-                self.clock.push_back(*id);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::CString;
+
     use super::*;
-    use crate::state_table::NodeRecord;
+    use crate::state_table::{NodeRecord, NodeView};
 
     struct Fixture {
         directory: tempfile::TempDir,

@@ -95,8 +95,8 @@ pub(crate) fn names(xattrs: &Xattrs<'_>) -> Result<Vec<CString>> {
 
 /// All of `names` but `except`.
 pub(crate) fn total(xattrs: &Xattrs<'_>, names: &[CString], except: Option<&CStr>) -> Result<Total> {
-    let names = names.iter().filter(|name| except != Some(name.as_c_str()));
-    names.into_iter().try_fold(Total::default(), |total, name| Ok(total.with(name, xattrs.size(name)?)))
+    let mut names = names.iter().filter(|name| except != Some(name.as_c_str()));
+    names.try_fold(Total::default(), |total, name| Ok(total.with(name, xattrs.size(name)?)))
 }
 
 #[cfg(test)]

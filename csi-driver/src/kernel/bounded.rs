@@ -27,20 +27,6 @@ pub(crate) fn within<T: Send + 'static>(
     finished.recv_timeout(limit).map_err(|_| Error::Deadline { what, limit })
 }
 
-/// [`within`] for a caller whose turn lasts until the work returns; refused if it has no turn.
-fn within_turn<T: Send + 'static>(
-    turn: Option<impl Send + 'static>,
-    what: String,
-    limit: Duration,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T> {
-    let Some(turn) = turn else { return Err(Error::Deadline { what, limit }) };
-    within(what, limit, move || {
-        let _until_it_returns = turn;
-        work()
-    })
-}
-
 /// At most one piece of work for each key; while one is stuck, a second is refused.
 #[derive(Debug)]
 pub(crate) struct OneEach<K> {
@@ -89,8 +75,8 @@ impl<K: Clone + Eq + Hash + Send + 'static> OneEach<K> {
         }
     }
 
-    /// Lets nobody wait for the work for `key` any longer: it cannot end, for want of something that
-    /// the caller keeps back.
+    /// Ends the wait for the work for `key`, which cannot end: it needs something that the caller keeps
+    /// back.
     pub(crate) fn interrupt(&self, key: &K) {
         if let Some(Interrupt(interrupt)) = lock(&self.busy).get(key) {
             interrupt();
@@ -150,7 +136,12 @@ impl<K: Clone + Eq + Hash + Send + 'static> InTurn<K> {
         limit: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        within_turn(self.turn(key, limit), what.into(), limit, work)
+        let what = what.into();
+        let Some(turn) = self.turn(key, limit) else { return Err(Error::Deadline { what, limit }) };
+        within(what, limit, move || {
+            let _until_it_returns = turn;
+            work()
+        })
     }
 
     fn turn(&self, key: &K, limit: Duration) -> Option<InTurnGuard<K>> {
@@ -330,6 +321,11 @@ mod tests {
             .unwrap();
     }
 
+    fn wait_until_free(each: &OneEach<i32>) {
+        ::tests::eventually("the key is free", TIMEOUT, || Ok(each.within(&1, "look", TIMEOUT, || ())?))
+            .unwrap();
+    }
+
     #[test]
     fn what_does_not_return_is_left_behind_and_keeps_its_key_until_it_does() {
         let each = OneEach::default();
@@ -339,8 +335,7 @@ mod tests {
         assert!(each.within(&1, "look", TIMEOUT, || ()).is_err(), "refused without a thread");
         assert_eq!(each.within(&2, "look", TIMEOUT, || 7).unwrap(), 7, "another key is not concerned");
         release.send(()).unwrap();
-        ::tests::eventually("the key is free", TIMEOUT, || Ok(each.within(&1, "look", TIMEOUT, || ())?))
-            .unwrap();
+        wait_until_free(&each);
     }
 
     #[test]
@@ -359,8 +354,7 @@ mod tests {
         assert!(matches!(interrupted, Error::Interrupted { .. }), "{interrupted}");
         assert!(each.within(&1, "look", TIMEOUT, || ()).is_err(), "it is still under way");
         release.send(()).unwrap();
-        ::tests::eventually("the key is free", TIMEOUT, || Ok(each.within(&1, "look", TIMEOUT, || ())?))
-            .unwrap();
+        wait_until_free(&each);
     }
 
     #[test]

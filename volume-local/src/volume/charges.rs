@@ -69,14 +69,11 @@ impl Volume {
         change: Option<Change<'_>>,
     ) {
         let Some(change) = change else { return };
-        change.settle(|_before| match now {
-            Some(total) => {
-                let seen = stat(file)?;
-                let most = || Ok(self.attribute_blocks.most(total));
-                Ok(charge(&seen, attribute_blocks_seen(&seen, most)?))
-            }
-            None => self.measure_all(file, xattrs),
-        });
+        let blocks = || match now {
+            Some(total) => Ok(self.attribute_blocks.most(total)),
+            None => self.attribute_blocks_of(xattrs),
+        };
+        change.settle(|_before| measure_with(file, blocks));
     }
 
     /// Updates the charge of a file after its file system may have changed its blocks.
@@ -91,7 +88,7 @@ impl Volume {
         if let Some(quota) = &self.quota
             && let Ok(file) = self.nodes.descriptor(id)
         {
-            quota.settle(id, |_before| self.measure_all(&file, &self.descriptors.xattrs(file.as_fd())));
+            quota.settle(id, |_before| self.measure_all(&file));
         }
     }
 
@@ -251,19 +248,24 @@ impl Volume {
     fn measure(&self, file: &OwnedFd, before: Charged) -> Result<Charged> {
         match before.attribute_blocks {
             Some(blocks) => Ok(charge(&stat(file)?, blocks)),
-            None => self.measure_all(file, &self.descriptors.xattrs(file.as_fd())),
+            None => self.measure_all(file),
         }
     }
 
     /// The charge of a file now, with its attributes.
-    fn measure_all(&self, file: &OwnedFd, xattrs: &Xattrs<'_>) -> Result<Charged> {
-        let seen = stat(file)?;
-        Ok(charge(&seen, attribute_blocks_seen(&seen, || self.attribute_blocks_of(xattrs))?))
+    fn measure_all(&self, file: &OwnedFd) -> Result<Charged> {
+        measure_with(file, || self.attribute_blocks_of(&self.descriptors.xattrs(file.as_fd())))
     }
 
     pub(super) fn attribute_blocks_of(&self, xattrs: &Xattrs<'_>) -> Result<u8> {
         Ok(self.attribute_blocks.most(xattrs::total(xattrs, &xattrs::names(xattrs)?, None)?))
     }
+}
+
+/// The charge of a file now; `blocks`: most of its attributes.
+fn measure_with(file: &OwnedFd, blocks: impl FnOnce() -> Result<u8>) -> Result<Charged> {
+    let seen = stat(file)?;
+    Ok(charge(&seen, attribute_blocks_seen(&seen, blocks)?))
 }
 
 /// Matters only for regular files with at least one block.

@@ -12,10 +12,8 @@ use crate::error::chain;
 
 pub(crate) fn check(launcher: &LauncherKind, keeper: &KeeperBinary) -> Result<(), ConfigError> {
     if let KeeperBinary::At(binary) = keeper {
-        check_program(binary).map_err(|e| {
-            let reason = format!("{}: the program hawser-keeper is wanted", linux::reason(&e));
-            wrong("--keeper-binary", &binary.to_string_lossy(), reason)
-        })?;
+        let wanted = "the program hawser-keeper is wanted";
+        check_program(binary).map_err(|e| refused("--keeper-binary", binary, &e, wanted))?;
     }
     let (flag, path, found, wanted) = match launcher {
         LauncherKind::Manifest { manifests, .. } => (
@@ -31,13 +29,17 @@ pub(crate) fn check(launcher: &LauncherKind, keeper: &KeeperBinary) -> Result<()
             "the program hawser-volume is wanted",
         ),
     };
-    found.map_err(|e| wrong(flag, &path.to_string_lossy(), format!("{}: {wanted}", linux::reason(&e))))?;
+    found.map_err(|e| refused(flag, path, &e, wanted))?;
     match launcher {
         LauncherKind::Process { cgroup_root: Some(root), .. } => make_parent(root).map_err(|e| {
             wrong("--cgroup-root", &root.to_string_lossy(), format!("{}; {WITHOUT_GROUPS}", chain(&e)))
         }),
         LauncherKind::Process { cgroup_root: None, .. } | LauncherKind::Manifest { .. } => Ok(()),
     }
+}
+
+fn refused(flag: &'static str, path: &Path, e: &io::Error, wanted: &str) -> ConfigError {
+    wrong(flag, &path.to_string_lossy(), format!("{}: {wanted}", linux::reason(e)))
 }
 
 const WITHOUT_GROUPS: &str = "`--cgroup-root none` starts daemons without control groups";
