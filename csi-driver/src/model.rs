@@ -10,6 +10,7 @@ pub(crate) mod launch;
 pub(crate) mod limits;
 pub(crate) mod name;
 pub(crate) mod parameters;
+pub(crate) mod policies;
 pub(crate) mod records;
 pub(crate) mod settings;
 pub(crate) mod sizes;

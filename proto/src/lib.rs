@@ -47,13 +47,17 @@ pub mod handover {
     use crate::versions::Versions;
 
     /// What this build speaks.
-    pub const VERSIONS: Versions = Versions { oldest: 3, newest: 5 };
+    pub const VERSIONS: Versions = Versions { oldest: 3, newest: 6 };
 
     /// The first version with a state table and a keeper.
     pub const FIRST_WITH_STATE: u32 = 4;
 
     /// The first version whose daemons can prepare to follow one that still serves.
     pub const FIRST_WITH_PROCEED: u32 = 5;
+
+    /// The first version whose daemons know data paths and capacity policies. An earlier one counts, and
+    /// answers reads and writes itself.
+    pub const FIRST_WITH_POLICIES: u32 = 6;
 
     /// The size of the state table of a daemon that may know this many inodes, and twice as many for a
     /// moment: 288 bytes for each, with the longest name, and room for handles and charges. Memory is taken only

@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
 
 use crate::failure::Result;
 use crate::figures::{Counted, Figures, Limits, Shrinks};
-use crate::file::{Attributes, Handle, Known, Listed, Name, NodeId, Statistics};
+use crate::file::{Attributes, Handle, Known, Listed, Name, NodeId, Opened, Statistics};
 use crate::notifications::Kernel;
 use crate::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special, Xattr};
 
@@ -116,9 +116,9 @@ pub trait Backend: Pausing {
         name: Name<'_>,
         permissions: Permissions,
         flags: OFlags,
-        reply: impl Reply<(Known, Handle)>,
+        reply: impl Reply<(Known, Opened)>,
     );
-    fn open(&self, id: RequestId, node: NodeId, flags: OFlags, reply: impl Reply<Handle>);
+    fn open(&self, id: RequestId, node: NodeId, flags: OFlags, reply: impl Reply<Opened>);
     /// Fewer bytes than `size` mean the end of the file.
     fn read(&self, handle: Handle, offset: u64, size: u32, reply: impl DataReply);
     /// Answers the number of bytes written.

@@ -14,7 +14,7 @@ pub struct Counted {
     pub inodes: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UsageNow {
     pub limits: Limits,
     pub used: Counted,

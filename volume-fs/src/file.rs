@@ -16,6 +16,26 @@ impl NodeId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Handle(pub u64);
 
+/// The answer to an open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opened {
+    pub handle: Handle,
+    /// `Some`: the kernel reads and writes the backing file that the keeper has registered under this
+    /// number. All opens of one file at the same time must have the same.
+    pub backing: Option<BackingId>,
+}
+
+/// The kernel's number of a backing file (FUSE_DEV_IOC_BACKING_OPEN), above zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BackingId(pub u32);
+
+impl Opened {
+    /// The daemon answers reads and writes.
+    pub fn by_daemon(handle: Handle) -> Self {
+        Self { handle, backing: None }
+    }
+}
+
 /// A name in a directory. The kernel sends one component; a backend checks that too.
 #[derive(Debug, Clone, Copy)]
 pub struct Name<'a> {

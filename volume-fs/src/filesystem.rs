@@ -3,6 +3,7 @@
 
 mod answers;
 mod convert;
+mod passthrough;
 
 use std::ffi::OsStr;
 use std::io;
@@ -292,7 +293,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let call = self.call(Operation::Opendir);
-        self.backend.opendir(id(request), node(ino), answers::opened(call, reply));
+        self.backend.opendir(id(request), node(ino), answers::opened_directory(call, reply));
     }
 
     fn readdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {

@@ -12,8 +12,8 @@ use linux::chain;
 use linux::fd_passing::PacketSocket;
 use prost::Message;
 use proto::handover::{
-    Answer, Assignment as Wire, Failed, Hello, HelloReply, Prepared, Proceed, Ready, Role, UnknownVersion,
-    VERSIONS, answer, assignment, hello_reply,
+    Answer, Assignment as Wire, Capacity, DataPath, Failed, Hello, HelloReply, Prepared, Proceed, Ready,
+    Role, UnknownVersion, VERSIONS, answer, assignment, hello_reply,
 };
 use proto::versions::Versions;
 use rustix::net::SocketType;
@@ -57,6 +57,10 @@ pub(crate) struct Assignment<A> {
     pub(crate) limits: Limits,
     /// The limit above which the kernel is asked to forget inodes.
     pub(crate) known_inode_limit: usize,
+    pub(crate) data_path: DataPath,
+    pub(crate) capacity: Capacity,
+    /// Other programs change the volume's directory.
+    pub(crate) changed_from_outside: bool,
     pub(crate) listeners: Listeners,
     pub(crate) for_backend: A,
     pub(crate) succession: Option<Succession>,
@@ -205,6 +209,11 @@ impl<A> Assignment<A> {
                 return Err(("threads", format!("{} is more than {limit}", wire.threads)));
             }
         };
+        let data_path = known(wire.data_path).map_err(|reason| ("data_path", reason))?;
+        let capacity = known(wire.capacity).map_err(|reason| ("capacity", reason))?;
+        if (data_path, capacity) == (DataPath::Passthrough, Capacity::Daemon) {
+            return Err(("capacity", "of the daemon, which sees no write that passes through".to_owned()));
+        }
         if wire.waits_for_proceed && !wire.continues {
             return Err(("waits_for_proceed", "without continues".to_owned()));
         }
@@ -238,11 +247,19 @@ impl<A> Assignment<A> {
                 0 => KNOWN_INODE_LIMIT,
                 limit => usize::try_from(limit).unwrap_or(usize::MAX),
             },
+            data_path,
+            capacity,
+            changed_from_outside: wire.changed_from_outside,
             listeners,
             for_backend,
             succession,
         })
     }
+}
+
+/// The value of an enumeration; a later version may have more.
+fn known<T: TryFrom<i32>>(value: i32) -> std::result::Result<T, String> {
+    T::try_from(value).map_err(|_| format!("{value}, which this daemon does not know"))
 }
 
 fn dial_error(source: linux::Error) -> Error {

@@ -8,6 +8,7 @@ use libc::c_long;
 use linux::credentials::CapabilitySet;
 use linux::fs_at::DescriptorDir;
 use proto::handover::assignment;
+pub use proto::handover::{Capacity, DataPath};
 
 use crate::Result;
 use crate::backend::Backend;
@@ -57,6 +58,10 @@ pub struct Terms {
     pub limits: Limits,
     /// The limit above which the kernel is asked to forget inodes.
     pub known_inode_limit: usize,
+    pub data_path: DataPath,
+    pub capacity: Capacity,
+    /// Other programs change the volume's directory.
+    pub changed_from_outside: bool,
     /// Most requests that are served at the same time.
     pub event_loops: usize,
     /// The process's own descriptors.

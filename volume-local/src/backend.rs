@@ -15,13 +15,13 @@ use rustix::io::Errno;
 use volume_fs::backend::{Backend, CannotPause, DataReply, KnownListing, Listing, Pausing, Reply};
 use volume_fs::failure::Failure;
 use volume_fs::figures::{Counted, Figures, Limits, Shrinks};
-use volume_fs::file::{Attributes, Handle, Known, Name, NodeId, Statistics};
+use volume_fs::file::{Attributes, Handle, Known, Name, NodeId, Opened, Statistics};
 use volume_fs::gate::{Gate, Shut};
 use volume_fs::notifications::Kernel;
 use volume_fs::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special, Xattr};
-use volume_fs::service::Terms;
+use volume_fs::service::{Capacity, Terms};
 
-use crate::capacity::{CountedByDaemon, Policy};
+use crate::capacity::{CountedByDaemon, Policy, Unlimited};
 use crate::errno::Result;
 use crate::nodes::NodeLimits;
 use crate::pruner;
@@ -54,11 +54,19 @@ impl Local {
         let Terms { descriptors, read_only, succession, .. } = terms;
         let shared = succession.map(Shared::open).transpose()?;
         let continues = shared.as_ref().is_some_and(Shared::continues);
-        let capacity = CountedByDaemon::open(
-            UsageFile::new(assigned.usage_file, boot),
-            Quota::new(terms.limits, terms.event_loops, shared.as_ref().and_then(Shared::table_of_charges)),
-            shared.as_ref().and_then(Shared::earlier_charges),
-        )?;
+        let usage_file = UsageFile::new(assigned.usage_file, boot);
+        let capacity: Arc<dyn Policy> = match terms.capacity {
+            Capacity::Daemon => Arc::new(CountedByDaemon::open(
+                usage_file,
+                Quota::new(
+                    terms.limits,
+                    terms.event_loops,
+                    shared.as_ref().and_then(Shared::table_of_charges),
+                ),
+                shared.as_ref().and_then(Shared::earlier_charges),
+            )?),
+            Capacity::Kernel | Capacity::None => Arc::new(Unlimited::open(&usage_file)?),
+        };
         let gate = Arc::new(Gate::new(capacity.must_prepare()));
         let limits = NodeLimits {
             descriptors: terms.descriptor_limit,
@@ -67,7 +75,7 @@ impl Local {
         };
         let quota = capacity.quota();
         let volume = Volume::open(assigned.directory, read_only, descriptors, limits, quota, shared)?;
-        Ok(Self { volume: Arc::new(volume), gate, capacity: Arc::new(capacity), continues })
+        Ok(Self { volume: Arc::new(volume), gate, capacity, continues })
     }
 
     /// Makes a change that is not the same if it is made twice.
@@ -231,7 +239,7 @@ impl Backend for Local {
         name: Name<'_>,
         permissions: Permissions,
         flags: OFlags,
-        reply: impl Reply<(Known, Handle)>,
+        reply: impl Reply<(Known, Opened)>,
     ) {
         let (directory, name) = owned(name);
         self.change_once(by.id, move |volume, running| {
@@ -240,7 +248,7 @@ impl Backend for Local {
         });
     }
 
-    fn open(&self, id: RequestId, node: NodeId, flags: OFlags, reply: impl Reply<Handle>) {
+    fn open(&self, id: RequestId, node: NodeId, flags: OFlags, reply: impl Reply<Opened>) {
         let running = self.volume.begin(id);
         reply(answer(self.volume.open_file(&running, node, flags)));
     }

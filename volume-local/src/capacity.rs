@@ -41,6 +41,51 @@ pub(crate) trait Policy: Debug + Send + Sync {
     fn end(&self);
 }
 
+/// Nothing keeps the volume within its size, and nobody counts what it holds.
+#[derive(Debug)]
+pub(crate) struct Unlimited;
+
+impl Unlimited {
+    /// # Errors
+    ///
+    /// The usage file cannot be truncated: a later daemon would trust it.
+    pub(crate) fn open(usage_file: &UsageFile) -> volume_fs::Result<Self> {
+        forget(usage_file).map(|()| Self)
+    }
+}
+
+impl Policy for Unlimited {
+    fn quota(&self) -> Option<Arc<Quota>> {
+        None
+    }
+
+    fn must_prepare(&self) -> bool {
+        false
+    }
+
+    fn prepare(self: Arc<Self>, _count: Count, prepared: Box<dyn FnOnce() + Send>) -> volume_fs::Result<()> {
+        prepared();
+        Ok(())
+    }
+
+    fn usage(&self) -> UsageNow {
+        UsageNow::default()
+    }
+
+    fn expand(&self, _wanted: Limits) -> std::result::Result<(), Shrinks> {
+        Ok(())
+    }
+
+    fn end(&self) {}
+}
+
+fn forget(usage_file: &UsageFile) -> volume_fs::Result<()> {
+    usage_file.forget().map_err(|errno| volume_fs::Error::Kernel {
+        step: "usage file",
+        source: linux::Error::new("truncate", "", errno),
+    })
+}
+
 /// The daemon counts what each request takes. A successor continues from the charges in the state
 /// table, the next daemon from the usage file. It counts the whole tree if there is neither.
 #[derive(Debug)]
@@ -62,10 +107,7 @@ impl CountedByDaemon {
         earlier: Option<&Charges>,
     ) -> volume_fs::Result<Self> {
         let found = usage_file.read();
-        usage_file.forget().map_err(|errno| volume_fs::Error::Kernel {
-            step: "usage file",
-            source: linux::Error::new("truncate", "", errno),
-        })?;
+        forget(&usage_file)?;
         match (earlier, found) {
             (Some(earlier), _) => quota.restore(earlier),
             (None, Some(found)) => quota.set_counted(found),

@@ -13,8 +13,9 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use prost::Message;
 use proto::handover::{
-    Answer, Assignment, FIRST_WITH_PROCEED, FIRST_WITH_STATE, Hello, HelloReply, Prepared as PreparedAnswer,
-    Proceed, Ready, Role, UnknownVersion, VERSIONS, answer, hello_reply,
+    Answer, Assignment, Capacity, DataPath, FIRST_WITH_POLICIES, FIRST_WITH_PROCEED, FIRST_WITH_STATE, Hello,
+    HelloReply, Prepared as PreparedAnswer, Proceed, Ready, Role, UnknownVersion, VERSIONS, answer,
+    hello_reply,
 };
 use proto::versions::Versions;
 
@@ -258,6 +259,7 @@ pub(crate) fn assign(dialled: Dialled, offer: &Offer<'_>) -> Result<Served> {
     if offer.assignment.continues && version < FIRST_WITH_STATE {
         return Err(conversation.refused("a daemon of an earlier version cannot continue a connection"));
     }
+    conversation.check_policies(version, offer)?;
     conversation.offer(version, offer, limits::ANSWER)?;
     conversation.ready(limits::ANSWER).map(|ready| served(daemon, pidfd, ready))
 }
@@ -271,6 +273,7 @@ pub(crate) fn prepare(dialled: Dialled, offer: Offer<'_>) -> Result<Prepared> {
         return Err(Error::CannotPrepare { volume_id, version, first });
     }
     let conversation = Conversation::of(socket, &offer);
+    conversation.check_policies(version, &offer)?;
     let assignment = Assignment { continues: true, waits_for_proceed: true, ..offer.assignment };
     conversation.offer(version, &Offer { assignment, ..offer }, limits::PREPARE)?;
     match conversation.answer(limits::PREPARE)? {
@@ -297,6 +300,17 @@ fn served(daemon: ProcessId, pidfd: OwnedFd, ready: Ready) -> Served {
 impl Conversation {
     fn of(socket: PacketSocket, offer: &Offer<'_>) -> Self {
         Self { socket, volume_id: offer.volume_id.clone(), launch: offer.launch.to_owned() }
+    }
+
+    /// A daemon of an earlier version would not see what its volume needs.
+    fn check_policies(&self, version: u32, offer: &Offer<'_>) -> Result<()> {
+        let Assignment { data_path, capacity, .. } = offer.assignment;
+        let are_known = version >= FIRST_WITH_POLICIES
+            || data_path == i32::from(DataPath::Daemon) && capacity == i32::from(Capacity::Daemon);
+        if are_known {
+            return Ok(());
+        }
+        Err(self.refused("a daemon of an earlier version knows neither data paths nor capacity policies"))
     }
 
     /// Sends the Assignment, with what a daemon of this version knows of.

@@ -104,6 +104,9 @@ impl WarmDaemons {
             delete_delay_seconds: _,
             threads: _,
             known_inode_limit: _,
+            data_path: _,
+            capacity: _,
+            changed_from_outside: _,
         } = settings;
         let has_default_pod = *name_prefix == default.name_prefix
             && *labels == default.labels

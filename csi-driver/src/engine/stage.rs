@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use linux::mountinfo::MountEntry;
-use proto::handover::Assignment;
+use proto::handover::{self, Assignment};
 
 use crate::backend::VolumeBackend;
 use crate::engine::daemons::{Daemons, Start};
@@ -28,6 +28,7 @@ use crate::kernel::place::Place;
 use crate::model::capability::{Access, Parsed};
 use crate::model::counts::Counts;
 use crate::model::ids::VolumeId;
+use crate::model::policies::{CapacityPolicy, DataPath};
 use crate::model::records::{Serving, StageRecord, Timestamp, VolumeRecord};
 use crate::model::settings::LaunchSettings;
 
@@ -303,6 +304,9 @@ impl Stages {
             threads: settings.threads,
             inode_limit: limits.inodes,
             known_inode_limit: settings.known_inodes(),
+            data_path: wire_data_path(settings.data_path).into(),
+            capacity: wire_capacity(settings.capacity).into(),
+            changed_from_outside: settings.changed_from_outside,
             ..Assignment::default()
         }
     }
@@ -390,6 +394,21 @@ impl Stages {
             outcome => outcome?,
         }
         self.daemons.end(volume_id, stage, is_served)
+    }
+}
+
+fn wire_data_path(data_path: DataPath) -> handover::DataPath {
+    match data_path {
+        DataPath::Daemon => handover::DataPath::Daemon,
+        DataPath::Passthrough => handover::DataPath::Passthrough,
+    }
+}
+
+fn wire_capacity(policy: CapacityPolicy) -> handover::Capacity {
+    match policy {
+        CapacityPolicy::Daemon => handover::Capacity::Daemon,
+        CapacityPolicy::Kernel => handover::Capacity::Kernel,
+        CapacityPolicy::None => handover::Capacity::None,
     }
 }
 

@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::model::policies::{CapacityPolicy, DataPath};
 use crate::model::snapshot_mode::SnapshotMode;
 pub(crate) use pod::{LogLevel, MAX_DELETE_DELAY_SECONDS, MAX_GRACE_SECONDS, PodParameters, Resources};
 
@@ -18,6 +19,9 @@ const KNOWN: &[&str] = &[
     "threads",
     "knownInodeLimit",
     "snapshotMode",
+    "dataPath",
+    "capacity",
+    "changedFromOutside",
     "mountPodNamePrefix",
     "mountPodLabels",
     "mountPodCpuRequest",
@@ -47,6 +51,12 @@ pub(crate) struct Parameters {
     pub known_inode_limit: u32,
     /// How snapshots and clones of the volume are made; `None`: by reflink.
     pub snapshot_mode: Option<SnapshotMode>,
+    /// `None`: what the pool allows.
+    pub data_path: Option<DataPath>,
+    /// `None`: what the pool and the data path allow.
+    pub capacity: Option<CapacityPolicy>,
+    /// Programs on the node change the volume's files without its mount.
+    pub changed_from_outside: bool,
     pub pod: PodParameters,
 }
 
@@ -65,6 +75,21 @@ impl Parameters {
                 "snapshotMode" => {
                     parsed.snapshot_mode = Some(parse_snapshot_mode("parameters.snapshotMode", value)?);
                 }
+                "dataPath" => {
+                    let field = "parameters.dataPath";
+                    parsed.data_path = Some(one_of(field, value, &DataPath::ALL, DataPath::as_str)?);
+                }
+                "capacity" => {
+                    let field = "parameters.capacity";
+                    parsed.capacity =
+                        Some(one_of(field, value, &CapacityPolicy::ALL, CapacityPolicy::as_str)?);
+                }
+                "changedFromOutside" => {
+                    let field = "parameters.changedFromOutside";
+                    let values = [true, false];
+                    let name = |changed| if changed { "true" } else { "false" };
+                    parsed.changed_from_outside = one_of(field, value, &values, name)?;
+                }
                 name if parsed.pod.parse(name, value)? => {}
                 name if name.starts_with(KUBERNETES_PREFIX) => {}
                 _ => {
@@ -74,7 +99,17 @@ impl Parameters {
             }
         }
         parsed.pod.resources.check()?;
+        parsed.check_policies()?;
         Ok(parsed)
+    }
+
+    fn check_policies(&self) -> Result<()> {
+        let (Some(DataPath::Passthrough), Some(CapacityPolicy::Daemon)) = (self.data_path, self.capacity)
+        else {
+            return Ok(());
+        };
+        let reason = "the daemon does not see the writes of dataPath passthrough: choose kernel or none";
+        Err(Error::invalid("parameters.capacity", CapacityPolicy::Daemon.as_str(), reason))
     }
 }
 
@@ -87,6 +122,15 @@ impl fmt::Display for Parameters {
         if let Some(mode) = self.snapshot_mode {
             write!(f, " snapshotMode={}", mode.as_str())?;
         }
+        if let Some(data_path) = self.data_path {
+            write!(f, " dataPath={data_path}")?;
+        }
+        if let Some(capacity) = self.capacity {
+            write!(f, " capacity={capacity}")?;
+        }
+        if self.changed_from_outside {
+            write!(f, " changedFromOutside=true")?;
+        }
         write!(f, "{}", self.pod)
     }
 }
@@ -96,6 +140,20 @@ pub(crate) fn parse_snapshot_mode(field: &'static str, value: &str) -> Result<Sn
     let modes = [SnapshotMode::Reflink, SnapshotMode::BlockingCopy];
     let known = || Error::invalid(field, value, "known are reflink and blocking-copy");
     modes.into_iter().find(|mode| mode.as_str() == value).ok_or_else(known)
+}
+
+/// `field` names the parameter.
+fn one_of<T: Copy>(
+    field: &'static str,
+    value: &str,
+    known: &[T],
+    name: impl Fn(T) -> &'static str,
+) -> Result<T> {
+    let found = known.iter().copied().find(|known| name(*known) == value);
+    found.ok_or_else(|| {
+        let known: Vec<&str> = known.iter().copied().map(name).collect();
+        Error::invalid(field, value, format!("known are {}", known.join(", ")))
+    })
 }
 
 /// `field` names the parameter or mount option.
@@ -134,6 +192,17 @@ mod tests {
         let message = parse(&[("snapshotMode", "copy")]).unwrap_err().to_string();
         assert_eq!(message, "parameters.snapshotMode: \"copy\": known are reflink and blocking-copy");
         assert!(parse(&[("backend", "s3")]).unwrap_err().to_string().contains("\"s3\""));
+    }
+
+    #[test]
+    fn policies_that_cannot_hold_together_are_refused_by_name() {
+        let parsed = parse(&[("dataPath", "passthrough"), ("capacity", "none")]).unwrap();
+        let policies = (parsed.data_path, parsed.capacity);
+        assert_eq!(policies, (Some(DataPath::Passthrough), Some(CapacityPolicy::None)));
+        let message = parse(&[("dataPath", "passthrough"), ("capacity", "daemon")]).unwrap_err().to_string();
+        assert!(message.starts_with("parameters.capacity: \"daemon\": "), "{message}");
+        let message = parse(&[("capacity", "quota")]).unwrap_err().to_string();
+        assert_eq!(message, "parameters.capacity: \"quota\": known are daemon, kernel, none");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::capability::LaunchOverrides;
 use crate::model::parameters::{KNOWN_INODE_LIMIT, LogLevel, Parameters, Resources};
+use crate::model::policies::{CapacityPolicy, DataPath};
 
 pub(crate) const DEFAULT_NAME_PREFIX: &str = "hawser-volume";
 const DEFAULT_GRACE_SECONDS: u32 = 5;
@@ -25,6 +26,10 @@ pub(crate) struct LaunchSettings {
     pub threads: u32,
     /// Limit of the inodes that the kernel knows; 0: [`KNOWN_INODE_LIMIT`].
     pub known_inode_limit: u32,
+    pub data_path: DataPath,
+    pub capacity: CapacityPolicy,
+    /// Programs on the node change the volume's files without its mount.
+    pub changed_from_outside: bool,
 }
 
 impl Default for LaunchSettings {
@@ -49,6 +54,9 @@ impl LaunchSettings {
                 .unwrap_or_default(),
             threads: overrides.threads.unwrap_or(parameters.threads),
             known_inode_limit: overrides.known_inode_limit.unwrap_or(parameters.known_inode_limit),
+            data_path: parameters.data_path.unwrap_or_default(),
+            capacity: parameters.capacity.unwrap_or_default(),
+            changed_from_outside: parameters.changed_from_outside,
         }
     }
 

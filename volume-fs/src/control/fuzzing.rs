@@ -18,7 +18,7 @@ use super::pauses::Who;
 use super::{Connection, Control, Listeners, Subject};
 use crate::backend::{Backend, CannotPause, DataReply, KnownListing, Listing, Pausing, Reply};
 use crate::figures::{Counted, Figures, KnownNow, Limits, Shrinks, UsageNow};
-use crate::file::{Attributes, Handle, Known, Name, NodeId, Statistics};
+use crate::file::{Attributes, Handle, Known, Name, NodeId, Opened, Statistics};
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::notifications::{Kernel, MountPoints};
@@ -197,8 +197,8 @@ impl Backend for Limited {
     fn unlink(&self, _: Requester, _: Name<'_>, _: impl Reply<()>) {}
     fn rmdir(&self, _: Requester, _: Name<'_>, _: impl Reply<()>) {}
     fn rename(&self, _: Requester, _: Name<'_>, _: Name<'_>, _: RenameFlags, _: impl Reply<()>) {}
-    fn create(&self, _: Requester, _: Name<'_>, _: Permissions, _: OFlags, _: impl Reply<(Known, Handle)>) {}
-    fn open(&self, _: RequestId, _: NodeId, _: OFlags, _: impl Reply<Handle>) {}
+    fn create(&self, _: Requester, _: Name<'_>, _: Permissions, _: OFlags, _: impl Reply<(Known, Opened)>) {}
+    fn open(&self, _: RequestId, _: NodeId, _: OFlags, _: impl Reply<Opened>) {}
     fn read(&self, _: Handle, _: u64, _: u32, _: impl DataReply) {}
     fn write(&self, _: Handle, _: Data<'_>, _: impl Reply<usize>) {}
     fn copy_file_range(&self, _: Position, _: Position, _: u64, _: impl Reply<usize>) {}

@@ -10,9 +10,10 @@ use fuser::{
 };
 
 use super::convert::{fuse_attributes, fuse_errno, fuse_kind};
+use super::passthrough;
 use crate::backend::{DataReply, KnownListing, Listing, Reply, Taken};
 use crate::failure::Result;
-use crate::file::{Attributes, Handle, Known, Listed, Statistics};
+use crate::file::{Attributes, Handle, Known, Listed, Opened, Statistics};
 use crate::metrics::{Call, Metrics};
 use crate::request::Xattr;
 
@@ -43,22 +44,43 @@ pub(super) fn attributes(call: Call, reply: ReplyAttr) -> impl Reply<Attributes>
     }
 }
 
-pub(super) fn opened(call: Call, reply: ReplyOpen) -> impl Reply<Handle> {
+pub(super) fn opened_directory(call: Call, reply: ReplyOpen) -> impl Reply<Handle> {
     move |result| match call.ended(result) {
         Ok(Handle(number)) => reply.opened(FileHandle(number), FopenFlags::empty()),
         Err(failure) => reply.error(fuse_errno(failure.errno())),
     }
 }
 
-pub(super) fn created(call: Call, reply: ReplyCreate) -> impl Reply<(Known, Handle)> {
-    move |result| match call.ended(result) {
-        Ok((Known { attributes, generation }, Handle(number))) => reply.created(
-            &TRUSTED_FOR,
-            &fuse_attributes(&attributes),
-            Generation(generation),
-            FileHandle(number),
-            FopenFlags::empty(),
-        ),
+pub(super) fn opened(call: Call, reply: ReplyOpen) -> impl Reply<Opened> {
+    move |result: Result<Opened>| match call.ended(result) {
+        Ok(Opened { handle: Handle(number), backing }) => {
+            let (handle, flags) = (FileHandle(number), FopenFlags::empty());
+            match backing {
+                Some(backing) => passthrough::opened(reply, handle, flags, backing),
+                None => reply.opened(handle, flags),
+            }
+        }
+        Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+pub(super) fn created(call: Call, reply: ReplyCreate) -> impl Reply<(Known, Opened)> {
+    move |result: Result<(Known, Opened)>| match call.ended(result) {
+        Ok((Known { attributes, generation }, Opened { handle: Handle(number), backing })) => {
+            let new = passthrough::New {
+                valid_for: TRUSTED_FOR,
+                attributes: fuse_attributes(&attributes),
+                generation: Generation(generation),
+                handle: FileHandle(number),
+                flags: FopenFlags::empty(),
+            };
+            match backing {
+                Some(backing) => passthrough::created(reply, &new, backing),
+                None => {
+                    reply.created(&new.valid_for, &new.attributes, new.generation, new.handle, new.flags);
+                }
+            }
+        }
         Err(failure) => reply.error(fuse_errno(failure.errno())),
     }
 }

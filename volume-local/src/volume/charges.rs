@@ -319,8 +319,8 @@ mod tests {
     fn create(volume: &Volume, name: &str) -> Result<(NodeId, Handle)> {
         let name = Name { directory: NodeId::ROOT, name: OsStr::new(name) };
         let permissions = Permissions { mode: 0o644, umask: 0 };
-        let (known, handle) = volume.create(&mut begin(volume), name, permissions, OFlags::RDWR, CALLER)?;
-        Ok((known.attributes.id, handle))
+        let (known, opened) = volume.create(&mut begin(volume), name, permissions, OFlags::RDWR, CALLER)?;
+        Ok((known.attributes.id, opened.handle))
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
-use volume_fs::file::{Handle, NodeId};
+use volume_fs::file::{Handle, NodeId, Opened};
 use volume_fs::request::{Data, Position};
 
 use super::{OpenFile, Running, Volume, clearing_setid, synchronise};
@@ -24,7 +24,7 @@ const REPEATABLE: FallocateFlags =
     FallocateFlags::KEEP_SIZE.union(FallocateFlags::PUNCH_HOLE).union(FallocateFlags::ZERO_RANGE);
 
 impl Volume {
-    pub(crate) fn open_file(&self, running: &Running, NodeId(id): NodeId, flags: OFlags) -> Result<Handle> {
+    pub(crate) fn open_file(&self, running: &Running, NodeId(id): NodeId, flags: OFlags) -> Result<Opened> {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
             self.writable()?;
         }
@@ -34,7 +34,7 @@ impl Volume {
         let fd = self.reopen(&node, flags)?;
         let handle = self.files.insert(OpenFile { id, flags, fd }, running.number());
         self.keep_if_removed(id, &node);
-        Ok(handle)
+        Ok(Opened::by_daemon(handle))
     }
 
     pub(crate) fn release_file(&self, handle: Handle) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use linux::credentials::{self, Caller, CapabilitySet};
 use rustix::fs::{AtFlags, FileType as BackingType, Mode, OFlags, RenameFlags, Statx, StatxFlags};
 use rustix::io::Errno;
-use volume_fs::file::{Handle, Known, Name, NodeId};
+use volume_fs::file::{Known, Name, NodeId, Opened};
 use volume_fs::request::{Permissions, Special};
 
 use super::charges::{Loss, keep};
@@ -100,7 +100,7 @@ impl Volume {
         permissions: Permissions,
         flags: OFlags,
         caller: Caller,
-    ) -> Result<(Known, Handle)> {
+    ) -> Result<(Known, Opened)> {
         self.writable()?;
         let place = place(name)?;
         let directory = place.directory;
@@ -111,8 +111,8 @@ impl Volume {
         let open = passed_on | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         if running.is_done() {
             let (known, _seen) = self.find(running, place, Admission::Admitted)?;
-            let handle = self.open_file(running, known.attributes.id, passed_on)?;
-            return Ok((known, handle));
+            let opened = self.open_file(running, known.attributes.id, passed_on)?;
+            return Ok((known, opened));
         }
         let mode = self.granted(&parent, permissions)?;
         self.files.admit()?;
@@ -137,7 +137,8 @@ impl Volume {
         let known = self.known(&seen, file.as_fd(), c"")?;
         self.nodes.remember(id, place, None);
         running.counted(id);
-        Ok((known, self.files.insert(OpenFile { id, flags: passed_on, fd: file }, running.number())))
+        let handle = self.files.insert(OpenFile { id, flags: passed_on, fd: file }, running.number());
+        Ok((known, Opened::by_daemon(handle)))
     }
 
     pub(crate) fn link(&self, running: &mut Running, NodeId(id): NodeId, name: Name<'_>) -> Result<Known> {

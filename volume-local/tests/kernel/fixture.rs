@@ -375,7 +375,7 @@ impl Volume {
         let Started { mut daemon, listener } = self.successors.pop_front().expect("`successors` are enough");
         let socket = accept(&listener);
         let said = Hello {
-            newest_version: 5,
+            newest_version: proto::handover::VERSIONS.newest,
             nonce: NONCE.to_owned(),
             oldest_version: 3,
             release: RELEASE.to_owned(),
