@@ -1,5 +1,6 @@
 //! A volume's daemon's side of its socket: the removed files that applications still have open, and
-//! that a successor of the daemon could not open by name.
+//! that a successor of the daemon could not open by name; and the files that the kernel reads and writes
+//! without the daemon, since their registration needs CAP_SYS_ADMIN.
 //!
 //! Invariant: a call waits for the keeper at most the time limit, with system calls that the
 //! daemon's seccomp filter allows (sendmsg, recvfrom, ppoll, fcntl with F_GETFL). Only
@@ -62,8 +63,49 @@ impl Removed {
                 Kind::Removed if nodes.len() == fds.len() => files.extend(nodes.into_iter().zip(fds)),
                 Kind::Removed => return Err(Error::Invalid { op: OP }),
                 Kind::Refused(refusal) => return Err(Error::Refused { op: OP, refusal }),
+                Kind::Registered | Kind::NotRegistered(_) => return Err(Error::Invalid { op: OP }),
             }
         }
+    }
+
+    /// Makes the kernel read and write `file` without this daemon; the number of the backing file, for the
+    /// answer to an open. Only one thread at a time, and none beside it that calls [`Self::refused`].
+    /// `number` is another one in each call. `limit` is for the whole call.
+    ///
+    /// # Errors
+    ///
+    /// `Refused`: the keeper or the kernel does not pass this file through. The file is not registered
+    /// after any error; what is registered too late is ended by the next call.
+    pub fn register_backing(&self, number: u64, file: BorrowedFd<'_>, limit: Duration) -> Result<u32, Error> {
+        const OP: &str = "REGISTER_BACKING";
+        let deadline = Instant::now() + limit;
+        self.send_until(OP, DaemonRequest::RegisterBacking { number }, &[file], deadline)?;
+        loop {
+            let (packet, numbers, _fds) = self.receive_until(OP, deadline)?;
+            let is_this = packet.number == number;
+            match (packet.kind, numbers.first()) {
+                (Kind::Registered, Some(&backing)) => {
+                    let backing = u32::try_from(backing).map_err(|_| Error::Invalid { op: OP })?;
+                    if is_this {
+                        return Ok(backing);
+                    }
+                    self.unregister_backing(backing)?;
+                }
+                (Kind::NotRegistered(refusal), _) if is_this => {
+                    return Err(Error::Refused { op: OP, refusal });
+                }
+                // Of an older keeper.
+                (Kind::Refused(refusal @ Refusal::Operation), _) if is_this => {
+                    return Err(Error::Refused { op: OP, refusal });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends a registration. There is no answer. Files that are open with it stay open.
+    pub fn unregister_backing(&self, backing: u32) -> Result<(), Error> {
+        self.send("UNREGISTER_BACKING", DaemonRequest::UnregisterBacking { backing }, &[])
     }
 
     /// The nodes that the keeper has refused since the last call, without waiting. It keeps at most 64
@@ -93,7 +135,16 @@ impl Removed {
     }
 
     fn send(&self, op: &'static str, request: DaemonRequest, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        let deadline = Instant::now() + self.limit;
+        self.send_until(op, request, fds, Instant::now() + self.limit)
+    }
+
+    fn send_until(
+        &self,
+        op: &'static str,
+        request: DaemonRequest,
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<(), Error> {
         loop {
             match packets::send(&self.socket, &request.encode(), fds) {
                 Ok(()) => return Ok(()),
@@ -120,7 +171,14 @@ impl Removed {
     }
 
     fn receive(&self, op: &'static str) -> Result<(DaemonPacket, Vec<u64>, Vec<OwnedFd>), Error> {
-        let deadline = Instant::now() + self.limit;
+        self.receive_until(op, Instant::now() + self.limit)
+    }
+
+    fn receive_until(
+        &self,
+        op: &'static str,
+        deadline: Instant,
+    ) -> Result<(DaemonPacket, Vec<u64>, Vec<OwnedFd>), Error> {
         let mut buffer = [0; DaemonPacket::MOST_BYTES];
         loop {
             match packets::receive(&self.socket, &mut buffer) {

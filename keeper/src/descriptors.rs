@@ -144,6 +144,20 @@ pub fn check_removed(fd: BorrowedFd<'_>, directory: Option<BorrowedFd<'_>>) -> R
     if file.mount() == File::of(directory)?.mount() { Ok(()) } else { Err(Refusal::OtherMount) }
 }
 
+/// Whether the kernel may read and write the descriptor's file for the volume's users. `directory` is
+/// the volume's. Opens of other access modes will follow, so only a daemon that can read and write the
+/// file may offer it.
+pub fn check_backing(fd: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> Result<(), Refusal> {
+    let file = File::of(fd)?;
+    file.is_not_path_only()?;
+    file.is_regular()?;
+    file.is_read_write()?;
+    match (file.mount(), File::of(directory)?.mount()) {
+        (Some(one), Some(other)) if one == other => Ok(()),
+        _ => Err(Refusal::OtherMount),
+    }
+}
+
 struct File {
     found: Statx,
     flags: OFlags,
@@ -368,5 +382,26 @@ mod tests {
         assert_eq!(check_removed(inside.as_fd(), Some(tree.as_fd())), Ok(()));
         let outside = read_write(&dir, "file");
         assert_eq!(check_removed(outside.as_fd(), Some(tree.as_fd())), Err(Refusal::OtherMount));
+    }
+
+    #[test]
+    fn a_backing_file_is_regular_and_open_for_reading_and_writing_on_the_mount_of_the_directory() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        drop(read_write(&dir, "file"));
+        rustix::fs::mknodat(CWD, dir.path().join("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let tree = linux::mount::open_tree_clone(dir.path()).unwrap();
+        let inside = |name: &str, flags: OFlags| {
+            rustix::fs::openat(&tree, name, flags | OFlags::CLOEXEC, Mode::empty()).unwrap()
+        };
+        let check = |file: OwnedFd| check_backing(file.as_fd(), tree.as_fd());
+        assert_eq!(check(inside("file", OFlags::RDWR)), Ok(()));
+        assert_eq!(check(inside("file", OFlags::PATH)), Err(Refusal::PathOnly));
+        assert_eq!(check(inside("file", OFlags::RDONLY)), Err(Refusal::NotReadWrite));
+        assert_eq!(check(inside("file", OFlags::WRONLY)), Err(Refusal::NotReadWrite));
+        assert_eq!(check(inside(".", OFlags::RDONLY)), Err(Refusal::NotRegular));
+        assert_eq!(check(inside("fifo", OFlags::RDWR)), Err(Refusal::NotRegular));
+        assert_eq!(check(read_write(&dir, "file")), Err(Refusal::OtherMount));
+        let device = File::options().read(true).write(true).open("/dev/null").unwrap();
+        assert_eq!(check(device.into()), Err(Refusal::NotRegular));
     }
 }

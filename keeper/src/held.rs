@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::closer::Closer;
 use crate::descriptors;
@@ -15,6 +17,8 @@ use crate::wire::{Counts, Entry, Refusal, Role, Roles, VolumeKey};
 
 /// Removed files of one volume.
 pub(crate) const MOST_REMOVED: usize = 65_536;
+/// Backing files of one volume. Each keeps an inode and an open file in the kernel's memory.
+const MOST_BACKINGS: u32 = 16_384;
 /// Descriptors that removed files never take: a new volume, and a new daemon, always find some.
 const LARGEST_RESERVE: u64 = 4096;
 
@@ -43,6 +47,8 @@ struct Volume {
     removed: BTreeMap<u64, OwnedFd>,
     /// The socket of its daemon, as the server numbers it.
     daemon: Option<u64>,
+    /// How many backing files its connection has, as far as this process has registered them.
+    backings: Arc<AtomicU32>,
 }
 
 impl Volume {
@@ -245,6 +251,29 @@ impl Held {
             self.closer.close(dropped);
             self.prune(volume);
         }
+    }
+
+    /// Registers a backing file with the volume's connection; its number there.
+    pub(crate) fn register_backing(&self, volume: VolumeKey, fd: BorrowedFd<'_>) -> Result<u32, Refusal> {
+        let connection = self.get(volume, Role::Connection).ok_or(Refusal::NotHeld)?;
+        let directory = self.get(volume, Role::Directory).ok_or(Refusal::NotHeld)?;
+        descriptors::check_backing(fd, directory)?;
+        let found = self.volumes.get(&volume).ok_or(Refusal::NotHeld)?;
+        if found.backings.load(Ordering::Relaxed) >= MOST_BACKINGS {
+            return Err(Refusal::Full);
+        }
+        let number = linux::fuse_backing::register(connection, fd).map_err(|_| Refusal::NotPassthrough)?;
+        found.backings.fetch_add(1, Ordering::Relaxed);
+        Ok(number)
+    }
+
+    /// Ends a registration, in the background.
+    pub(crate) fn unregister_backing(&self, volume: VolumeKey, number: u32) -> Result<(), Refusal> {
+        let found = self.volumes.get(&volume).ok_or(Refusal::NotHeld)?;
+        let connection = self.get(volume, Role::Connection).ok_or(Refusal::NotHeld)?;
+        let connection = connection.try_clone_to_owned().map_err(|_| Refusal::Full)?;
+        self.closer.unregister(connection, number, Arc::clone(&found.backings));
+        Ok(())
     }
 
     /// The volume's removed files, from the first node above `after`.

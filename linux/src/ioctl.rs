@@ -1,6 +1,6 @@
 //! ioctl(2) requests whose argument is one structure, read and written as a whole.
 
-#![expect(unsafe_code, reason = "no crate wraps the requests of Btrfs and XFS")]
+#![expect(unsafe_code, reason = "no crate wraps the requests of Btrfs, XFS and FUSE")]
 
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd};
@@ -28,15 +28,19 @@ impl<T> Request<T> {
     }
 
     pub(crate) fn send(&self, file: impl AsFd, argument: &mut T) -> rustix::io::Result<()> {
+        self.send_for_number(file, argument).map(drop)
+    }
+
+    /// [`Self::send`] of a request that returns a number.
+    pub(crate) fn send_for_number(&self, file: impl AsFd, argument: &mut T) -> rustix::io::Result<u32> {
         // SAFETY: `argument` is what the request reads and writes, as `new` was promised, and is
         // ours alone during the call.
         let done = unsafe {
             libc::ioctl(file.as_fd().as_raw_fd(), self.number as libc::Ioctl, std::ptr::from_mut(argument))
         };
-        if done < 0 {
+        u32::try_from(done).map_err(|_| {
             let error = std::io::Error::last_os_error();
-            return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-        }
-        Ok(())
+            Errno::from_io_error(&error).unwrap_or(Errno::IO)
+        })
     }
 }

@@ -18,6 +18,7 @@ mod error;
 pub mod fd_passing;
 pub mod fs_at;
 mod fsxattr;
+pub mod fuse_backing;
 pub mod interface;
 mod ioctl;
 pub mod lock;

@@ -53,11 +53,25 @@ pub trait KnownListing: Send + 'static {
 #[error("{0}")]
 pub struct CannotPause(pub String);
 
+/// What a pause holds back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// Every change.
+    All,
+    /// What the kernel writes to backing files itself may go on.
+    RequestsOnly,
+}
+
 /// Pauses for snapshots: a paused volume does not change.
 pub trait Pausing: Send + Sync + 'static {
     /// Calls `paused`, from any thread, once nothing changes and the use is known. After that
-    /// nothing changes until [`Self::resume`]; applications' changes wait.
-    fn pause(&self, paused: impl FnOnce(std::result::Result<Counted, CannotPause>) + Send + 'static);
+    /// nothing changes until [`Self::resume`]; applications' changes wait. A pause that cannot be is
+    /// ended before `paused` gets the error.
+    fn pause(
+        &self,
+        held: Held,
+        paused: impl FnOnce(std::result::Result<Counted, CannotPause>) + Send + 'static,
+    );
 
     /// Ends the pause. A pause that has not begun is cancelled.
     fn resume(&self);

@@ -15,7 +15,7 @@ use linux::fd_passing::PacketSocket;
 use rustix::io::Errno;
 
 use crate::backend::Backend;
-use crate::filesystem::{Adapter, InitOnly};
+use crate::filesystem::{Adapter, InitOnly, Wanted};
 use crate::notifications;
 use crate::state::{InitExchange, StateTable};
 use crate::{Error, Result};
@@ -42,10 +42,10 @@ pub(crate) struct Opened<B: Backend> {
 }
 
 /// Checks that this daemon can continue the connection. Changes nothing, and asks the kernel nothing.
-pub(crate) fn check(table: &StateTable, threads: usize) -> Result<()> {
+pub(crate) fn check(wanted: Wanted, table: &StateTable, threads: usize) -> Result<()> {
     let earlier = table.exchange()?;
     check_init(&earlier.request)?;
-    let (_session, answer) = handshake(InitOnly, &earlier.request, threads)?;
+    let (_session, answer) = handshake(InitOnly(wanted), &earlier.request, threads)?;
     terms::compare(&answer, &earlier.answer).map(drop)
 }
 

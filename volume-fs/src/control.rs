@@ -250,7 +250,7 @@ impl<B: Backend> Control<B> {
                     Err(shrinks) => refused(shrinks.to_string()),
                 }
             }
-            request::Kind::Quiesce(wanted) => return self.pauses.quiesce(who, wanted.lease_ms, now),
+            request::Kind::Quiesce(wanted) => return self.pauses.quiesce(who, &wanted, now),
             request::Kind::Resume(_) => self.pauses.resume(who, now),
             request::Kind::GetStats(_) => reply::Kind::Stats(self.stats()),
             request::Kind::GetDescriptors(_) => {

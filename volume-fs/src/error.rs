@@ -54,6 +54,8 @@ pub enum Error {
         #[source]
         source: keeper::Error,
     },
+    #[error("data path passthrough: the driver runs without a keeper, which registers the files")]
+    PassthroughWithoutKeeper,
     #[error("Proceed from the driver: {reason}")]
     Proceed { reason: String },
     #[error("state table: {reason}")]

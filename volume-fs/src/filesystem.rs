@@ -25,12 +25,17 @@ use self::convert::{handle, name, node, timespec};
 use crate::backend::Backend;
 use crate::metrics::{Call, Metrics, Operation};
 use crate::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special};
+use crate::service::DataPath;
 
 /// The kernel would send four times as much (fs.fuse.max_pages_limit = 256 pages). Then a daemon that
 /// another one can follow would keep four times as much present for each event loop.
 pub(crate) const MAX_WRITE_BYTES: u32 = 256 * 1024;
 /// With its headers, at any place in its first page.
 pub(crate) const LARGEST_REQUEST_BYTES: usize = MAX_WRITE_BYTES as usize + 2 * 4096;
+
+/// Backing files may lie on a file system that is not stacked on another one. The mount counts as stacked
+/// once, so that a container may still put an overlay on it (FILESYSTEM_MAX_STACK_DEPTH is 2).
+const BACKING_DEPTH: u32 = 1;
 
 /// docs/SEMANTICS.md depends on these: umask and default ACLs (DONT_MASK), enforced ACLs
 /// (POSIX_ACL), and suid and sgid cleared without a GETXATTR round trip before every write
@@ -50,15 +55,29 @@ const WELCOME: InitFlags = InitFlags::FUSE_PARALLEL_DIROPS
 /// FUSE_UNIQUE_RESEND (linux/fuse.h): set in `unique` of requests after FUSE_NOTIFY_RESEND.
 const RESENT: u64 = 1 << 63;
 
+/// What the volume's class asks of FUSE_INIT, beside what every volume needs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted {
+    /// FUSE_PASSTHROUGH, Linux 6.9.
+    pub(crate) passthrough: bool,
+}
+
+impl Wanted {
+    pub(crate) fn of(data_path: DataPath) -> Self {
+        Self { passthrough: data_path == DataPath::Passthrough }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Adapter<B> {
+    wanted: Wanted,
     backend: Arc<B>,
     metrics: Arc<Metrics>,
 }
 
 impl<B: Backend> Adapter<B> {
-    pub(crate) fn new(backend: Arc<B>, metrics: Arc<Metrics>) -> Self {
-        Self { backend, metrics }
+    pub(crate) fn new(wanted: Wanted, backend: Arc<B>, metrics: Arc<Metrics>) -> Self {
+        Self { wanted, backend, metrics }
     }
 
     fn call(&self, operation: Operation) -> Call {
@@ -67,13 +86,23 @@ impl<B: Backend> Adapter<B> {
 }
 
 /// Asks the kernel for what this daemon uses.
-fn negotiate(config: &mut KernelConfig) -> io::Result<()> {
+fn negotiate(wanted: Wanted, config: &mut KernelConfig) -> io::Result<()> {
     config.add_capabilities(NEEDED).map_err(|missing| {
         io::Error::other(format!("this kernel's FUSE lacks {missing:?}: Linux 5.12 or newer is needed"))
     })?;
     config
         .add_capabilities(WELCOME & config.capabilities())
         .map_err(|refused| io::Error::other(format!("offered, then refused: {refused:?}")))?;
+    if wanted.passthrough {
+        config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).map_err(|_| {
+            io::Error::other(
+                "data path passthrough: this kernel lacks FUSE_PASSTHROUGH: Linux 6.9 or newer is needed",
+            )
+        })?;
+        config.set_max_stack_depth(BACKING_DEPTH).map_err(|nearest| {
+            io::Error::other(format!("max_stack_depth: {nearest} is the nearest possible"))
+        })?;
+    }
     config
         .set_max_write(MAX_WRITE_BYTES)
         .map_err(|nearest| io::Error::other(format!("max_write: {nearest} is the nearest possible")))?;
@@ -81,17 +110,17 @@ fn negotiate(config: &mut KernelConfig) -> io::Result<()> {
 }
 
 /// Answers FUSE_INIT as the [`Adapter`] does, without a backend, and nothing else.
-pub(crate) struct InitOnly;
+pub(crate) struct InitOnly(pub(crate) Wanted);
 
 impl Filesystem for InitOnly {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        negotiate(config)
+        negotiate(self.0, config)
     }
 }
 
 impl<B: Backend> Filesystem for Adapter<B> {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        negotiate(config)
+        negotiate(self.wanted, config)
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEntry) {

@@ -57,7 +57,7 @@ use crate::backend::Backend;
 use crate::config::{Arguments, Command, Serve};
 use crate::confine::Isolation;
 use crate::control::{Control, Subject};
-use crate::filesystem::Adapter;
+use crate::filesystem::{Adapter, Wanted};
 use crate::handover::{Assigned, Assignment, Dialled};
 use crate::metrics::Metrics;
 use crate::notifications::{Kernel, MountPoints};
@@ -148,7 +148,8 @@ fn prepare<A>(assignment: &mut Assignment<A>, threads: usize, driver: &Assigned)
     let Some(succession) = assignment.succession.as_mut().filter(|given| given.keeper.is_none()) else {
         return Ok(true);
     };
-    connection::check(&StateTable::open(&succession.state_table)?, threads)?;
+    let wanted = Wanted::of(assignment.data_path);
+    connection::check(wanted, &StateTable::open(&succession.state_table)?, threads)?;
     succession.keeper = driver.wait_for_proceed()?;
     Ok(succession.keeper.is_some())
 }
@@ -188,7 +189,7 @@ fn start<S: Service>(
     assignment: Assignment<S::Assigned>,
     terms: Terms,
 ) -> Result<Started<S::Backend>> {
-    let threads = terms.event_loops;
+    let (threads, wanted) = (terms.event_loops, Wanted::of(terms.data_path));
     let Assignment { fuse_device, listeners, for_backend, succession, .. } = assignment;
     let continues = succession.as_ref().is_some_and(|succession| succession.continues);
     let (table, succession, left) = match succession {
@@ -218,7 +219,7 @@ fn start<S: Service>(
         step: "control socket",
         source: linux::Error::new("eventfd", "", errno),
     })?;
-    let adapter = Adapter::new(Arc::clone(&backend), metrics);
+    let adapter = Adapter::new(wanted, Arc::clone(&backend), metrics);
     let opened = connection::open(adapter, &fuse_device, threads, table.as_ref(), continues)?;
     let can_be_continued = opened.has_resend && table.is_some();
     if can_be_continued {

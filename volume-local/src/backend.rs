@@ -12,7 +12,7 @@ use std::sync::Arc;
 use keeper::daemon::Removed;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
-use volume_fs::backend::{Backend, CannotPause, DataReply, KnownListing, Listing, Pausing, Reply};
+use volume_fs::backend::{Backend, CannotPause, DataReply, Held, KnownListing, Listing, Pausing, Reply};
 use volume_fs::failure::Failure;
 use volume_fs::figures::{Counted, Figures, Limits, Shrinks};
 use volume_fs::file::{Attributes, Handle, Known, Name, NodeId, Opened, Statistics};
@@ -21,6 +21,7 @@ use volume_fs::notifications::Kernel;
 use volume_fs::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special, Xattr};
 use volume_fs::service::{Capacity, Terms};
 
+use crate::backings;
 use crate::capacity::{CountedByDaemon, Policy, Unlimited};
 use crate::errno::Result;
 use crate::nodes::NodeLimits;
@@ -28,7 +29,7 @@ use crate::pruner;
 use crate::quota::Quota;
 use crate::sweeper;
 use crate::usage_file::{BootId, UsageFile};
-use crate::volume::{Running, Shared, Volume};
+use crate::volume::{Policies, Running, Shared, Volume};
 
 /// The driver's assignment, checked.
 #[derive(Debug)]
@@ -73,8 +74,8 @@ impl Local {
             known: terms.known_inode_limit,
             event_loops: terms.event_loops,
         };
-        let quota = capacity.quota();
-        let volume = Volume::open(assigned.directory, read_only, descriptors, limits, quota, shared)?;
+        let policies = Policies { data_path: terms.data_path, quota: capacity.quota() };
+        let volume = Volume::open(assigned.directory, read_only, descriptors, limits, policies, shared)?;
         Ok(Self { volume: Arc::new(volume), gate, capacity, continues })
     }
 
@@ -114,9 +115,27 @@ impl Local {
 }
 
 impl Pausing for Local {
-    fn pause(&self, paused: impl FnOnce(std::result::Result<Counted, CannotPause>) + Send + 'static) {
-        let capacity = Arc::clone(&self.capacity);
-        self.gate.pause(move || paused(Ok(capacity.usage().used)));
+    fn pause(
+        &self,
+        held: Held,
+        paused: impl FnOnce(std::result::Result<Counted, CannotPause>) + Send + 'static,
+    ) {
+        let (capacity, volume) = (Arc::clone(&self.capacity), Arc::clone(&self.volume));
+        let gate = Arc::downgrade(&self.gate);
+        self.gate.pause(move || {
+            // Counted when the gate is shut: no open for writing can follow.
+            let writers = if held == Held::All { volume.passing_writers() } else { 0 };
+            if writers == 0 {
+                return paused(Ok(capacity.usage().used));
+            }
+            if let Some(gate) = gate.upgrade() {
+                gate.resume();
+            }
+            paused(Err(CannotPause(format!(
+                "dataPath passthrough: files are open for writing ({writers} opens), which the kernel writes \
+                 without the daemon: close them, or use a class with dataPath: daemon"
+            ))));
+        });
     }
 
     fn resume(&self) {
@@ -249,6 +268,12 @@ impl Backend for Local {
     }
 
     fn open(&self, id: RequestId, node: NodeId, flags: OFlags, reply: impl Reply<Opened>) {
+        if backings::writes(flags) && self.volume.passes() {
+            // Its writes would pass the gate by.
+            return self.change_once(id, move |volume, running| {
+                reply(answer(volume.open_file(running, node, flags)));
+            });
+        }
         let running = self.volume.begin(id);
         reply(answer(self.volume.open_file(&running, node, flags)));
     }

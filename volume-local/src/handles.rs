@@ -52,6 +52,16 @@ enum Item<T> {
     Earlier(HandleRecord),
 }
 
+/// What a handle was.
+#[derive(Debug)]
+pub(crate) struct Closed<T> {
+    pub(crate) node: u64,
+    /// open(2) flags of the backing file.
+    pub(crate) flags: u32,
+    /// `None`: opened by an earlier daemon and not used since.
+    pub(crate) file: Option<Arc<T>>,
+}
+
 impl<T: OfNode> Handles<T> {
     /// `most`: the limit of open handles.
     pub(crate) fn new(most: usize, kind: Opened, table: Option<Arc<StateTable>>) -> Self {
@@ -136,16 +146,15 @@ impl<T: OfNode> Handles<T> {
         self.read().all.len()
     }
 
-    /// Removes the handle; it closes when the last request that uses it ends. Returns its file,
-    /// unless it was opened by an earlier daemon and not used since.
-    pub(crate) fn remove(&self, handle: Handle) -> Option<Arc<T>> {
+    /// Removes the handle; its file closes when the last request that uses it ends.
+    pub(crate) fn remove(&self, handle: Handle) -> Option<Closed<T>> {
         let mut open = self.write();
         let Entry { record, item } = open.all.remove(&handle.0)?;
-        let node = match &item {
-            Item::Open(item) => item.node(),
+        let (node, flags) = match &item {
+            Item::Open(item) => (item.node(), item.flags()),
             Item::Earlier(record) => {
                 open.by_request.remove(&record.request);
-                record.node
+                (record.node, record.flags)
             }
         };
         if let Some(count) = open.of_node.get_mut(&node) {
@@ -158,10 +167,11 @@ impl<T: OfNode> Handles<T> {
         if let (Some(table), Some(record)) = (&self.table, record) {
             table.remove(record);
         }
-        match item {
+        let file = match item {
             Item::Open(item) => Some(item),
             Item::Earlier(_) => None,
-        }
+        };
+        Some(Closed { node, flags, file })
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Open<T>> {
@@ -199,7 +209,7 @@ mod tests {
         let handles = Handles::new(2, Opened::File, None);
         let first = handles.insert(File(7), 1);
         assert!(handles.has(7));
-        assert_eq!(handles.remove(first).as_deref(), Some(&File(7)));
+        assert_eq!(handles.remove(first).unwrap().file.as_deref(), Some(&File(7)));
         assert!(!handles.has(7));
         assert_eq!(handles.get(first, unopened), Err(Errno::BADF));
         assert_ne!(handles.insert(File(8), 2), first);

@@ -17,12 +17,14 @@
 
 mod attributes;
 mod backend;
+mod backings;
 mod capacity;
 mod charge;
 mod count;
 mod directory;
 mod errno;
 mod handles;
+mod keeper_socket;
 mod nodes;
 mod place;
 mod pruner;

@@ -26,16 +26,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use keeper::daemon::Removed;
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
 pub(crate) use self::bound::{Admission, Pressure};
-use self::keeping::KeeperSocket;
 use self::restored::Count;
 use self::table::{Left, Node, Table};
 use crate::attributes::{Origin, ROOT};
 use crate::errno::Result;
+use crate::keeper_socket::KeeperSocket;
 use crate::place::Place;
 use crate::quota::Quota;
 use crate::state_table::StateTable;
@@ -72,7 +71,7 @@ pub(crate) struct Nodes {
     asked_to_forget: AtomicU64,
     refused: AtomicU64,
     /// Holds descriptors of removed files for a successor.
-    keeper: Option<KeeperSocket>,
+    keeper: Option<Arc<KeeperSocket>>,
     /// Wakes the sweeper.
     doubted: Condvar,
 }
@@ -110,7 +109,7 @@ impl Nodes {
         origin: Origin,
         limits: NodeLimits,
         quota: Option<Arc<Quota>>,
-        succession: Option<(Arc<StateTable>, Arc<Removed>)>,
+        succession: Option<(Arc<StateTable>, Arc<KeeperSocket>)>,
     ) -> Self {
         let (state, keeper) = succession.unzip();
         let part = |most: u64| usize::try_from(most).unwrap_or(usize::MAX);
@@ -129,7 +128,7 @@ impl Nodes {
             relief: Condvar::new(),
             asked_to_forget: AtomicU64::new(0),
             refused: AtomicU64::new(0),
-            keeper: keeper.map(KeeperSocket::new),
+            keeper,
             doubted: Condvar::new(),
         }
     }

@@ -4,6 +4,7 @@
 //! | words | |
 //! |---|---|
 //! | 0, 1 | the next numbers of file and of directory handles |
+//! | 2 | the largest number of a backing file |
 //! | 8 to 13 | the use of the volume |
 //! | from [`requests::AT`] | one slot for each request in progress |
 //! | from [`RECORDS_AT`] | records, in chunks of four words |
@@ -37,6 +38,7 @@ use crate::place::{Place, is_name};
 
 const NEXT_FILE: usize = 0;
 const NEXT_DIRECTORY: usize = 1;
+const LAST_BACKING: usize = 2;
 
 /// Behind the slots of requests, at the start of a page.
 const RECORDS_AT: usize = 41 * 512;
@@ -55,6 +57,8 @@ const NODE: u64 = 3;
 const FILE: u64 = 4;
 const DIRECTORY: u64 = 5;
 const CHARGE: u64 = 6;
+/// Only on a connection with FUSE_PASSTHROUGH, which a daemon that does not know it refuses to continue.
+const BACKING: u64 = 7;
 
 /// Flags of nodes.
 const HAS_PLACE: u64 = 1;
@@ -92,11 +96,19 @@ pub(crate) struct HandleRecord {
     pub(crate) request: u64,
 }
 
+/// A file that the kernel reads and writes for the node's handles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BackingRecord {
+    pub(crate) node: u64,
+    pub(crate) number: u32,
+}
+
 /// All that an earlier daemon has recorded.
 #[derive(Debug, Default)]
 pub(crate) struct Recovered {
     pub(crate) nodes: Vec<(RecordId, NodeRecord)>,
     pub(crate) handles: Vec<(RecordId, HandleRecord)>,
+    pub(crate) backings: Vec<(RecordId, BackingRecord)>,
     /// `None` if the use is not known: the volume must be counted.
     pub(crate) charges: Option<Charges>,
 }
@@ -212,6 +224,21 @@ impl StateTable {
         Some(new)
     }
 
+    pub(crate) fn put_backing(&self, backing: BackingRecord) -> Option<RecordId> {
+        self.region[LAST_BACKING].fetch_max(backing.number.into(), Ordering::Relaxed);
+        let new = self.space().take(&self.region, 1)?;
+        let words = self.chunk(new.0);
+        words[1].store(backing.node, Ordering::Relaxed);
+        words[2].store(backing.number.into(), Ordering::Relaxed);
+        words[0].store(BACKING | 1 << 8, Ordering::Release);
+        Some(new)
+    }
+
+    /// The largest number of a backing file that was written down on this connection.
+    pub(crate) fn last_backing(&self) -> u32 {
+        u32::try_from(self.region[LAST_BACKING].load(Ordering::Relaxed)).unwrap_or(u32::MAX)
+    }
+
     pub(crate) fn remove(&self, record: RecordId) {
         self.release(&mut self.space(), record);
     }
@@ -287,6 +314,12 @@ impl StateTable {
                         request: words[3].load(Ordering::Relaxed),
                     };
                     found.handles.push((RecordId(at), record));
+                }
+                BACKING => {
+                    let number = u32::try_from(words[2].load(Ordering::Relaxed));
+                    let number = number.map_err(|_| damaged("a number that no backing file has"))?;
+                    let record = BackingRecord { node: words[1].load(Ordering::Relaxed), number };
+                    found.backings.push((RecordId(at), record));
                 }
                 CHARGE => match (self.read_charge(at), &mut found.charges) {
                     (Some(record), Some(charges)) => charges.records.push(record),

@@ -26,8 +26,10 @@ use linux::fs_at::{self, DescriptorDir};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 use volume_fs::file::{Handle, Known};
+use volume_fs::service::DataPath;
 
 use crate::attributes::Origin;
+use crate::backings::Backings;
 use crate::count;
 use crate::directory::Directory;
 use crate::errno::{self, Result};
@@ -61,6 +63,8 @@ pub(crate) struct Volume {
     /// On Btrfs, whose block counts omit names: each further name of a file counts as an inode.
     names_take_inodes: bool,
     read_only: bool,
+    /// Files that the kernel reads and writes itself; `None`: the daemon does.
+    passing: Option<Backings>,
     /// What a successor needs; `None` if none can follow.
     table: Option<Arc<StateTable>>,
 }
@@ -83,6 +87,14 @@ impl OfNode for OpenFile {
     }
 }
 
+/// Which way data takes, and what counts it.
+#[derive(Debug)]
+pub(crate) struct Policies {
+    pub(crate) data_path: DataPath,
+    /// `None`: not this daemon.
+    pub(crate) quota: Option<Arc<Quota>>,
+}
+
 impl Volume {
     /// `directory`: O_PATH descriptor of a detached mount's root.
     pub(crate) fn open(
@@ -90,9 +102,10 @@ impl Volume {
         read_only: bool,
         descriptors: DescriptorDir,
         limits: NodeLimits,
-        quota: Option<Arc<Quota>>,
+        policies: Policies,
         shared: Option<Shared>,
     ) -> volume_fs::Result<Self> {
+        let Policies { data_path, quota } = policies;
         let root = Arc::new(directory);
         let (table, keeper, earlier) = match shared {
             Some(Shared { table, keeper, earlier, .. }) => (Some(table), Some(keeper), earlier),
@@ -116,6 +129,11 @@ impl Volume {
         let limit = usize::try_from(limits.descriptors).unwrap_or(usize::MAX);
         let kept_free = (limit / 4).min(MOST_KEPT_FREE);
         let most_files = limit.saturating_sub(nodes.most_descriptors() + nodes.most_nameless() + kept_free);
+        let passing = match (data_path, table.clone(), keeper.clone()) {
+            (DataPath::Daemon, ..) => None,
+            (DataPath::Passthrough, Some(table), Some(keeper)) => Some(Backings::new(keeper, table)),
+            (DataPath::Passthrough, ..) => return Err(volume_fs::Error::PassthroughWithoutKeeper),
+        };
         let volume = Self {
             origin,
             files: Handles::new(most_files, Opened::File, table.clone()),
@@ -127,6 +145,7 @@ impl Volume {
             quota,
             names_take_inodes,
             read_only,
+            passing,
             table,
         };
         if let (Some(earlier), Some(keeper)) = (earlier, keeper) {
@@ -153,6 +172,16 @@ impl Volume {
     /// The nodes with an open file.
     pub(crate) fn open_nodes(&self) -> HashSet<u64> {
         self.files.nodes().into_iter().collect()
+    }
+
+    /// Whether the kernel reads and writes files itself.
+    pub(crate) fn passes(&self) -> bool {
+        self.passing.is_some()
+    }
+
+    /// How many opens can write without this daemon.
+    pub(crate) fn passing_writers(&self) -> usize {
+        self.passing.as_ref().map_or(0, Backings::writers)
     }
 
     /// Returns memory after many nodes were dropped.

@@ -19,8 +19,8 @@ use linux::fd_passing::PacketSocket;
 use nix::errno::Errno;
 use prost::Message;
 use proto::control::{
-    GetDescriptors, GetUsage, Ping, Pong, Quiesce, ReplaceKeeper, Reply, Request, Resume, SetCapacity, Usage,
-    VERSION, reply, request,
+    GetDescriptors, GetUsage, Ping, Pong, Quiesce, Refused, ReplaceKeeper, Reply, Request, Resume,
+    SetCapacity, Usage, VERSION, reply, request,
 };
 use proto::handover::Role;
 
@@ -153,7 +153,7 @@ impl Control {
 
     fn hold(&self, lease: Duration) -> Result<proto::control::Quiesced> {
         let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
-        match self.ask("Quiesce", request::Kind::Quiesce(Quiesce { lease_ms }))? {
+        match self.ask("Quiesce", request::Kind::Quiesce(Quiesce { lease_ms, passing_may_write: false }))? {
             reply::Kind::Quiesced(quiesced) => Ok(quiesced),
             other => Err(self.unexpected("Quiesce", &other)),
         }
@@ -184,6 +184,13 @@ impl Control {
     fn reply(&self, what: &'static str, packet: &[u8]) -> Result<reply::Kind> {
         let reply = Reply::decode(packet).map_err(|e| self.refused(what, format!("no Reply: {e}")))?;
         match reply.kind {
+            Some(reply::Kind::Refused(Refused { reason, is_precondition: true })) => {
+                Err(Error::DaemonCannot {
+                    volume_id: self.volume_id.clone(),
+                    what,
+                    reason: abridged(&reason),
+                })
+            }
             Some(reply::Kind::Refused(refused)) => Err(self.refused(what, abridged(&refused.reason))),
             Some(kind) => Ok(kind),
             None => Err(self.refused(what, "a Reply of no kind".to_owned())),
@@ -310,7 +317,7 @@ impl Quiesced {
 mod tests {
     use super::*;
     use linux::fd_passing::PacketListener;
-    use proto::control::{Done, Refused, Resumed};
+    use proto::control::{Done, Resumed};
     use std::thread;
 
     const LIMIT: Duration = Duration::from_millis(200);
@@ -367,7 +374,7 @@ mod tests {
         assert_eq!(pause.used_bytes, 2);
         pause.renew(Duration::from_secs(15)).unwrap();
         assert_eq!(pause.resume().unwrap(), Paused { held: true, paused: Duration::from_micros(1500) });
-        let hold = |lease_ms| request::Kind::Quiesce(Quiesce { lease_ms });
+        let hold = |lease_ms| request::Kind::Quiesce(Quiesce { lease_ms, passing_may_write: false });
         let asked = daemon.join().unwrap();
         assert_eq!(asked, [hold(30_000), hold(15_000), request::Kind::Resume(Resume {})]);
     }
@@ -442,7 +449,7 @@ mod tests {
         let begun = std::time::Instant::now();
         let err = control.ping().unwrap_err();
         assert!(matches!(err, Error::Silent { .. }) && begun.elapsed() < 10 * LIMIT, "{err}");
-        let refused = reply::Kind::Refused(Refused { reason: "x".repeat(60_000) });
+        let refused = reply::Kind::Refused(Refused { reason: "x".repeat(60_000), is_precondition: false });
         daemon.send(&Reply { kind: Some(refused) }.encode_to_vec(), &[]).unwrap();
         assert!(control.ping().unwrap_err().to_string().len() < 1000);
         daemon.send(&[0; 100_000], &[]).unwrap();
@@ -475,7 +482,8 @@ mod tests {
         assert!(matches!(err, Error::ControlLost { what: "GetUsage", .. }), "{err}");
 
         let control = scene.connect().unwrap();
-        let refused = reply::Kind::Refused(Refused { reason: "cannot shrink".into() });
+        let refused =
+            reply::Kind::Refused(Refused { reason: "cannot shrink".into(), is_precondition: false });
         let daemon = scene.answer(vec![
             refused,
             reply::Kind::Pong(Pong { version: 1, ..Pong::default() }),

@@ -74,6 +74,10 @@ impl Stages {
             access: how.access,
             settings: LaunchSettings::of(&record.parameters, &how.overrides),
         };
+        if spec.settings.data_path == DataPath::Passthrough && !self.daemons.keeper.keeps_connections() {
+            let reason = "the driver runs without a keeper , which registers the files";
+            return Err(Error::CannotPass { volume_id: volume_id.clone(), reason });
+        }
         let differs_in_group = |stage: &StageRecord| {
             let access = Access { group: stage.access.group, ..spec.access };
             stage.staging_path == spec.staging_path && stage.access == access

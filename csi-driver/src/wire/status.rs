@@ -35,6 +35,8 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::StillAttached { .. }
         | Error::NoReflink { .. }
         | Error::NoControl { .. }
+        | Error::CannotPass { .. }
+        | Error::DaemonCannot { .. }
         | Error::CannotUpgrade { .. }
         | Error::CannotPrepare { .. }
         | Error::UnknownData { .. }

@@ -79,7 +79,7 @@ fn entry(scene: &Scene) -> anyhow::Result<Entry> {
 }
 
 /// The keeper holds the volume's descriptors and this many removed files, and has its daemon's socket.
-fn wait_until_held(scene: &Scene, removed: u32) {
+pub(crate) fn wait_until_held(scene: &Scene, removed: u32) {
     eventually("the keeper holds the volume", TIMEOUT, || {
         let entry = entry(scene)?;
         let is_whole = entry.has_daemon && entry.roles.contains(keeper::wire::Role::Connection);

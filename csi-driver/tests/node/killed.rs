@@ -27,7 +27,7 @@ fn scene() -> Scene {
 /// that was taken over may: a pause that the driver knows nothing of, until the drop.
 pub(crate) fn hold_changes_back(scene: &Scene, id: &str) -> PacketSocket {
     let socket = PacketSocket::connect(&scene.dial_dir(id).join("ctl.sock")).unwrap();
-    let kind = Some(request::Kind::Quiesce(Quiesce { lease_ms: LONGEST_LEASE_MS }));
+    let kind = Some(request::Kind::Quiesce(Quiesce { lease_ms: LONGEST_LEASE_MS, passing_may_write: false }));
     socket.send(&Request { kind }.encode_to_vec(), &[]).unwrap();
     let reply = Reply::decode(&*socket.receive().unwrap().unwrap()).unwrap();
     assert!(matches!(reply.kind, Some(reply::Kind::Quiesced(_))), "{reply:?}");

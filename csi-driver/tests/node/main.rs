@@ -14,6 +14,7 @@ mod keepers;
 mod killed;
 mod metrics;
 mod parking;
+mod passthrough;
 mod paths;
 mod size;
 mod standby;

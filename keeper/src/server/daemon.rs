@@ -21,6 +21,8 @@ use crate::wire::{Refusal, Role, VolumeKey, Wrong};
 
 /// Refusals that wait for a daemon to read. Further ones are lost.
 const MOST_REFUSALS: usize = 64;
+/// Answers to registrations that wait for a daemon to read. Further requests are read afterwards.
+const MOST_REGISTERED: usize = 64;
 /// The kernel doubles it: some six packets, and so less than 400 descriptors, wait in the kernel for
 /// one daemon. All that wait count against the same limit of root (unix(7), ETOOMANYREFS).
 const SEND_BUFFER: usize = 4096;
@@ -34,6 +36,10 @@ pub(super) struct Daemon {
     /// Of all times.
     refused: u32,
     closing: Closing,
+    /// Its daemon registers backing files, and waits for each: it never rests.
+    registers: bool,
+    /// Answers to registrations that wait for the daemon to read.
+    registered: VecDeque<(u64, Result<u32, Refusal>)>,
 }
 
 /// Descriptors of a daemon that wait to be closed. Its close may take long, if the daemon wants it to.
@@ -67,6 +73,8 @@ impl Daemon {
             refusals: VecDeque::new(),
             refused: 0,
             closing: Closing::default(),
+            registers: false,
+            registered: VecDeque::new(),
         }
     }
 
@@ -84,12 +92,14 @@ impl Daemon {
 
     /// Of the next event alone.
     pub(super) fn interest(&self) -> EventFlags {
-        let reads = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
-        if self.is_owed_a_packet() { reads | EventFlags::OUT } else { reads }
+        let mut events = EventFlags::RDHUP | EventFlags::ONESHOT;
+        events.set(EventFlags::IN, self.registered.len() < MOST_REGISTERED);
+        events.set(EventFlags::OUT, self.is_owed_a_packet());
+        events
     }
 
     fn is_owed_a_packet(&self) -> bool {
-        self.listing.is_some() || !self.refusals.is_empty()
+        self.listing.is_some() || !self.refusals.is_empty() || !self.registered.is_empty()
     }
 
     pub(super) fn take_turn(&mut self, held: &mut Held, log: Log, flags: EventFlags) -> Turn {
@@ -97,7 +107,7 @@ impl Daemon {
         if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
             for count in 0..DAEMON_PACKETS_A_TURN {
                 waits_for_closer = self.waits_for_closer(held);
-                if waits_for_closer {
+                if waits_for_closer || self.registered.len() >= MOST_REGISTERED {
                     break;
                 }
                 match self.read(held, log) {
@@ -110,13 +120,14 @@ impl Daemon {
                 }
             }
         }
+        self.send_registered(held);
         self.send_refusals();
         for _ in 0..PACKETS_A_TURN {
             if !self.send_listing(held) {
                 break;
             }
         }
-        let is_done = has_read_all && !self.is_owed_a_packet();
+        let is_done = has_read_all && !self.is_owed_a_packet() && !self.registers;
         if is_done || waits_for_closer { Turn::Rests } else { Turn::Open }
     }
 
@@ -179,7 +190,9 @@ impl Daemon {
         request: DaemonRequest,
         received: &mut Received,
     ) -> Result<(), Refusal> {
-        let fd = received.take_descriptor(matches!(request, DaemonRequest::PutRemoved { .. }))?;
+        let needs_descriptor =
+            matches!(request, DaemonRequest::PutRemoved { .. } | DaemonRequest::RegisterBacking { .. });
+        let fd = received.take_descriptor(needs_descriptor)?;
         match request {
             DaemonRequest::PutRemoved { node } => {
                 let fd = fd.ok_or(Refusal::NoDescriptor)?;
@@ -192,6 +205,18 @@ impl Daemon {
             }
             DaemonRequest::DropRemoved { node } => held.drop_removed(self.volume, node),
             DaemonRequest::ListRemoved { number } => self.listing = Some(Listing { number, after: None }),
+            DaemonRequest::RegisterBacking { number } => {
+                let fd = fd.ok_or(Refusal::NoDescriptor)?;
+                let registered = held.register_backing(self.volume, fd.as_fd());
+                match registered {
+                    // The kernel has the file open on a mount of this node, so this waits for nothing.
+                    Ok(_) => drop(fd),
+                    Err(_) => held.close(fd),
+                }
+                self.registers = true;
+                self.registered.push_back((number, registered));
+            }
+            DaemonRequest::UnregisterBacking { backing } => held.unregister_backing(self.volume, backing)?,
         }
         Ok(())
     }
@@ -206,6 +231,27 @@ impl Daemon {
         }
         if self.refusals.len() < MOST_REFUSALS {
             self.refusals.push_back((number, refusal));
+        }
+    }
+
+    fn send_registered(&mut self, held: &Held) {
+        while let Some(&(number, registered)) = self.registered.front() {
+            let sent = match registered {
+                Ok(backing) => self.send(Kind::Registered, number, &[backing.into()], &[]),
+                Err(refusal) => self.send(Kind::NotRegistered(refusal), number, &[], &[]),
+            };
+            match sent {
+                Ok(()) => drop(self.registered.pop_front()),
+                Err(Errno::AGAIN) => return,
+                // The daemon has ended, which is read next. It did not learn of these.
+                Err(_) => {
+                    for (_number, registered) in self.registered.drain(..) {
+                        if let Ok(backing) = registered {
+                            let _is_forgotten = held.unregister_backing(self.volume, backing);
+                        }
+                    }
+                }
+            }
         }
     }
 

@@ -18,6 +18,11 @@ pub enum DaemonRequest {
     DropRemoved { node: u64 },
     /// All nodes with their descriptors, then End. It replaces a listing that is not complete.
     ListRemoved { number: u64 },
+    /// The kernel is to read and write the one descriptor beside the packet without the daemon. The
+    /// reply is Registered, or NotRegistered; Refused from a keeper that does not know it.
+    RegisterBacking { number: u64 },
+    /// Ends a registration. There is no reply, unless it is refused.
+    UnregisterBacking { backing: u32 },
 }
 
 /// The beginning of every packet to the daemon.
@@ -25,9 +30,10 @@ pub enum DaemonRequest {
 pub struct DaemonPacket {
     pub version: u16,
     pub kind: Kind,
-    /// How many nodes follow, each with a descriptor, in the same order.
+    /// How many nodes follow, each with a descriptor, in the same order. Registered: one number, without a
+    /// descriptor: that of the backing file.
     pub count: u16,
-    /// Removed, End: of the request. Refused: the node; 0 if the packet has none.
+    /// Removed, End, Registered, NotRegistered: of the request. Refused: the node; 0 if the packet has none.
     pub number: u64,
 }
 
@@ -38,17 +44,20 @@ pub enum Kind {
     End,
     /// Nothing has changed. With [`Refusal::Interrupted`], a listing ended early.
     Refused(Refusal),
+    Registered,
+    NotRegistered(Refusal),
 }
 
 impl DaemonRequest {
     /// version u16, operation u16, 0 u32, number u64.
     pub const SIZE: usize = 16;
 
-    /// The node, or the number of the listing.
+    /// The node, the number of the listing or registration, or the backing file.
     pub fn number(&self) -> u64 {
         match *self {
             Self::PutRemoved { node } | Self::DropRemoved { node } => node,
-            Self::ListRemoved { number } => number,
+            Self::ListRemoved { number } | Self::RegisterBacking { number } => number,
+            Self::UnregisterBacking { backing } => backing.into(),
         }
     }
 
@@ -57,6 +66,8 @@ impl DaemonRequest {
             Self::PutRemoved { .. } => 1,
             Self::DropRemoved { .. } => 2,
             Self::ListRemoved { .. } => 3,
+            Self::RegisterBacking { .. } => 4,
+            Self::UnregisterBacking { .. } => 5,
         };
         let mut packet = [0; Self::SIZE];
         packet[..2].copy_from_slice(&VERSION.to_le_bytes());
@@ -78,6 +89,10 @@ impl DaemonRequest {
             1 => Self::PutRemoved { node: number },
             2 => Self::DropRemoved { node: number },
             3 => Self::ListRemoved { number },
+            4 => Self::RegisterBacking { number },
+            5 => Self::UnregisterBacking {
+                backing: u32::try_from(number).map_err(|_| wrong(Refusal::Unused))?,
+            },
             _ => return Err(wrong(Refusal::Operation)),
         };
         if u32_at(packet, 4) != 0 {
@@ -97,6 +112,8 @@ impl DaemonPacket {
             Kind::Removed => (1_u16, 0),
             Kind::End => (2, 0),
             Kind::Refused(refusal) => (3, refusal as u16),
+            Kind::Registered => (4, 0),
+            Kind::NotRegistered(refusal) => (5, refusal as u16),
         };
         let mut packet = [0; Self::HEADER];
         packet[..2].copy_from_slice(&self.version.to_le_bytes());
@@ -115,11 +132,17 @@ impl DaemonPacket {
             (1, 0) => Kind::Removed,
             (2, 0) => Kind::End,
             (3, refusal) => Kind::Refused(Refusal::from_number(refusal)?),
+            (4, 0) => Kind::Registered,
+            (5, refusal) => Kind::NotRegistered(Refusal::from_number(refusal)?),
             _ => return None,
         };
         let (nodes, rest) = body.as_chunks::<8>();
         let has_nodes = nodes.len() == usize::from(count) && rest.is_empty();
-        let may_have_nodes = count == 0 || kind == Kind::Removed && usize::from(count) <= MOST_NODES;
+        let may_have_nodes = match kind {
+            Kind::Removed => usize::from(count) <= MOST_NODES,
+            Kind::Registered => count == 1,
+            Kind::End | Kind::Refused(_) | Kind::NotRegistered(_) => count == 0,
+        };
         let version = u16_at(header, 0);
         if version != VERSION || !has_nodes || !may_have_nodes {
             return None;
@@ -139,6 +162,8 @@ mod tests {
             DaemonRequest::PutRemoved { node: u64::MAX },
             DaemonRequest::DropRemoved { node: 0 },
             DaemonRequest::ListRemoved { number: 5 },
+            DaemonRequest::RegisterBacking { number: 6 },
+            DaemonRequest::UnregisterBacking { backing: u32::MAX },
         ] {
             assert_eq!(DaemonRequest::decode(&request.encode()), Ok(request));
         }
@@ -160,7 +185,7 @@ mod tests {
             ([&put[..], &[0]].concat(), 7, Refusal::Size),
             (with(0, 9), 7, Refusal::Version),
             (with(2, 0), 7, Refusal::Operation),
-            (with(2, 4), 7, Refusal::Operation),
+            (with(2, 6), 7, Refusal::Operation),
             (with(7, 1), 7, Refusal::Unused),
         ] {
             assert_eq!(DaemonRequest::decode(&packet), Err(Wrong { number, refusal }), "{packet:?}");
@@ -169,9 +194,13 @@ mod tests {
 
     #[test]
     fn a_packet_is_the_same_when_it_is_read_again() {
-        for (kind, nodes) in
-            [(Kind::Removed, vec![1, u64::MAX]), (Kind::End, vec![]), (Kind::Refused(Refusal::Full), vec![])]
-        {
+        for (kind, nodes) in [
+            (Kind::Removed, vec![1, u64::MAX]),
+            (Kind::End, vec![]),
+            (Kind::Refused(Refusal::Full), vec![]),
+            (Kind::Registered, vec![3]),
+            (Kind::NotRegistered(Refusal::PathOnly), vec![]),
+        ] {
             let count = u16::try_from(nodes.len()).unwrap();
             let header = DaemonPacket { version: VERSION, kind, count, number: 9 };
             let mut packet = header.encode().to_vec();

@@ -35,10 +35,11 @@ pub enum Refusal {
     NotPidfd = 47,
     NotAssignment = 48,
     NotSpare = 49,
+    NotPassthrough = 50,
 }
 
 impl Refusal {
-    const ALL: [Self; 31] = [
+    const ALL: [Self; 32] = [
         Self::Size,
         Self::Version,
         Self::Operation,
@@ -70,6 +71,7 @@ impl Refusal {
         Self::NotPidfd,
         Self::NotAssignment,
         Self::NotSpare,
+        Self::NotPassthrough,
     ];
 
     pub(super) fn from_number(number: u16) -> Option<Self> {
@@ -108,6 +110,7 @@ impl Refusal {
             Self::NotListener => "not a listening unix socket of the right type",
             Self::NotPidfd => "not a pidfd of a whole process",
             Self::NotAssignment => "not a sealed memfd with an assignment",
+            Self::NotPassthrough => "a connection or a file without passthrough",
             Self::NotSpare => "not a connected SOCK_SEQPACKET socket of a process with uid 0 that lives",
         }
     }

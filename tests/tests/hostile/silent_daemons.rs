@@ -50,7 +50,7 @@ impl Drop for Held {
 }
 
 fn quiesce(socket: &PacketSocket) -> Result<()> {
-    let kind = Some(request::Kind::Quiesce(Quiesce { lease_ms: LEASE_MS }));
+    let kind = Some(request::Kind::Quiesce(Quiesce { lease_ms: LEASE_MS, passing_may_write: false }));
     socket.send(&Request { kind }.encode_to_vec(), &[])?;
     let reply = Reply::decode(&*socket.receive()?.context("the daemon has ended")?)?;
     ensure!(matches!(reply.kind, Some(reply::Kind::Quiesced(_))), "{reply:?}");

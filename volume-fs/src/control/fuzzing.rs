@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::pauses::Who;
 use super::{Connection, Control, Listeners, Subject};
-use crate::backend::{Backend, CannotPause, DataReply, KnownListing, Listing, Pausing, Reply};
+use crate::backend::{Backend, CannotPause, DataReply, Held, KnownListing, Listing, Pausing, Reply};
 use crate::figures::{Counted, Figures, KnownNow, Limits, Shrinks, UsageNow};
 use crate::file::{Attributes, Handle, Known, Name, NodeId, Opened, Statistics};
 use crate::gate::Gate;
@@ -154,7 +154,11 @@ struct Limited {
 }
 
 impl Pausing for Limited {
-    fn pause(&self, paused: impl FnOnce(std::result::Result<Counted, CannotPause>) + Send + 'static) {
+    fn pause(
+        &self,
+        _held: Held,
+        paused: impl FnOnce(std::result::Result<Counted, CannotPause>) + Send + 'static,
+    ) {
         self.gate.pause(move || paused(Ok(Counted::default())));
     }
 

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use proto::control::{Quiesced, Refused, Resumed, reply};
+use proto::control::{Quiesce, Quiesced, Refused, Resumed, reply};
 use rustix::event::EventfdFlags;
 
-use crate::backend::{CannotPause, Pausing};
+use crate::backend::{CannotPause, Held, Pausing};
 use crate::figures::Counted;
 
 /// Applications wait meanwhile: a caller that needs longer renews the lease.
@@ -74,7 +74,8 @@ impl<B: Pausing> Pauses<B> {
     }
 
     /// `None`: the answer comes with [`Self::take_answer`] or [`Self::lease_ended`].
-    pub(crate) fn quiesce(&mut self, who: Who, lease_ms: u32, now: Instant) -> Option<reply::Kind> {
+    pub(crate) fn quiesce(&mut self, who: Who, wanted: &Quiesce, now: Instant) -> Option<reply::Kind> {
+        let Quiesce { lease_ms, passing_may_write } = *wanted;
         let lease = Duration::from_millis(lease_ms.into());
         if lease.is_zero() || lease > LONGEST_LEASE {
             let most = LONGEST_LEASE.as_millis();
@@ -96,7 +97,8 @@ impl<B: Pausing> Pauses<B> {
                 self.number += 1;
                 self.now = Some(Pause { who, began: now, still: None, ends: now + lease });
                 let (begun, number) = (Arc::clone(&self.begun), self.number);
-                self.backend.pause(move |outcome| begun.report(number, outcome));
+                let held = if passing_may_write { Held::RequestsOnly } else { Held::All };
+                self.backend.pause(held, move |outcome| begun.report(number, outcome));
             }
         }
         self.take_answer(now).map(|(_who, answer)| answer)
@@ -115,7 +117,8 @@ impl<B: Pausing> Pauses<B> {
             }
             Err(cannot) => {
                 self.now = None;
-                Some((who, refused(cannot.to_string())))
+                let cannot = Refused { reason: cannot.to_string(), is_precondition: true };
+                Some((who, reply::Kind::Refused(cannot)))
             }
         }
     }
@@ -193,7 +196,7 @@ impl Pause {
 }
 
 pub(super) fn refused(reason: String) -> reply::Kind {
-    reply::Kind::Refused(Refused { reason })
+    reply::Kind::Refused(Refused { reason, is_precondition: false })
 }
 
 fn microseconds(duration: Duration) -> u64 {
@@ -208,13 +211,13 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// Holds changes back as a backend with a [`Gate`] does.
-    struct Held {
+    struct Gated {
         gate: Arc<Gate>,
         used: Counted,
     }
 
-    impl Pausing for Held {
-        fn pause(&self, paused: impl FnOnce(Result<Counted, CannotPause>) + Send + 'static) {
+    impl Pausing for Gated {
+        fn pause(&self, _: Held, paused: impl FnOnce(Result<Counted, CannotPause>) + Send + 'static) {
             let used = self.used;
             self.gate.pause(move || paused(Ok(used)));
         }
@@ -232,7 +235,7 @@ mod tests {
     struct Writing;
 
     impl Pausing for Writing {
-        fn pause(&self, paused: impl FnOnce(Result<Counted, CannotPause>) + Send + 'static) {
+        fn pause(&self, _: Held, paused: impl FnOnce(Result<Counted, CannotPause>) + Send + 'static) {
             paused(Err(CannotPause("others write to the store".to_owned())));
         }
 
@@ -243,9 +246,13 @@ mod tests {
         }
     }
 
-    fn scene() -> (Arc<Gate>, Pauses<Held>) {
+    fn lease(lease_ms: u32) -> Quiesce {
+        Quiesce { lease_ms, passing_may_write: false }
+    }
+
+    fn scene() -> (Arc<Gate>, Pauses<Gated>) {
         let gate = Arc::new(Gate::new(false));
-        let held = Held { gate: Arc::clone(&gate), used: Counted { bytes: 5, inodes: 6 } };
+        let held = Gated { gate: Arc::clone(&gate), used: Counted { bytes: 5, inodes: 6 } };
         (gate, Pauses::new(Arc::new(held)).unwrap())
     }
 
@@ -265,14 +272,14 @@ mod tests {
         let (gate, mut pauses) = scene();
         let start = Instant::now();
         let inside = gate.enter().unwrap();
-        assert_eq!(pauses.quiesce(1, 2000, start), None);
+        assert_eq!(pauses.quiesce(1, &lease(2000), start), None);
         assert!(pauses.is_awaited());
         assert_eq!(pauses.take_answer(start), None);
         drop(inside);
         let quiesced = Quiesced { waited_us: 1_000_000, used_bytes: 5, used_inodes: 6 };
         let answer = reply::Kind::Quiesced(quiesced);
         assert_eq!(pauses.take_answer(start + SECOND), Some((1, answer.clone())));
-        assert_eq!(pauses.quiesce(1, 2000, start + SECOND), Some(answer));
+        assert_eq!(pauses.quiesce(1, &lease(2000), start + SECOND), Some(answer));
         assert_eq!(pauses.ends(), Some(start + 3 * SECOND));
         assert_eq!(pauses.resume(1, start + 2 * SECOND), resumed(true, 2_000_000));
         gate.enter().unwrap();
@@ -284,7 +291,7 @@ mod tests {
     fn the_end_of_the_lease_reopens_and_resume_reports_it() {
         let (gate, mut pauses) = scene();
         let start = Instant::now();
-        pauses.quiesce(1, 1000, start).unwrap();
+        pauses.quiesce(1, &lease(1000), start).unwrap();
         assert_eq!(pauses.lease_ended(start), None);
         gate.enter().unwrap_err();
         assert_eq!(pauses.lease_ended(start + SECOND), None);
@@ -297,8 +304,11 @@ mod tests {
         let (gate, mut pauses) = scene();
         let start = Instant::now();
         let _hangs = gate.enter().unwrap();
-        assert_eq!(pauses.quiesce(1, 1000, start), None);
-        assert_eq!(reason(pauses.quiesce(1, 1000, start)), "the pause asked for before has not begun");
+        assert_eq!(pauses.quiesce(1, &lease(1000), start), None);
+        assert_eq!(
+            reason(pauses.quiesce(1, &lease(1000), start)),
+            "the pause asked for before has not begun"
+        );
         let (who, answer) = pauses.lease_ended(start + SECOND).unwrap();
         assert_eq!(who, 1);
         assert_eq!(reason(Some(answer)), "everything did not end within the lease");
@@ -309,8 +319,8 @@ mod tests {
     fn a_pause_is_one_connections_and_ends_with_it() {
         let (gate, mut pauses) = scene();
         let now = Instant::now();
-        pauses.quiesce(1, 1000, now).unwrap();
-        assert_eq!(reason(pauses.quiesce(2, 1000, now)), "another connection has paused the volume");
+        pauses.quiesce(1, &lease(1000), now).unwrap();
+        assert_eq!(reason(pauses.quiesce(2, &lease(1000), now)), "another connection has paused the volume");
         assert_eq!(pauses.resume(2, now), resumed(false, 0));
         pauses.left(2, now);
         gate.enter().unwrap_err();
@@ -323,11 +333,11 @@ mod tests {
         let (gate, mut pauses) = scene();
         let start = Instant::now();
         let inside = gate.enter().unwrap();
-        assert_eq!(pauses.quiesce(1, 1000, start), None);
+        assert_eq!(pauses.quiesce(1, &lease(1000), start), None);
         // The backend has begun the pause just before it is resumed.
         pauses.begun.report(pauses.number, Ok(Counted::default()));
         pauses.lease_ended(start + SECOND).unwrap();
-        assert_eq!(pauses.quiesce(2, 1000, start + SECOND), None);
+        assert_eq!(pauses.quiesce(2, &lease(1000), start + SECOND), None);
         assert!(pauses.is_awaited());
         drop(inside);
         let (who, _quiesced) = pauses.take_answer(start + SECOND).unwrap();
@@ -339,7 +349,7 @@ mod tests {
         let mut pauses = Pauses::new(Arc::new(Writing)).unwrap();
         let now = Instant::now();
         for who in [1, 2] {
-            assert_eq!(reason(pauses.quiesce(who, 1000, now)), "others write to the store");
+            assert_eq!(reason(pauses.quiesce(who, &lease(1000), now)), "others write to the store");
             assert!(!pauses.is_of(who));
         }
         assert_eq!(pauses.total(), Duration::ZERO);
@@ -348,9 +358,9 @@ mod tests {
     #[test]
     fn a_lease_out_of_range_is_named() {
         let (_gate, mut pauses) = scene();
-        for lease in [0, 60_001] {
-            let refused = reason(pauses.quiesce(1, lease, Instant::now()));
-            assert_eq!(refused, format!("lease_ms: {lease} is not between 1 and 60000"));
+        for lease_ms in [0, 60_001] {
+            let refused = reason(pauses.quiesce(1, &lease(lease_ms), Instant::now()));
+            assert_eq!(refused, format!("lease_ms: {lease_ms} is not between 1 and 60000"));
         }
     }
 }

@@ -4,30 +4,12 @@
 //! remove names are served meanwhile.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use keeper::daemon::Removed;
 
 use super::Nodes;
 use crate::attributes::ROOT;
-
-/// The socket to the keeper.
-#[derive(Debug)]
-pub(super) struct KeeperSocket(RwLock<Arc<Removed>>);
-
-impl KeeperSocket {
-    pub(super) fn new(keeper: Arc<Removed>) -> Self {
-        Self(RwLock::new(keeper))
-    }
-
-    fn now(&self) -> Arc<Removed> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn replace(&self, keeper: Arc<Removed>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = keeper;
-    }
-}
 
 impl Nodes {
     /// Called before a node loses its place: gives the keeper a descriptor for a successor.

@@ -298,18 +298,20 @@ mod tests {
     use volume_fs::figures::{Counted, Limits};
     use volume_fs::file::{Handle, Name, NodeId};
     use volume_fs::request::{Data, Permissions, RequestId};
+    use volume_fs::service::DataPath;
 
     use super::*;
     use crate::nodes::NodeLimits;
     use crate::quota::Use;
-    use crate::volume::Running;
+    use crate::volume::{Policies, Running};
 
     const CALLER: Caller = Caller { uid: 0, gid: 0 };
 
     fn volume(directory: &Path, quota: Option<Arc<Quota>>) -> Volume {
         let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
-        Volume::open(root, false, DescriptorDir::open().unwrap(), limits, quota, None).unwrap()
+        let policies = Policies { data_path: DataPath::Daemon, quota };
+        Volume::open(root, false, DescriptorDir::open().unwrap(), limits, policies, None).unwrap()
     }
 
     fn begin(volume: &Volume) -> Running {

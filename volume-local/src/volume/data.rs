@@ -11,6 +11,7 @@ use volume_fs::request::{Data, Position};
 use super::{OpenFile, Running, Volume, clearing_setid, synchronise};
 use crate::charge;
 use crate::errno::{self, Result};
+use crate::handles::Closed;
 use crate::nodes::stat;
 
 /// The open(2) flags passed to the backing file. Not O_APPEND (pwrite(2) would ignore the offset,
@@ -31,14 +32,37 @@ impl Volume {
         self.files.admit()?;
         let node = self.nodes.descriptor(id)?;
         let flags = flags & PASSED_ON;
-        let fd = self.reopen(&node, flags)?;
-        let handle = self.files.insert(OpenFile { id, flags, fd }, running.number());
+        let (fd, may_pass) = self.open_to_pass(id, &node, flags)?;
+        let opened = self.opened(OpenFile { id, flags, fd }, may_pass, running.number());
         self.keep_if_removed(id, &node);
-        Ok(Opened::by_daemon(handle))
+        Ok(opened)
+    }
+
+    /// A descriptor of the file, and whether it is open for reading and writing, as the keeper wants it.
+    fn open_to_pass(&self, id: u64, node: &OwnedFd, flags: OFlags) -> Result<(OwnedFd, bool)> {
+        let is_first = self.passing.as_ref().is_some_and(|passing| passing.would_register(id));
+        if is_first && let Ok(fd) = self.reopen(node, both_ways(flags)) {
+            return Ok((fd, true));
+        }
+        // Such as a file with the immutable flag: only the daemon reads it.
+        self.reopen(node, flags).map(|fd| (fd, false))
+    }
+
+    /// Records an open file; `request`: the number of the request that opened it.
+    pub(super) fn opened(&self, file: OpenFile, may_pass: bool, request: u64) -> Opened {
+        let backing = self
+            .passing
+            .as_ref()
+            .and_then(|passing| passing.enter(file.id, file.flags, may_pass.then(|| file.fd.as_fd())));
+        Opened { handle: self.files.insert(file, request), backing }
     }
 
     pub(crate) fn release_file(&self, handle: Handle) {
-        if let Some(file) = self.files.remove(handle) {
+        let Some(Closed { node, flags, file }) = self.files.remove(handle) else { return };
+        if let Some(passing) = &self.passing {
+            passing.leave(node, OFlags::from_bits_retain(flags));
+        }
+        if let Some(file) = file {
             self.closed(&file);
         }
     }
@@ -129,6 +153,11 @@ impl Volume {
         self.settle(&target.fd, change);
         copied
     }
+}
+
+/// The flags of an open for reading and writing.
+pub(super) fn both_ways(flags: OFlags) -> OFlags {
+    (flags - OFlags::RWMODE) | OFlags::RDWR
 }
 
 fn has_setid(file: &OwnedFd) -> Result<bool> {

@@ -11,7 +11,7 @@ use volume_fs::file::{Known, Name, NodeId, Opened};
 use volume_fs::request::{Permissions, Special};
 
 use super::charges::{Loss, keep};
-use super::data::PASSED_ON;
+use super::data::{PASSED_ON, both_ways};
 use super::{OpenFile, Running, Volume, WANTED, component, mode_bits};
 use crate::charge::charge;
 use crate::errno::{self, Result};
@@ -108,7 +108,9 @@ impl Volume {
         // Always exclusive: opening a file that another process created meanwhile would bypass the
         // permission check.
         let passed_on = flags & PASSED_ON;
-        let open = passed_on | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let may_pass = self.passing.is_some();
+        let access = if may_pass { both_ways(passed_on) } else { passed_on };
+        let open = access | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         if running.is_done() {
             let (known, _seen) = self.find(running, place, Admission::Admitted)?;
             let opened = self.open_file(running, known.attributes.id, passed_on)?;
@@ -137,8 +139,8 @@ impl Volume {
         let known = self.known(&seen, file.as_fd(), c"")?;
         self.nodes.remember(id, place, None);
         running.counted(id);
-        let handle = self.files.insert(OpenFile { id, flags: passed_on, fd: file }, running.number());
-        Ok((known, Opened::by_daemon(handle)))
+        let opened = self.opened(OpenFile { id, flags: passed_on, fd: file }, may_pass, running.number());
+        Ok((known, opened))
     }
 
     pub(crate) fn link(&self, running: &mut Running, NodeId(id): NodeId, name: Name<'_>) -> Result<Known> {

@@ -3,7 +3,6 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use keeper::daemon::Removed;
 use rustix::io::Errno;
 use volume_fs::service::Succession;
 
@@ -11,6 +10,7 @@ use super::Volume;
 use super::charges::Loss;
 use crate::charge::{Charged, charge};
 use crate::errno::Result;
+use crate::keeper_socket::KeeperSocket;
 use crate::nodes::stat;
 use crate::place::Place;
 use crate::quota::Quota;
@@ -22,7 +22,7 @@ use crate::state_table::{Opened, Recovered, StateTable};
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) table: Arc<StateTable>,
-    pub(super) keeper: Arc<Removed>,
+    pub(super) keeper: Arc<KeeperSocket>,
     /// `None` if the connection is new.
     pub(super) earlier: Option<Recovered>,
     /// Of the table.
@@ -42,7 +42,12 @@ impl Shared {
         } else {
             (StateTable::new(state), None)
         };
-        Ok(Self { table: Arc::new(table), keeper: Arc::new(removed), earlier, version })
+        Ok(Self {
+            table: Arc::new(table),
+            keeper: Arc::new(KeeperSocket::new(Arc::new(removed))),
+            earlier,
+            version,
+        })
     }
 
     /// Where the use of the volume is written down. `None`: the table is of a version without it, and a
@@ -64,19 +69,24 @@ impl Shared {
 
 impl Volume {
     /// Restores nodes and handles, and finds out which of the requests in progress had their effect.
-    pub(super) fn recover(&self, recovered: Recovered, keeper: &Removed) -> volume_fs::Result<()> {
-        let Recovered { nodes, handles, charges } = recovered;
+    pub(super) fn recover(&self, recovered: Recovered, keeper: &KeeperSocket) -> volume_fs::Result<()> {
+        let Recovered { nodes, handles, backings, charges } = recovered;
         let (known, open) = (nodes.len(), handles.len());
         self.nodes.restore(nodes);
         let (files, directories): (Vec<_>, Vec<_>) =
             handles.into_iter().partition(|(_, handle)| handle.kind == Opened::File);
+        let opened: Vec<_> = files.iter().map(|(_, handle)| *handle).collect();
         self.files.restore(files);
         self.directories.restore(directories);
         // Their users get ESTALE without it; everything else is served.
-        let kept = keeper.list_removed().unwrap_or_else(|error| {
+        let kept = keeper.now().list_removed().unwrap_or_else(|error| {
             tracing::error!(error = linux::chain(&error), "the keeper does not list the removed files");
             Vec::new()
         });
+        // After the listing, which must come first.
+        if let Some(passing) = &self.passing {
+            passing.restore(opened.iter(), backings);
+        }
         let kept = self.nodes.restore_kept(kept);
         if let Some(table) = self.table.clone() {
             table.requests.settle(|effect| self.is_done(effect));

@@ -43,6 +43,7 @@ pub(crate) const SETUP: Setup = Setup {
     confine: true,
     descriptors: 0,
     known_inodes: 0,
+    passthrough: false,
     successors: 1,
 };
 

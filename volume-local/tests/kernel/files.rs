@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::Path;
 
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 
@@ -208,24 +209,30 @@ fn copy_file_range_copies_inside_the_volume() {
     assert_eq!(fs::read_to_string(volume.path("to")).unwrap(), "34567");
 }
 
-#[test]
+/// Stores an `M` by a shared mapping of the file, which has two pages.
 #[expect(unsafe_code, reason = "there is no safe mmap")]
-fn what_is_written_through_a_shared_mapping_is_in_the_file() {
+pub(crate) fn store_by_mapping(path: &Path, at: usize) {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
-    let volume = Volume::new();
-    let path = volume.path("mapped");
-    fs::write(&path, [b'-'; 8192]).unwrap();
-    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    assert!(at < 8192);
     // SAFETY: the mapping is new, 8192 bytes long, used only between here and
     // munmap, and the file is not shortened meanwhile.
     unsafe {
-        let at =
+        let mapped =
             mmap(std::ptr::null_mut(), 8192, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0)
                 .unwrap();
-        at.cast::<u8>().add(5000).write(b'M');
-        msync(at, 8192, MsyncFlags::SYNC).unwrap();
-        munmap(at, 8192).unwrap();
+        mapped.cast::<u8>().add(at).write(b'M');
+        msync(mapped, 8192, MsyncFlags::SYNC).unwrap();
+        munmap(mapped, 8192).unwrap();
     }
+}
+
+#[test]
+fn what_is_written_through_a_shared_mapping_is_in_the_file() {
+    let volume = Volume::new();
+    let path = volume.path("mapped");
+    fs::write(&path, [b'-'; 8192]).unwrap();
+    store_by_mapping(&path, 5000);
     assert_eq!(fs::read(volume.backing.join("mapped")).unwrap()[4999..5002], *b"-M-");
 }
 

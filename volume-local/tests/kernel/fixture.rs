@@ -3,7 +3,7 @@
 //! Invariant: nothing hangs. A watchdog aborts the FUSE connection when a test
 //! takes too long, so that every blocked file operation comes back.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use keeper::wire::Refusal;
 use keeper::wire::daemon::{DaemonPacket, DaemonRequest, Kind, MOST_NODES, VERSION};
 use linux::fd_passing::{PacketListener, PacketSocket};
 use linux::mount::{self, FuseMountOptions, FuseName, MountFlags, UnmountMode};
@@ -23,8 +24,8 @@ use nix::mount::MsFlags;
 use prost::Message;
 use proto::control::{Done, GetUsage, ReplaceKeeper, Reply, Request, Usage, reply, request};
 use proto::handover::{
-    Answer, Assignment, Hello, HelloReply, Local, Proceed, Ready, Role, answer, assignment, hello_reply,
-    state_table_bytes,
+    Answer, Assignment, Capacity, DataPath, Hello, HelloReply, Local, Proceed, Ready, Role, answer,
+    assignment, hello_reply, state_table_bytes,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -55,10 +56,22 @@ pub(crate) struct Setup {
     pub(crate) descriptors: u32,
     /// 0: the daemon's default.
     pub(crate) known_inodes: u32,
+    /// The kernel reads and writes the files, and nothing limits the volume. Only with `successors`.
+    pub(crate) passthrough: bool,
     /// How many daemons can follow the first one. They are started with it, since a process that has
     /// a file of the volume open cannot start one: the new process closes its copy, and the FLUSH
     /// waits for a daemon.
     pub(crate) successors: usize,
+}
+
+impl Setup {
+    fn data_path(self) -> DataPath {
+        if self.passthrough { DataPath::Passthrough } else { DataPath::Daemon }
+    }
+
+    fn capacity(self) -> Capacity {
+        if self.passthrough { Capacity::None } else { Capacity::Daemon }
+    }
 }
 
 /// A daemon that has not dialled, or waits for its volume.
@@ -301,7 +314,7 @@ impl Volume {
             device: descriptors[0].try_clone().unwrap(),
             tree: descriptors[1].try_clone().unwrap(),
             state: linux::shared_memory::create("state", state_table_bytes(500_000)).unwrap(),
-            keeper: Keeper::default(),
+            keeper: Keeper::of(&descriptors[0], &descriptors[1]),
         });
         self.connection = self.stage.connection();
         self.watchdog = Some(Watchdog::start(self.stage.fusectl.clone(), self.connection));
@@ -331,6 +344,8 @@ impl Volume {
         let mut assignment = Assignment {
             volume_name: "test".to_owned(),
             capacity_bytes: setup.capacity_bytes,
+            data_path: setup.data_path().into(),
+            capacity: setup.capacity().into(),
             continues: true,
             waits_for_proceed: true,
             ..local_assignment()
@@ -390,6 +405,8 @@ impl Volume {
             threads: 0,
             inode_limit: setup.inode_limit,
             known_inode_limit: setup.known_inodes,
+            data_path: setup.data_path().into(),
+            capacity: setup.capacity().into(),
             continues,
             ..local_assignment()
         };
@@ -493,9 +510,33 @@ impl Volume {
         self.kept.as_ref().expect("the volume was served with `successors`").keeper.nodes()
     }
 
+    /// The numbers of the backing files that are registered.
+    pub(crate) fn registered(&self) -> BTreeSet<u32> {
+        let kept = self.kept.as_ref().expect("the volume was served with `successors`");
+        kept.keeper.backings.lock().unwrap().registered.clone()
+    }
+
+    /// Waits until as many backing files are registered: the daemon ends registrations without waiting.
+    pub(crate) fn wait_for_registered(&self, count: usize) {
+        let begun = Instant::now();
+        while self.registered().len() != count {
+            assert!(begun.elapsed() < here(DAEMON_DEADLINE), "{:?}", self.registered());
+            std::thread::yield_now();
+        }
+    }
+
+    /// From now on the keeper registers no file, or does again.
+    pub(crate) fn let_keeper_refuse(&self, refuses: bool) {
+        let kept = self.kept.as_ref().expect("the volume was served with `successors`");
+        kept.keeper.backings.lock().unwrap().refuses = refuses;
+    }
+
     /// Another keeper takes the place of the one that the daemon knows.
     pub(crate) fn replace_keeper(&mut self) {
-        let keeper = Keeper::default();
+        let kept = self.kept.as_ref().expect("the volume was served with `successors`");
+        let keeper = Keeper::of(&kept.device, &kept.tree);
+        // The numbers belong to the connection.
+        keeper.backings.lock().unwrap().registered = self.registered();
         let socket = keeper.socket();
         let control = self.control();
         let asked = Request { kind: Some(request::Kind::ReplaceKeeper(ReplaceKeeper {})) };
@@ -774,10 +815,11 @@ pub(crate) fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().expect("the kernel's own error")
 }
 
-/// Plays the keeper of removed files, for one daemon after the other.
-#[derive(Debug, Default)]
+/// Plays the keeper, for one daemon after the other.
+#[derive(Debug)]
 struct Keeper {
     held: Arc<Mutex<BTreeMap<u64, OwnedFd>>>,
+    backings: Arc<Mutex<Backings>>,
     /// With its end of the socket.
     serving: Mutex<Option<(OwnedFd, JoinHandle<()>)>>,
 }
@@ -796,10 +838,22 @@ impl Keeper {
             earlier.join().unwrap();
         }
         let socket = ours.as_fd().try_clone_to_owned().unwrap();
-        *serving = Some((socket, std::thread::spawn(move || serve_removed(&ours, &held))));
+        let backings = Arc::clone(&self.backings);
+        let serve = move || serve_daemon(&ours, &held, &backings);
+        *serving = Some((socket, std::thread::spawn(serve)));
         let daemons = OwnedFd::from(daemons);
         rustix::fs::fcntl_setfl(&daemons, rustix::fs::OFlags::NONBLOCK).unwrap();
         daemons
+    }
+
+    fn of(connection: &OwnedFd, tree: &OwnedFd) -> Self {
+        let backings = Backings {
+            connection: connection.try_clone().unwrap(),
+            tree: tree.try_clone().unwrap(),
+            registered: BTreeSet::new(),
+            refuses: false,
+        };
+        Self { held: Arc::default(), serving: Mutex::default(), backings: Arc::new(Mutex::new(backings)) }
     }
 
     fn nodes(&self) -> Vec<u64> {
@@ -807,13 +861,54 @@ impl Keeper {
     }
 }
 
+/// The files that the kernel passes requests to, as the keeper registers them.
+#[derive(Debug)]
+struct Backings {
+    connection: OwnedFd,
+    tree: OwnedFd,
+    registered: BTreeSet<u32>,
+    /// As a keeper that has no room.
+    refuses: bool,
+}
+
+impl Backings {
+    fn register(&mut self, file: &OwnedFd) -> Result<u32, Refusal> {
+        if self.refuses {
+            return Err(Refusal::Full);
+        }
+        keeper::descriptors::check_backing(file.as_fd(), self.tree.as_fd())?;
+        let number = linux::fuse_backing::register(self.connection.as_fd(), file.as_fd()).unwrap();
+        self.registered.insert(number);
+        Ok(number)
+    }
+
+    fn unregister(&mut self, number: u32) {
+        if linux::fuse_backing::unregister(&self.connection, number).is_ok() {
+            assert!(self.registered.remove(&number), "{number} was registered");
+        }
+    }
+}
+
 /// Until the daemon ends.
-fn serve_removed(socket: &PacketSocket, held: &Mutex<BTreeMap<u64, OwnedFd>>) {
+fn serve_daemon(socket: &PacketSocket, held: &Mutex<BTreeMap<u64, OwnedFd>>, backings: &Mutex<Backings>) {
     while let Ok(Some((packet, mut fds))) = socket.receive_with_fds(1) {
         let mut held = held.lock().unwrap();
         match DaemonRequest::decode(&packet).unwrap() {
             DaemonRequest::PutRemoved { node } => drop(held.insert(node, fds.pop().unwrap())),
             DaemonRequest::DropRemoved { node } => drop(held.remove(&node)),
+            DaemonRequest::RegisterBacking { number } => {
+                let registered = backings.lock().unwrap().register(&fds.pop().unwrap());
+                let (kind, backing) = match registered {
+                    Ok(backing) => (Kind::Registered, Some(backing)),
+                    Err(refusal) => (Kind::NotRegistered(refusal), None),
+                };
+                let count = backing.iter().count().try_into().unwrap();
+                let mut packet = DaemonPacket { version: VERSION, kind, count, number }.encode().to_vec();
+                backing.iter().for_each(|backing| packet.extend(u64::from(*backing).to_le_bytes()));
+                // Not to a daemon that was killed.
+                drop(socket.send(&packet, &[]));
+            }
+            DaemonRequest::UnregisterBacking { backing } => backings.lock().unwrap().unregister(backing),
             DaemonRequest::ListRemoved { number } => {
                 let all: Vec<(&u64, &OwnedFd)> = held.iter().collect();
                 let header = |kind, count: usize| {

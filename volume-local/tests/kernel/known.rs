@@ -28,6 +28,7 @@ const SETUP: Setup = Setup {
     confine: true,
     descriptors: 0,
     known_inodes: 1000,
+    passthrough: false,
     successors: 0,
 };
 

@@ -17,6 +17,7 @@ mod known;
 mod metrics;
 mod model;
 mod ownership;
+mod passthrough;
 mod pauses;
 mod remounts;
 mod semantics;

@@ -32,6 +32,14 @@ fn value(page: &str, name: &str) -> f64 {
     line.trim().parse().unwrap()
 }
 
+/// How many requests of this operation the daemon has answered.
+pub(crate) fn requests(volume: &Volume, operation: &str) -> u64 {
+    let page = scrape(volume);
+    let name = format!("hawser_volume_operations_total{{operation=\"{operation}\",");
+    let counts = page.lines().filter_map(|line| line.strip_prefix(&name)?.split_once("} "));
+    counts.map(|(_result, count)| count.parse::<u64>().unwrap()).sum()
+}
+
 /// Whether the kernel knows of the root alone.
 pub(crate) fn knows_nothing(volume: &Volume) -> bool {
     scrape(volume).lines().any(|line| line == "hawser_volume_known_nodes 1")
@@ -53,7 +61,7 @@ fn metrics_count_what_was_done() {
         std::thread::yield_now();
     }
     let control = volume.control();
-    control.ask(request::Kind::Quiesce(Quiesce { lease_ms: 1000 }));
+    control.ask(request::Kind::Quiesce(Quiesce { lease_ms: 1000, passing_may_write: false }));
     assert!(matches!(control.ask(request::Kind::Resume(Resume {})), reply::Kind::Resumed(_)));
     let page = scrape(&volume);
     let usage = volume.usage();

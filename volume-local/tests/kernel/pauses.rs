@@ -25,14 +25,14 @@ const LONG_LEASE: u32 = 30_000;
 /// For something that must not happen.
 const A_WHILE: Duration = Duration::from_millis(200);
 
-fn quiesce(control: &Control, lease_ms: u32) -> Quiesced {
-    match control.ask(request::Kind::Quiesce(Quiesce { lease_ms })) {
+pub(crate) fn quiesce(control: &Control, lease_ms: u32) -> Quiesced {
+    match control.ask(request::Kind::Quiesce(Quiesce { lease_ms, passing_may_write: false })) {
         reply::Kind::Quiesced(quiesced) => quiesced,
         other => panic!("{other:?}"),
     }
 }
 
-fn resume(control: &Control) -> Resumed {
+pub(crate) fn resume(control: &Control) -> Resumed {
     match control.ask(request::Kind::Resume(Resume {})) {
         reply::Kind::Resumed(resumed) => resumed,
         other => panic!("{other:?}"),
@@ -253,7 +253,7 @@ fn a_pause_belongs_to_one_connection() {
     let volume = Volume::new();
     let (one, other) = (volume.control(), volume.control());
     quiesce(&one, LONG_LEASE);
-    match other.ask(request::Kind::Quiesce(Quiesce { lease_ms: 1000 })) {
+    match other.ask(request::Kind::Quiesce(Quiesce { lease_ms: 1000, passing_may_write: false })) {
         reply::Kind::Refused(refused) => {
             assert_eq!(refused.reason, "another connection has paused the volume");
         }

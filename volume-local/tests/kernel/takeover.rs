@@ -22,6 +22,7 @@ const SETUP: Setup = Setup {
     confine: true,
     descriptors: 0,
     known_inodes: 0,
+    passthrough: false,
     successors: 1,
 };
 

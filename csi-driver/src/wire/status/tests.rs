@@ -66,6 +66,8 @@ fn examples() -> Vec<Error> {
             class: crate::engine::snapshots::CLASS_OF_SNAPSHOTS,
         },
         Error::NoControl { volume_id: volume_id(), what: "SetCapacity" },
+        Error::CannotPass { volume_id: volume_id(), reason: "REASON" },
+        Error::DaemonCannot { volume_id: volume_id(), what: "Quiesce", reason: text("REASON") },
         Error::CannotUpgrade { volume_id: volume_id(), reason: text("REASON") },
         Error::CannotPrepare { volume_id: volume_id(), version: 4, first: 5 },
         Error::UnknownData { what: text("volume vol-1"), path: path() },

@@ -1,0 +1,75 @@
+//! Volumes whose files the kernel reads and writes, with the driver and the keeper.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use tests::csi::scene::{Flags, Scene, create_request};
+use tests::csi::snapshots::with;
+use tonic::Code;
+
+use crate::keepers::{end_keeper, kill_daemon, kill_keeper, wait_until_held, with_keeper};
+use crate::takeover::Load;
+
+const PASSING: [(&str, &str); 2] = [("dataPath", "passthrough"), ("capacity", "none")];
+
+/// Bytes that the volume's daemon has read and written, for itself and for others (proc_pid_io(5)).
+fn moved_by_daemon(scene: &Scene) -> u64 {
+    let [daemon] = scene.serving_daemons()[..] else { panic!("one daemon serves") };
+    let io = fs::read_to_string(format!("/proc/{daemon}/io")).unwrap();
+    let fields = io.lines().filter_map(|line| line.split_once(": "));
+    fields
+        .filter(|(name, _)| matches!(*name, "rchar" | "wchar"))
+        .map(|(_, n)| n.parse::<u64>().unwrap())
+        .sum()
+}
+
+#[test]
+fn data_goes_past_the_daemon_while_daemon_and_keeper_are_killed() {
+    let scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let id = caller.create(with(create_request("pvc-1"), &PASSING)).unwrap().volume_id;
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    let target = caller.target_path("one");
+    let before = moved_by_daemon(&scene);
+    let data = vec![7; 8 << 20];
+    fs::write(target.join("large"), &data).unwrap();
+    assert!(fs::read(target.join("large")).unwrap() == data);
+    let moved = moved_by_daemon(&scene) - before;
+    assert!(moved < 1 << 20, "the daemon moved {moved} bytes");
+
+    let load = Load::start(&target);
+    let open = File::create_new(target.join("open")).unwrap();
+    for round in 0..10_u64 {
+        load.progress();
+        open.write_all_at(&round.to_le_bytes(), round * 8).unwrap();
+        kill_daemon(&scene);
+        if round % 3 == 2 {
+            kill_keeper(&scene);
+            wait_until_held(&scene, 0);
+        }
+    }
+    load.progress();
+    load.end();
+    let written: Vec<u8> = (0..10_u64).flat_map(u64::to_le_bytes).collect();
+    assert_eq!(fs::read(target.join("open")).unwrap(), written);
+    drop(open);
+    caller.unpublish(&id, "one").unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    end_keeper(&scene);
+}
+
+#[test]
+fn without_a_keeper_the_stage_is_refused_by_name() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create(with(create_request("pvc-1"), &PASSING)).unwrap().volume_id;
+    let refused = caller.stage(&id).unwrap_err();
+    assert!(refused.message().contains("dataPath passthrough"), "{refused:?}");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}

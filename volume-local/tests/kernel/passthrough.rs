@@ -1,0 +1,301 @@
+//! Files that the kernel reads and writes without the daemon.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use proto::control::{Quiesce, Quiesced, Refused, reply, request};
+
+use crate::files::store_by_mapping;
+use crate::fixture::{BOB, ROOT, Setup, Volume, here};
+use crate::metrics::requests;
+use crate::pauses::{quiesce, resume};
+
+const SETUP: Setup = Setup {
+    capacity_bytes: 0,
+    inode_limit: 0,
+    read_only: false,
+    confine: true,
+    descriptors: 0,
+    known_inodes: 0,
+    passthrough: true,
+    successors: 1,
+};
+
+const LONG_LEASE: u32 = 30_000;
+/// For something that must not happen.
+const A_WHILE: Duration = Duration::from_millis(200);
+
+fn read_write() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true);
+    options
+}
+
+#[test]
+fn the_daemon_sees_neither_reads_nor_writes() {
+    let mut volume = Volume::with(SETUP);
+    let data: Vec<u8> = (0..1 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
+    fs::write(volume.path("f"), &data).unwrap();
+    let file = read_write().open(volume.path("f")).unwrap();
+    assert_eq!(volume.registered().len(), 1);
+    file.write_all_at(b"in place", 4096).unwrap();
+    let mut appended = OpenOptions::new().append(true).open(volume.path("f")).unwrap();
+    appended.write_all(b"at the end").unwrap();
+    file.sync_all().unwrap();
+    let mut expected = data;
+    expected[4096..4104].copy_from_slice(b"in place");
+    expected.extend(b"at the end");
+    assert!(fs::read(volume.path("f")).unwrap() == expected);
+    assert!(fs::read(volume.backing.join("f")).unwrap() == expected);
+    assert_eq!(file.metadata().unwrap().len(), expected.len() as u64);
+    assert_eq!([requests(&volume, "read"), requests(&volume, "write")], [0, 0]);
+    drop((file, appended));
+    volume.wait_for_registered(0);
+    let (status, said) = volume.unmount();
+    assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+}
+
+/// Opens and closes in every order; `change` is called between any two.
+fn open_and_close_in_every_order(volume: &mut Volume, mut change: impl FnMut(&mut Volume, usize)) {
+    fs::write(volume.path("f"), vec![0; 64 << 10]).unwrap();
+    let mut random = tests::random::Random::new(tests::random::Random::seed("HAWSER_TEST_SEED"));
+    let mut open: Vec<File> = Vec::new();
+    for step in 0..200 {
+        change(volume, step);
+        let writes = random.below(2) == 1;
+        if open.len() < 10 && random.below(2) == 1 {
+            let file = OpenOptions::new().read(true).write(writes).open(volume.path("f"));
+            open.push(file.unwrap_or_else(|e| panic!("step {step}: open: {e}")));
+        } else if !open.is_empty() {
+            drop(open.swap_remove(random.index(open.len())));
+        }
+        let number = (step as u64).to_le_bytes();
+        for file in &open {
+            let mut seen = [0; 8];
+            file.read_exact_at(&mut seen, 8192).unwrap_or_else(|e| panic!("step {step}: read: {e}"));
+            match file.write_all_at(&number, 8192) {
+                Ok(()) => file.read_exact_at(&mut seen, 8192).unwrap(),
+                Err(e) => {
+                    assert_eq!(e.raw_os_error(), Some(libc::EBADF), "step {step}: {e}");
+                    continue;
+                }
+            }
+            assert_eq!(seen, number, "step {step}");
+        }
+    }
+    drop(open);
+    volume.wait_for_registered(0);
+}
+
+#[test]
+fn readers_and_writers_open_and_close_a_file_in_every_order() {
+    open_and_close_in_every_order(&mut Volume::with(SETUP), |_, _| {});
+}
+
+#[test]
+fn they_do_while_daemons_are_killed() {
+    let mut volume = Volume::with(Setup { successors: 20, ..SETUP });
+    open_and_close_in_every_order(&mut volume, |volume, step| {
+        if step % 10 == 5 {
+            volume.kill();
+            volume.take_over(SETUP);
+        }
+    });
+}
+
+/// A file that the daemon has begun to read and write stays with it until the last close.
+#[test]
+fn they_do_while_the_keeper_refuses_and_is_replaced() {
+    let mut volume = Volume::with(Setup { successors: 10, ..SETUP });
+    open_and_close_in_every_order(&mut volume, |volume, step| match step % 40 {
+        10 => volume.let_keeper_refuse(true),
+        // After a refusal the daemon asks again only after a second.
+        20 if step < 100 => std::thread::park_timeout(Duration::from_millis(1100)),
+        25 => volume.let_keeper_refuse(false),
+        30 => volume.replace_keeper(),
+        35 => {
+            volume.kill();
+            volume.take_over(SETUP);
+        }
+        _ => {}
+    });
+}
+
+#[test]
+fn open_files_pass_while_there_is_no_daemon_and_after_it() {
+    let mut volume = Volume::with(Setup { successors: 2, ..SETUP });
+    let file = read_write().open(volume.path("f")).unwrap();
+    let gone = read_write().open(volume.path("gone")).unwrap();
+    gone.write_all_at(b"no name", 0).unwrap();
+    fs::remove_file(volume.path("gone")).unwrap();
+    file.write_all_at(b"first", 0).unwrap();
+    let before = volume.registered();
+    volume.kill();
+    // No request is needed for data.
+    let mut seen = [0; 5];
+    file.read_exact_at(&mut seen, 0).unwrap();
+    file.write_all_at(b"again", 0).unwrap();
+    volume.take_over(SETUP);
+    file.write_all_at(b"third", 0).unwrap();
+    assert_eq!(fs::read(volume.path("f")).unwrap(), b"third");
+    let mut text = [0; 7];
+    gone.read_exact_at(&mut text, 0).unwrap();
+    assert_eq!(&text, b"no name");
+    assert_eq!(gone.metadata().unwrap().nlink(), 0);
+    // The second open of a file that is open has the same backing file.
+    assert_eq!(volume.registered(), before);
+    drop((file, gone));
+    volume.wait_for_registered(0);
+    let file = read_write().open(volume.path("f")).unwrap();
+    volume.kill();
+    // close(2) may wait for a daemon.
+    let closing = std::thread::spawn(move || drop(file));
+    volume.take_over(SETUP);
+    closing.join().unwrap();
+    volume.wait_for_registered(0);
+    assert_eq!([requests(&volume, "read"), requests(&volume, "write")], [0, 0]);
+}
+
+/// Between a registration and its note in the state table, and between any other two steps.
+#[test]
+fn nothing_stays_registered_that_is_not_open_while_daemons_are_killed() {
+    const KILLS: usize = 30;
+    let mut volume = Volume::with(Setup { successors: KILLS, ..SETUP });
+    for number in 0..8 {
+        fs::write(volume.path(&format!("f{number}")), "x").unwrap();
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let workers: Vec<_> = (0..3)
+        .map(|worker| {
+            let (stop, at) = (Arc::clone(&stop), volume.path(""));
+            std::thread::spawn(move || {
+                let mut rounds = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    for number in [worker, worker + 1, worker + 2] {
+                        let path = at.join(format!("f{number}"));
+                        let file = OpenOptions::new().read(true).write(true).open(path).expect("open");
+                        let mut byte = [0];
+                        file.read_exact_at(&mut byte, 0).expect("read");
+                        file.write_all_at(&byte, 0).expect("write");
+                    }
+                    let new = at.join(format!("new-{worker}"));
+                    fs::write(&new, "y").expect("create");
+                    fs::remove_file(&new).expect("unlink");
+                    rounds += 1;
+                }
+                rounds
+            })
+        })
+        .collect();
+    for kill in 0..KILLS {
+        std::thread::park_timeout(Duration::from_millis(17 + kill as u64 % 7));
+        volume.kill();
+        volume.take_over(SETUP);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let rounds: Vec<u64> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+    assert!(rounds.iter().all(|rounds| *rounds > 0), "{rounds:?}");
+    // The next registration ends what a killed daemon has got and not written down. There is none for a
+    // second after the keeper did not answer in time.
+    let begun = Instant::now();
+    while !volume.registered().is_empty() {
+        assert!(begun.elapsed() < here(Duration::from_secs(30)), "{:?}", volume.registered());
+        drop(File::open(volume.path("f0")).unwrap());
+        std::thread::park_timeout(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn without_room_at_the_keeper_the_daemon_reads_and_writes() {
+    let volume = Volume::with(SETUP);
+    volume.let_keeper_refuse(true);
+    fs::write(volume.path("f"), "by the daemon").unwrap();
+    assert_eq!(fs::read_to_string(volume.path("f")).unwrap(), "by the daemon");
+    assert!(requests(&volume, "write") > 0);
+    assert!(volume.registered().is_empty());
+}
+
+/// The writes of a user who does not own the file, and those of root: as the kernel's own file systems
+/// do, but for root, whose writes clear the bits too.
+#[test]
+fn a_write_clears_set_id_bits() {
+    let volume = Volume::with(SETUP);
+    volume.shell(ROOT, "touch f && chmod 6777 f");
+    volume.shell(BOB, "echo x >> f");
+    let mode = fs::metadata(volume.path("f")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o777, "{mode:o}");
+}
+
+#[test]
+fn only_who_may_open_a_file_reads_and_writes_it() {
+    let volume = Volume::with(SETUP);
+    volume.shell(ROOT, "echo secret > f && chmod 600 f");
+    assert!(!volume.try_shell(BOB, "cat f").status.success());
+    assert!(!volume.try_shell(BOB, "echo x >> f").status.success());
+    volume.shell(ROOT, "chmod 644 f");
+    assert_eq!(volume.shell(BOB, "cat f"), "secret");
+    // An open for reading alone cannot write, though the backing file is open for both.
+    let file = File::open(volume.path("f")).unwrap();
+    assert_eq!((&file).write(b"x").unwrap_err().raw_os_error(), Some(libc::EBADF));
+}
+
+#[test]
+fn mapped_stores_reach_the_file_and_its_times() {
+    let volume = Volume::with(SETUP);
+    fs::write(volume.path("f"), vec![0; 8192]).unwrap();
+    let before = fs::metadata(volume.path("f")).unwrap();
+    std::thread::park_timeout(Duration::from_millis(20));
+    store_by_mapping(&volume.path("f"), 5000);
+    assert_eq!(fs::read(volume.backing.join("f")).unwrap()[4999..5002], *b"\0M\0");
+    let after = fs::metadata(volume.path("f")).unwrap();
+    assert_eq!(
+        after.modified().unwrap(),
+        fs::metadata(volume.backing.join("f")).unwrap().modified().unwrap()
+    );
+    assert!(after.modified().unwrap() > before.modified().unwrap());
+}
+
+#[test]
+fn direct_io_reaches_the_backing_file() {
+    let volume = Volume::with(SETUP);
+    fs::write(volume.path("f"), vec![7; 64 << 10]).unwrap();
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(volume.path("f")).unwrap();
+    // An unaligned buffer or length is refused by the disk's file system, not copied by the daemon.
+    let mut odd = [0; 100];
+    assert_eq!(file.read(&mut odd[1..]).map_err(|e| e.raw_os_error()), Err(Some(libc::EINVAL)));
+}
+
+#[test]
+fn a_pause_is_refused_while_a_file_is_open_for_writing() {
+    let volume = Volume::with(SETUP);
+    let control = volume.control();
+    let file = read_write().open(volume.path("f")).unwrap();
+    let asked = request::Kind::Quiesce(Quiesce { lease_ms: LONG_LEASE, passing_may_write: false });
+    let reply::Kind::Refused(Refused { reason, .. }) = control.ask(asked) else { panic!("not refused") };
+    assert!(reason.contains("dataPath: daemon"), "{reason}");
+    // Nothing is held back by the pause that was refused.
+    fs::write(volume.path("g"), "x").unwrap();
+    let asked = request::Kind::Quiesce(Quiesce { lease_ms: LONG_LEASE, passing_may_write: true });
+    assert!(matches!(control.ask(asked), reply::Kind::Quiesced(Quiesced { .. })));
+    file.write_all_at(b"passes", 0).unwrap();
+    assert!(resume(&control).held);
+    drop(file);
+    volume.wait_for_registered(0);
+    quiesce(&control, LONG_LEASE);
+    // A reader is let in, a writer waits.
+    assert_eq!(fs::read(volume.path("f")).unwrap(), b"passes");
+    let path = volume.path("f");
+    let writer = std::thread::spawn(move || -> io::Result<()> {
+        OpenOptions::new().write(true).open(path)?.write_all(b"later!")
+    });
+    std::thread::park_timeout(A_WHILE);
+    assert!(!writer.is_finished());
+    assert_eq!(fs::read(volume.backing.join("f")).unwrap(), b"passes");
+    resume(&control);
+    writer.join().unwrap().unwrap();
+    assert_eq!(fs::read(volume.backing.join("f")).unwrap(), b"later!");
+}
