@@ -74,6 +74,22 @@ fn init_reply() -> Vec<u8> {
     init
 }
 
+/// A detached mount whose daemon has answered INIT, and asked for FUSE_PASSTHROUGH if `passes`.
+pub(crate) fn answered(device: &mut File, passes: bool) -> OwnedFd {
+    let mount = linux::mount::new_fuse(&*device, NAME, OPTIONS).unwrap();
+    let request = read_request(device);
+    assert_eq!(request.opcode, INIT);
+    let mut init = init_reply();
+    if passes {
+        // Minor version 40; FUSE_INIT_EXT, FUSE_PASSTHROUGH (bit 37) and max_stack_depth.
+        for (at, number) in [(4, 40_u32), (12, 1 << 30), (32, 1 << 5), (36, 1)] {
+            init[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        }
+    }
+    answer(device, &request, 0, &init);
+    mount
+}
+
 /// Reads a request and answers it: INIT as a daemon does, all others with ENOENT. Returns its opcode.
 fn answer_one(device: &mut File) -> u32 {
     let request = read_request(device);
