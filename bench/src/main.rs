@@ -6,6 +6,7 @@ mod observe;
 mod pod_start;
 mod statistics;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -23,6 +24,9 @@ struct Arguments {
     /// Of `cni` and `volume`: only cases whose title contains this
     #[arg(long, value_name = "WORD")]
     only: Option<String>,
+    /// Of `volume`: libfuse's example `passthrough_hp`, measured beside ours
+    #[arg(long, value_name = "PROGRAM")]
+    passthrough_hp: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -35,7 +39,7 @@ enum Bench {
     Csi,
     /// From the kill of a volume's daemon to the next answer
     Takeover,
-    /// Operations in a volume with and without a record of each request, and in a native directory
+    /// Operations in volumes, native directories and other FUSE file systems, and what the record costs
     Volume,
 }
 
@@ -46,7 +50,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     match (arguments.what, arguments.only.as_deref()) {
         (Bench::Cni, only) => cni::run(arguments.runs, only),
-        (Bench::Volume, only) => csi::volume::run(arguments.runs, only),
+        (Bench::Volume, only) => csi::volume::run(arguments.runs, only, arguments.passthrough_hp.as_deref()),
         (_, Some(word)) => {
             bail!("--only {word}: only `bench cni` and `bench volume` have cases to choose from")
         }

@@ -67,10 +67,21 @@ impl Client {
     }
 
     pub(super) fn create_of(&self, name: &str, required_bytes: i64) -> Result<Volume> {
+        self.create_with(name, required_bytes, &[])
+    }
+
+    pub(super) fn create_with(
+        &self,
+        name: &str,
+        required_bytes: i64,
+        parameters: &[(&str, &str)],
+    ) -> Result<Volume> {
+        let parameters = parameters.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let request = CreateVolumeRequest {
             name: name.to_owned(),
             capacity_range: Some(CapacityRange { required_bytes, limit_bytes: 0 }),
             volume_capabilities: vec![capability()],
+            parameters: parameters.collect(),
             ..Default::default()
         };
         let reply = self.call("CreateVolume", async |channel| {

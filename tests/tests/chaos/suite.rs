@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use proto::csi::{CapacityRange, CreateVolumeRequest};
 use tests::csi::scene::{Caller, Flags, GI, Scene, create_request, is_uncertain};
+use tests::csi::snapshots::with;
 use tests::random::Random;
 use tests::{Sandbox, eventually};
 use tonic::{Code, Status};
@@ -35,11 +36,31 @@ pub(crate) struct Volume {
     pub(crate) path: PathBuf,
 }
 
+/// Which way the volume's data takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Class {
+    #[default]
+    ByDaemon,
+    /// The kernel reads and writes.
+    Passing,
+}
+
+impl Class {
+    fn parameters(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::ByDaemon => &[("dataPath", "daemon"), ("capacity", "daemon")],
+            Self::Passing => &[("dataPath", "passthrough"), ("capacity", "none")],
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Suite {
     pub(crate) scene: Scene,
     pub(crate) random: Random,
     pub(crate) volumes: Vec<Volume>,
+    /// Of the class of the next volume.
+    pub(crate) class: Class,
     apps: Vec<App>,
     started: usize,
     report: Report,
@@ -57,7 +78,8 @@ impl Suite {
         sandbox.switch_fuse_guard_off();
         let scene = Scene::start_in(sandbox, Flags::process_with_keeper());
         let (volumes, apps) = (Vec::new(), Vec::new());
-        Self { scene, random: Random::new(seed), volumes, apps, started: 0, report: Report::default() }
+        let class = Class::default();
+        Self { scene, random: Random::new(seed), volumes, class, apps, started: 0, report: Report::default() }
     }
 
     /// A volume of 1 Gi that a pod uses.
@@ -68,7 +90,8 @@ impl Suite {
     pub(crate) fn volume_of(&mut self, bytes: i64) -> Volume {
         let pod = format!("pod-{}", self.volumes.len());
         let capacity_range = Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 });
-        let request = CreateVolumeRequest { capacity_range, ..create_request(&format!("of-{pod}")) };
+        let request = with(create_request(&format!("of-{pod}")), self.class.parameters());
+        let request = CreateVolumeRequest { capacity_range, ..request };
         let id = self.call("create", move |caller| caller.create(request.clone())).volume_id;
         self.call("stage", {
             let id = id.clone();

@@ -1,9 +1,12 @@
 //! What `bench volume` does in a directory.
 
+mod mapped;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -12,6 +15,10 @@ use rustix::fs::{Advice, XattrFlags, fadvise, removexattr, setxattr};
 /// Of a stream.
 const STREAM_BYTES: usize = 64 << 20;
 const BLOCK_BYTES: usize = 1 << 20;
+const PAGE: usize = 4096;
+/// Of one run.
+const SYNCS: u64 = 50;
+const DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits().cast_signed();
 
 /// One kind of work; a step is timed as the mean of all.
 #[derive(Debug, Clone, Copy)]
@@ -19,11 +26,40 @@ pub(super) struct Operation {
     pub(super) title: &'static str,
     pub(super) steps: usize,
     /// Of each step; not timed.
-    pub(super) prepare: fn(&Path) -> std::io::Result<()>,
-    pub(super) work: fn(&Path) -> std::io::Result<()>,
+    pub(super) prepare: Step,
+    pub(super) work: Step,
+    /// Whether a run takes seconds, so that a few are enough.
+    is_long: bool,
+    /// The speed that volumes are to reach, of a native directory's: by the daemon's path, and where the
+    /// kernel passes data through.
+    pub(super) by_daemon: Option<f64>,
+    pub(super) passing: Option<f64>,
 }
 
-pub(super) const METADATA: [Operation; 12] = [
+impl Operation {
+    const fn bars(self, by_daemon: f64, passing: f64) -> Self {
+        Self { by_daemon: bar(by_daemon), passing: bar(passing), ..self }
+    }
+
+    pub(super) fn runs(&self, wanted: usize) -> usize {
+        if self.is_long { wanted.min(LONG_RUNS) } else { wanted }
+    }
+}
+
+/// 0: none.
+const fn bar(bar: f64) -> Option<f64> {
+    if bar > 0.0 { Some(bar) } else { None }
+}
+
+/// Of an operation whose run takes seconds.
+const LONG_RUNS: usize = 5;
+
+pub(super) fn all() -> impl Iterator<Item = &'static Operation> {
+    DATA.iter().chain(&NAMES).chain(&TREES).chain(&RECORDED).chain(&STREAMS)
+}
+
+/// Those that a daemon records before their effect.
+pub(super) const RECORDED: [Operation; 12] = [
     metadata("create+write", nothing, |path| fs::write(path, [7; 4096])),
     metadata("open+append+close", file, |path| {
         OpenOptions::new().append(true).open(path)?.write_all(&[7; 100])
@@ -44,11 +80,84 @@ pub(super) const METADATA: [Operation; 12] = [
         },
         |path| Ok(removexattr(path, "user.key")?),
     ),
-    metadata("stat of an absent name", nothing, |path| match fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-        Ok(_) => Err(std::io::Error::other("it is there")),
-    }),
+    metadata("stat of an absent name", nothing, absent),
+];
+
+/// The content of one file of 64 MiB, which is there before.
+pub(super) const DATA: [Operation; 12] = [
+    stream("seq write 1 MiB, buffered", cached, |path| write_all(path, BLOCK_BYTES, Order::Sequential))
+        .bars(0.25, 0.95),
+    stream("seq write 4 KiB, buffered", cached, |path| write_all(path, PAGE, Order::Sequential))
+        .bars(0.0, 0.95),
+    stream("rand write 4 KiB, buffered", cached, |path| write_all(path, PAGE, Order::Random))
+        .bars(0.25, 0.95),
+    stream("seq read 1 MiB, cached", cached, |path| read_all(path, BLOCK_BYTES, Order::Sequential))
+        .bars(0.75, 0.95),
+    stream("rand read 4 KiB, cached", cached, |path| read_all(path, PAGE, Order::Random)).bars(0.0, 0.95),
+    stream("seq write, mapped", cached, |path| mapped::write(path, STREAM_BYTES)).bars(0.0, 0.95),
+    stream("seq read, mapped", cached, |path| mapped::read(path, STREAM_BYTES)).bars(0.0, 0.95),
+    stream("seq write 1 MiB, direct", cached, |path| direct(path, BLOCK_BYTES, Order::Sequential, true))
+        .bars(0.0, 0.95),
+    stream("seq read 1 MiB, direct", cached, |path| direct(path, BLOCK_BYTES, Order::Sequential, false))
+        .bars(0.0, 0.95),
+    stream("rand write 4 KiB, direct", cached, |path| direct(path, PAGE, Order::Random, true))
+        .bars(0.0, 0.95),
+    stream("rand read 4 KiB, direct", cached, |path| direct(path, PAGE, Order::Random, false))
+        .bars(0.0, 0.95),
+    stream("write 4 KiB + fsync", cached, |path| {
+        let file = OpenOptions::new().write(true).open(path)?;
+        (0..SYNCS).try_for_each(|at| {
+            file.write_all_at(&[8; PAGE], at * PAGE as u64)?;
+            file.sync_all()
+        })
+    })
+    .bars(0.0, 0.8),
+];
+
+pub(super) const NAMES: [Operation; 6] = [
+    metadata(
+        "stat, cached",
+        |path| file(path).and_then(|()| fs::metadata(path).map(drop)),
+        |path| (0..10).try_for_each(|_| fs::metadata(path).map(drop)),
+    )
+    .bars(0.8, 0.0),
+    metadata("create+write 4 KiB", nothing, file).bars(0.22, 0.0),
+    metadata("open+read+close 4 KiB, cached", read_file, |path| fs::read(path).map(drop)).bars(0.11, 0.0),
+    metadata("rename", file, |path| fs::rename(path, other(path))).bars(0.24, 0.0),
+    metadata("unlink", file, |path| fs::remove_file(path)).bars(0.24, 0.0),
+    metadata("stat of an absent name", nothing, absent),
+];
+
+pub(super) const TREES: [Operation; 4] = [
+    tree(
+        "tar x, 1,000 files",
+        |path| {
+            make_tree(&other(path))?;
+            run(Command::new("tar")
+                .arg("cf")
+                .arg(path.with_extension("tar"))
+                .arg("-C")
+                .arg(other(path))
+                .arg("."))?;
+            fs::create_dir(path)
+        },
+        |path| run(Command::new("tar").arg("xf").arg(path.with_extension("tar")).arg("-C").arg(path)),
+    )
+    .bars(0.26, 0.0),
+    tree(
+        "git status, warm",
+        |path| {
+            make_tree(path)?;
+            for words in [&["init", "-q"][..], &["add", "."], &["status", "--porcelain"]] {
+                git(path, words)?;
+            }
+            Ok(())
+        },
+        |path| git(path, &["status", "--porcelain"]),
+    )
+    .bars(0.65, 0.0),
+    tree("grep -r", |path| make_tree(path).and_then(|()| grep(path)), grep).bars(0.2, 0.0),
+    tree("rm -rf", make_tree, |path| run(Command::new("rm").arg("-rf").arg(path))).bars(0.28, 0.0),
 ];
 
 pub(super) const STREAMS: [Operation; 3] = [
@@ -69,11 +178,16 @@ pub(super) const STREAMS: [Operation; 3] = [
 type Step = fn(&Path) -> std::io::Result<()>;
 
 const fn metadata(title: &'static str, prepare: Step, work: Step) -> Operation {
-    Operation { title, steps: 300, prepare, work }
+    Operation { title, steps: 300, prepare, work, is_long: false, by_daemon: None, passing: None }
 }
 
 const fn stream(title: &'static str, prepare: Step, work: Step) -> Operation {
-    Operation { title, steps: 1, prepare, work }
+    Operation { steps: 1, ..metadata(title, prepare, work) }
+}
+
+/// Of a tree of files.
+const fn tree(title: &'static str, prepare: Step, work: Step) -> Operation {
+    Operation { is_long: true, ..stream(title, prepare, work) }
 }
 
 fn nothing(_path: &Path) -> std::io::Result<()> {
@@ -101,18 +215,121 @@ fn uncached_stream(path: &Path) -> std::io::Result<()> {
     Ok(fadvise(&file, 0, None, Advice::DontNeed)?)
 }
 
-/// Microseconds of one step, in a new directory, which is removed afterwards.
-pub(super) fn time(dir: &Path, steps: usize, prepare: Step, work: Step) -> Result<f64> {
+fn absent(path: &Path) -> std::io::Result<()> {
+    match fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Err(std::io::Error::other("it is there")),
+    }
+}
+
+fn read_file(path: &Path) -> std::io::Result<()> {
+    file(path)?;
+    fs::read(path).map(drop)
+}
+
+/// A file of 64 MiB whose pages are cached.
+fn cached(path: &Path) -> std::io::Result<()> {
+    write_stream(path)?;
+    read_all(path, BLOCK_BYTES, Order::Sequential)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Sequential,
+    Random,
+}
+
+impl Order {
+    /// Offsets of blocks of a stream: all, or a quarter of them.
+    fn offsets(self, block: usize) -> impl Iterator<Item = u64> {
+        let blocks = (STREAM_BYTES / block) as u64;
+        let (count, factor) = match self {
+            Self::Sequential => (blocks, 1),
+            // Odd, so that each block is met once in a cycle of a power of two.
+            Self::Random => (blocks / 4, 0x9e37_79b1),
+        };
+        (0..count).map(move |number| number * factor % blocks * block as u64)
+    }
+}
+
+fn write_all(path: &Path, block: usize, order: Order) -> std::io::Result<()> {
+    let (file, data) = (OpenOptions::new().write(true).open(path)?, vec![9; block]);
+    order.offsets(block).try_for_each(|at| file.write_all_at(&data, at))
+}
+
+fn read_all(path: &Path, block: usize, order: Order) -> std::io::Result<()> {
+    let (file, mut data) = (File::open(path)?, vec![0; block]);
+    order.offsets(block).try_for_each(|at| file.read_exact_at(&mut data, at))
+}
+
+/// With O_DIRECT; of a random order, a part.
+fn direct(path: &Path, block: usize, order: Order, writes: bool) -> std::io::Result<()> {
+    const MOST: usize = 1024;
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(writes).custom_flags(DIRECT).open(path)?;
+    let mut space = vec![0; block + PAGE];
+    let aligned = space.as_ptr().align_offset(PAGE);
+    let data = &mut space[aligned..aligned + block];
+    order.offsets(block).take(MOST).try_for_each(|at| match writes {
+        true => file.write_all_at(data, at),
+        false => file.read_exact_at(data, at),
+    })
+}
+
+/// A thousand files of 1 to 16 KiB in fifty directories.
+fn make_tree(path: &Path) -> std::io::Result<()> {
+    fs::create_dir(path)?;
+    for number in 0..50 {
+        let dir = path.join(format!("d{number}"));
+        fs::create_dir(&dir)?;
+        for file in 0..20 {
+            let line = format!("line of file {file} in directory {number}\n");
+            fs::write(dir.join(format!("f{file}")), line.repeat(30 + 20 * file))?;
+        }
+    }
+    Ok(())
+}
+
+fn git(path: &Path, words: &[&str]) -> std::io::Result<()> {
+    run(Command::new("git").arg("-C").arg(path).args(["-c", "safe.directory=*"]).args(words))
+}
+
+fn grep(path: &Path) -> std::io::Result<()> {
+    run(Command::new("grep").args(["-r", "file 7 in directory 7"]).arg(path))
+}
+
+fn run(command: &mut Command) -> std::io::Result<()> {
+    let output = command.output()?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(std::io::Error::other(format!("{command:?}: {}: {said}", output.status)))
+        }
+    }
+}
+
+/// Microseconds of one step, in a new directory, which is removed afterwards; and how many processors the
+/// server used meanwhile, by what `processor` returns.
+pub(super) fn time(
+    dir: &Path,
+    steps: usize,
+    prepare: Step,
+    work: Step,
+    processor: impl Fn() -> f64,
+) -> Result<(f64, f64)> {
     fs::create_dir(dir).with_context(|| dir.display().to_string())?;
     let paths: Vec<PathBuf> = (0..steps).map(|number| dir.join(format!("f{number}"))).collect();
     for path in &paths {
         prepare(path).with_context(|| path.display().to_string())?;
     }
-    let begun = Instant::now();
+    let (before, begun) = (processor(), Instant::now());
     for path in &paths {
         work(path).with_context(|| path.display().to_string())?;
     }
-    let took_us = begun.elapsed().as_secs_f64() * 1e6 / steps as f64;
+    let took = begun.elapsed().as_secs_f64();
+    let cores = (processor() - before) / took;
     fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
-    Ok(took_us)
+    Ok((took * 1e6 / steps as f64, cores))
 }
