@@ -28,6 +28,7 @@ use crate::model::counts::Counts;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
 use crate::model::name::VolumeName;
+use crate::model::policies::{CapacityPolicy, DataPath};
 use crate::model::records::{SnapshotPhase, SnapshotRecord, Source, Timestamp, VolumeRecord};
 use crate::model::snapshot_mode::SnapshotMode;
 
@@ -89,7 +90,7 @@ impl Snapshots {
         let mode =
             self.backend.snapshot_mode(spec.mode.or(volume.parameters.snapshot_mode), CLASS_OF_SNAPSHOTS)?;
         let control = self.stages.serving(&source, &mut volume)?;
-        let used = self.used_now(&source, volume.capacity_bytes, control.as_ref())?;
+        let used = self.used_now(&source, &volume, control.as_ref())?;
         let record = SnapshotRecord {
             name: spec.name,
             source: source.clone(),
@@ -252,7 +253,8 @@ impl Snapshots {
         let used_bytes = self.restorable(snapshot)?.used_bytes;
         let (this, id, source) = (self.clone(), id.clone(), Source::Snapshot(snapshot.clone()));
         self.jobs.start(id.clone().as_str(), snapshot.as_str(), used_bytes, move |progress| {
-            this.backend.fill(&id, &source, progress)?;
+            let allowed = this.journal.get(&id)?.allowance();
+            this.backend.fill(&id, allowed, &source, progress)?;
             this.filled(&id)
         })
     }
@@ -269,14 +271,16 @@ impl Snapshots {
         self.locks.check_not_copied(source)?;
         self.backend.snapshot_mode(spec, CLASS_OF_CLONES)?;
         let control = self.stages.serving(source, &mut volume)?;
-        let used = self.used_now(source, volume.capacity_bytes, control.as_ref())?;
+        let used = self.used_now(source, &volume, control.as_ref())?;
         let pause = self.hold_back(source, &volume, control)?;
         let (this, id, source) = (self.clone(), id.clone(), source.clone());
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), used.bytes, move |progress| {
             progress.bound(volume.capacity_bytes);
             let from = Source::Volume(source.clone());
-            let (_, paused) =
-                this.renewing(&source, pause, progress, |progress| this.backend.fill(&id, &from, progress))?;
+            let allowed = this.journal.get(&id)?.allowance();
+            let (_, paused) = this.renewing(&source, pause, progress, |progress| {
+                this.backend.fill(&id, allowed, &from, progress)
+            })?;
             tracing::info!(volume_id = %source, pause_us = microseconds(paused), "cloned");
             this.filled(&id)
         })
@@ -348,9 +352,10 @@ impl Snapshots {
 
     /// The bytes that a volume holds, at most its capacity. Its daemon also writes the usage file,
     /// so that is trusted no more than the daemon's reports.
-    fn used_now(&self, id: &VolumeId, capacity_bytes: u64, control: Option<&Control>) -> Result<Count> {
-        let Some(control) = control else {
-            let used = self.backend.used(id)?;
+    fn used_now(&self, id: &VolumeId, volume: &VolumeRecord, control: Option<&Control>) -> Result<Count> {
+        let (capacity_bytes, policy) = (volume.capacity_bytes, volume.policies().capacity);
+        let Some(control) = control.filter(|_| policy != CapacityPolicy::Kernel) else {
+            let used = self.backend.used(id, policy)?;
             return Ok(Count { bytes: used.bytes.min(capacity_bytes), ..used });
         };
         let usage = control.usage()?;
@@ -369,6 +374,11 @@ impl Snapshots {
         control: Option<Control>,
     ) -> Result<Option<Quiesced>> {
         let Some(control) = control else { return Ok(None) };
+        let passes_through = volume.policies().data_path == DataPath::Passthrough;
+        if passes_through && self.backend.cuts_at_once(id)? {
+            // No pause stops writes that pass through, and the cut needs none.
+            return Ok(None);
+        }
         if let Some(stage) = &volume.stage {
             // Flushes pages written through mappings to the daemon.
             let (path, asking) = (stage.staging_path.clone(), self.daemons.hangs.asking(id));
