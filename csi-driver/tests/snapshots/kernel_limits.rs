@@ -117,8 +117,8 @@ fn a_volume_never_exceeds_its_size_shows_its_use_and_grows_while_it_is_used() {
 #[test]
 fn a_pool_without_quotas_counts_by_daemons_and_names_the_command_that_changes_this() {
     for (kind, command) in [
-        (FileSystem::Btrfs, "run `btrfs quota enable "),
-        (FileSystem::Ext4, "run `tune2fs -O quota,project /dev/loop"),
+        (FileSystem::Btrfs, "run \"btrfs quota enable "),
+        (FileSystem::Ext4, "run \"tune2fs -O quota,project /dev/loop"),
         (FileSystem::Xfs, "mount it with the option prjquota"),
     ] {
         let scene = scene_on(kind);
@@ -258,7 +258,7 @@ fn a_volume_whose_quotas_were_turned_off_is_not_staged_without_its_limit() {
     let pool = scene.sandbox.path("pool");
     let volume = create(&caller, "pvc-1", 32 * MI, &[]);
     subvolume::disable_quotas(&pool).unwrap();
-    assert_refused(caller.stage(&volume), Code::FailedPrecondition, "run `btrfs quota enable ");
+    assert_refused(caller.stage(&volume), Code::FailedPrecondition, "run \"btrfs quota enable ");
     subvolume::enable_quotas(&pool).unwrap();
     assert_eq!(subvolume::group(&data(&scene, &volume)).unwrap().1, None);
     up(&caller, &volume);

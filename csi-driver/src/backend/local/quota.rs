@@ -46,18 +46,18 @@ pub(super) fn kind(pool: &Path) -> linux::Result<Result<Kind, Missing>> {
         "btrfs" => match groups::quotas(&dir)? {
             Quotas::Groups { .. } => Ok(Ok(Kind::Groups)),
             Quotas::Off => {
-                missing(format!("{fs_type} without quotas"), format!("run `btrfs quota enable {path}`"))
+                missing(format!("{fs_type} without quotas"), format!("run \"btrfs quota enable {path}\""))
             }
             Quotas::Simple => missing(
                 format!("{fs_type} with simple quotas, which do not count what clones share"),
-                format!("run `btrfs quota disable {path}`, then `btrfs quota enable {path}`"),
+                format!("run \"btrfs quota disable {path}\", then \"btrfs quota enable {path}\""),
             ),
         },
         "ext4" | "xfs" if projects::is_enforced(&dir)? => Ok(Ok(Kind::Projects)),
         "ext4" => missing(
             format!("{fs_type} without project quotas"),
             format!(
-                "unmount it, run `tune2fs -O quota,project {}`, and mount it with the option prjquota",
+                "unmount it, run \"tune2fs -O quota,project {}\", and mount it with the option prjquota",
                 device(&dir)
             ),
         ),

@@ -69,7 +69,7 @@ fn examples() -> Vec<Error> {
             what: text("parameters.capacity \"kernel\""),
             pool: path(),
             reason: text("btrfs without quotas"),
-            remedy: text("run `btrfs quota enable /path`"),
+            remedy: text("run \"btrfs quota enable /path\""),
         },
         Error::NoPassthrough { release: text("6.1.0") },
         Error::CannotPause { volume_id: volume_id(), reason: text("3 files are open") },
