@@ -69,9 +69,10 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
     /// The limits of a volume of `capacity_bytes`.
     fn limits(&self, capacity_bytes: u64) -> VolumeLimits;
 
-    /// The policies of a new volume. An error names what the class asks for and cannot have, and how
+    /// The policies of a new volume. `keeper`: whether the driver has one that registers files for
+    /// FUSE_PASSTHROUGH. An error names what the class asks for and cannot have, and how
     /// the administrator gets it.
-    fn policies(&self, wanted: Wanted) -> Result<Policies>;
+    fn policies(&self, wanted: Wanted, keeper: bool) -> Result<Policies>;
 
     /// Creates the volume, empty. An existing one is a success.
     fn create(&self, id: &VolumeId, allowed: Allowance) -> Result<()>;
@@ -92,9 +93,9 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
     /// What the volume holds. Only for a volume that no daemon serves, or that the kernel limits.
     fn used(&self, id: &VolumeId, policy: CapacityPolicy) -> Result<Count>;
 
-    /// Whether [`Self::snapshot`] and [`Self::fill`] get one moment of the volume even while it is
-    /// written to.
-    fn cuts_at_once(&self, id: &VolumeId) -> Result<bool>;
+    /// Whether a copy of the volume, a snapshot or a clone of that allowance, is one moment even while
+    /// the volume is written to.
+    fn cuts_at_once(&self, from: &VolumeId, clone: Option<(&VolumeId, Allowance)>) -> Result<bool>;
 
     /// Passes what the kernel counts of these volumes on to their daemons. Failures are only logged.
     fn publish_use(&self, volumes: &[VolumeId]);

@@ -89,11 +89,6 @@ pub enum Error {
     NoKernelQuota { what: String, pool: PathBuf, reason: String, remedy: String },
     #[error("parameters.dataPath: passthrough needs Linux 6.9, and this is {release}: choose daemon")]
     NoPassthrough { release: String },
-    #[error(
-        "volume {volume_id} cannot be cut at one moment: {reason}: stop its writers, or create volumes that are \
-         cut while they are written to with dataPath daemon, or on Btrfs"
-    )]
-    CannotPause { volume_id: VolumeId, reason: String },
     #[error("the daemon of volume {volume_id} has no control socket: {what} works after the next stage")]
     NoControl { volume_id: VolumeId, what: &'static str },
 

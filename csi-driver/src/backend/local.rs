@@ -316,11 +316,11 @@ impl VolumeBackend for Pool {
         VolumeLimits { bytes: capacity_bytes, inodes }
     }
 
-    fn policies(&self, wanted: Wanted) -> Result<Policies> {
+    fn policies(&self, wanted: Wanted, keeper: bool) -> Result<Policies> {
         self.check_present()?;
         let kind = quota::kind(&self.dir).step("look at the pool's quotas")?;
         let passthrough = release::is_at_least(FIRST_WITH_PASSTHROUGH);
-        let supported = Supported { kernel_quota: kind.is_ok(), passthrough };
+        let supported = Supported { kernel_quota: kind.is_ok(), passthrough, keeper };
         Policies::choose(wanted, supported).map_err(|lacking| match (lacking, kind) {
             (Lacking::KernelQuota, Err(missing)) => {
                 let (what, other) = match wanted.capacity {
@@ -372,8 +372,13 @@ impl VolumeBackend for Pool {
         self.is_lost(self.volume(id))
     }
 
-    fn cuts_at_once(&self, id: &VolumeId) -> Result<bool> {
-        let data = open_root(&self.data_dir(id)).step("look at volume")?;
+    fn cuts_at_once(&self, from: &VolumeId, clone: Option<(&VolumeId, Allowance)>) -> Result<bool> {
+        if let Some((id, allowed)) = clone
+            && !self.root_of(id, allowed)?.is_subvolume
+        {
+            return Ok(false);
+        }
+        let data = open_root(&self.data_dir(from)).step("look at volume")?;
         Ok(subvolume::with_root(data).step("look at volume")?.is_some())
     }
 
@@ -470,7 +475,7 @@ impl VolumeBackend for Pool {
             SnapshotMode::Reflink => CopyMode::Reflink,
             SnapshotMode::BlockingCopy => CopyMode::Bytes,
         };
-        let root = if self.cuts_at_once(from)? { Root::CUT } else { Root::COPY };
+        let root = if self.cuts_at_once(from, None)? { Root::CUT } else { Root::COPY };
         self.copy(self.snapshot_place(id), &self.data_dir(from), (root, mode), progress)
             .step("copy volume into snapshot")
     }

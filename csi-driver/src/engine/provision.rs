@@ -82,7 +82,8 @@ impl Provisioner {
             Some(source) => spec.capacity.choose_for(source, self.snapshots.source_bytes(source)?)?,
         };
         self.backend.check_no_volume(volume_id)?;
-        let policies = self.backend.policies(spec.parameters.wanted_policies())?;
+        let keeper = self.stages.daemons.keeper.keeps_connections();
+        let policies = self.backend.policies(spec.parameters.wanted_policies(), keeper)?;
         let mut record = VolumeRecord::new(spec.name, capacity_bytes, spec.parameters);
         record.policies = Some(policies);
         record.filled = spec.source.is_none();

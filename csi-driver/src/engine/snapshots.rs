@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::backend::VolumeBackend;
 use crate::backend::copies::{Count, Progress};
-use crate::daemon::control::{Control, Paused, Quiesced};
+use crate::daemon::control::{Control, PassingWrites, Paused, Quiesced};
 use crate::engine::daemons::Daemons;
 use crate::engine::hang::flush;
 use crate::engine::jobs::{Job, Jobs};
@@ -28,7 +28,7 @@ use crate::model::counts::Counts;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
 use crate::model::name::VolumeName;
-use crate::model::policies::{CapacityPolicy, DataPath};
+use crate::model::policies::{Allowance, CapacityPolicy};
 use crate::model::records::{SnapshotPhase, SnapshotRecord, Source, Timestamp, VolumeRecord};
 use crate::model::snapshot_mode::SnapshotMode;
 
@@ -122,7 +122,7 @@ impl Snapshots {
         control: Option<Control>,
         until_cut: VolumeGuard,
     ) -> Result<SnapshotRecord> {
-        let pause = self.hold_back(&record.source, volume, control)?;
+        let pause = self.hold_back(&record.source, volume, None, control)?;
         let at = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
         let progress = Progress::default();
         progress.bound(record.source_capacity_bytes);
@@ -149,7 +149,7 @@ impl Snapshots {
         volume: &VolumeRecord,
         control: Option<Control>,
     ) -> Result<SnapshotRecord> {
-        let pause = self.hold_back(&record.source, volume, control)?;
+        let pause = self.hold_back(&record.source, volume, None, control)?;
         record.created = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
         if let Some(pause) = &pause {
             record.used_bytes = pause.used_bytes.min(volume.capacity_bytes);
@@ -272,7 +272,8 @@ impl Snapshots {
         self.backend.snapshot_mode(spec, CLASS_OF_CLONES)?;
         let control = self.stages.serving(source, &mut volume)?;
         let used = self.used_now(source, &volume, control.as_ref())?;
-        let pause = self.hold_back(source, &volume, control)?;
+        let clone = (id, self.journal.get(id)?.allowance());
+        let pause = self.hold_back(source, &volume, Some(clone), control)?;
         let (this, id, source) = (self.clone(), id.clone(), source.clone());
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), used.bytes, move |progress| {
             progress.bound(volume.capacity_bytes);
@@ -366,19 +367,16 @@ impl Snapshots {
         Ok(Count { bytes: usage.used_bytes.min(capacity_bytes), inodes: usage.used_inodes })
     }
 
-    /// Stops all changes of the volume from here on; `None` if no daemon serves it.
+    /// Stops all changes of the volume from here on, for a snapshot or for `clone`; `None` if no daemon
+    /// serves it. Only where the file system cuts the volume, writes that pass the daemon by go on.
     fn hold_back(
         &self,
         id: &VolumeId,
         volume: &VolumeRecord,
+        clone: Option<(&VolumeId, Allowance)>,
         control: Option<Control>,
     ) -> Result<Option<Quiesced>> {
         let Some(control) = control else { return Ok(None) };
-        let passes_through = volume.policies().data_path == DataPath::Passthrough;
-        if passes_through && self.backend.cuts_at_once(id)? {
-            // No pause stops writes that pass through, and the cut needs none.
-            return Ok(None);
-        }
         if let Some(stage) = &volume.stage {
             // Flushes pages written through mappings to the daemon.
             let (path, asking) = (stage.staging_path.clone(), self.daemons.hangs.asking(id));
@@ -392,7 +390,11 @@ impl Snapshots {
                 tracing::warn!(volume_id = %id, error = chain(&error), "syncfs before a snapshot");
             }
         }
-        control.quiesce(limits::QUIESCE, self.daemons.hangs.holding_back(id)).map(Some)
+        let passing = match self.backend.cuts_at_once(id, clone)? {
+            true => PassingWrites::GoOn,
+            false => PassingWrites::Refused,
+        };
+        control.quiesce(limits::QUIESCE, passing, self.daemons.hangs.holding_back(id)).map(Some)
     }
 
     /// Does `work` during a pause, and renews its lease until the work ends. Returns the pause's

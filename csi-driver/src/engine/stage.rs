@@ -75,7 +75,7 @@ impl Stages {
             settings: LaunchSettings::of(&record.parameters, record.policies(), &how.overrides),
         };
         if spec.settings.data_path == DataPath::Passthrough && !self.daemons.keeper.keeps_connections() {
-            let reason = "the driver runs without a keeper , which registers the files";
+            let reason = "the driver runs without a keeper, which registers the files";
             return Err(Error::CannotPass { volume_id: volume_id.clone(), reason });
         }
         let differs_in_group = |stage: &StageRecord| {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Whether a new volume whose limit the kernel enforces passes its data through, unless its class says
 /// otherwise.
-const PASSES_THROUGH_BY_DEFAULT: bool = false;
+const PASSES_THROUGH_BY_DEFAULT: bool = true;
 
 /// The way of reads and writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +60,8 @@ pub(crate) struct Supported {
     pub(crate) kernel_quota: bool,
     /// The kernel has FUSE_PASSTHROUGH.
     pub(crate) passthrough: bool,
+    /// The driver has a keeper that registers files for it.
+    pub(crate) keeper: bool,
 }
 
 /// What a class asks for and is missing.
@@ -86,7 +88,8 @@ impl Policies {
             true => Kernel,
             false => CapacityPolicy::Daemon,
         });
-        let passes = PASSES_THROUGH_BY_DEFAULT && supported.passthrough && capacity == Kernel;
+        let can_pass = supported.passthrough && supported.keeper;
+        let passes = PASSES_THROUGH_BY_DEFAULT && can_pass && capacity == Kernel;
         let data_path = data_path.unwrap_or(if passes { Passthrough } else { DataPath::Daemon });
         Ok(Self { data_path, capacity })
     }
@@ -133,8 +136,7 @@ impl fmt::Display for CapacityPolicy {
 mod tests {
     use super::*;
 
-    const BOTH: Supported = Supported { kernel_quota: true, passthrough: true };
-    const NEITHER: Supported = Supported { kernel_quota: false, passthrough: false };
+    const ALL: Supported = Supported { kernel_quota: true, passthrough: true, keeper: true };
 
     fn choose(
         data_path: Option<DataPath>,
@@ -148,10 +150,12 @@ mod tests {
     #[test]
     fn the_kernel_keeps_a_volume_within_its_size_where_it_can() {
         let by_default = if PASSES_THROUGH_BY_DEFAULT { DataPath::Passthrough } else { DataPath::Daemon };
-        assert_eq!(choose(None, None, BOTH), Ok((by_default, CapacityPolicy::Kernel)));
-        let old_kernel = Supported { passthrough: false, ..BOTH };
-        assert_eq!(choose(None, None, old_kernel), Ok((DataPath::Daemon, CapacityPolicy::Kernel)));
-        for supported in [NEITHER, Supported { passthrough: true, ..NEITHER }] {
+        assert_eq!(choose(None, None, ALL), Ok((by_default, CapacityPolicy::Kernel)));
+        for supported in [Supported { passthrough: false, ..ALL }, Supported { keeper: false, ..ALL }] {
+            assert_eq!(choose(None, None, supported), Ok((DataPath::Daemon, CapacityPolicy::Kernel)));
+        }
+        for passthrough in [true, false] {
+            let supported = Supported { kernel_quota: false, passthrough, keeper: true };
             assert_eq!(choose(None, None, supported), Ok((DataPath::Daemon, CapacityPolicy::Daemon)));
         }
     }
@@ -166,14 +170,14 @@ mod tests {
             (Some(D::Passthrough), None, (D::Passthrough, C::Kernel)),
             (Some(D::Passthrough), Some(C::None), (D::Passthrough, C::None)),
         ] {
-            assert_eq!(choose(data_path, capacity, BOTH), Ok(chosen));
+            assert_eq!(choose(data_path, capacity, ALL), Ok(chosen));
         }
-        let no_quota = Supported { kernel_quota: false, ..BOTH };
+        let no_quota = Supported { kernel_quota: false, ..ALL };
         assert_eq!(choose(None, Some(C::Kernel), no_quota), Err(Lacking::KernelQuota));
         assert_eq!(choose(Some(D::Passthrough), None, no_quota), Err(Lacking::KernelQuota));
         let none = choose(Some(D::Passthrough), Some(C::None), no_quota);
         assert_eq!(none, Ok((D::Passthrough, C::None)));
-        let old_kernel = Supported { passthrough: false, ..BOTH };
+        let old_kernel = Supported { passthrough: false, ..ALL };
         assert_eq!(choose(Some(D::Passthrough), None, old_kernel), Err(Lacking::Passthrough));
     }
 }

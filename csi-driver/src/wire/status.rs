@@ -36,7 +36,6 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::NoReflink { .. }
         | Error::NoKernelQuota { .. }
         | Error::NoPassthrough { .. }
-        | Error::CannotPause { .. }
         | Error::NoControl { .. }
         | Error::CannotPass { .. }
         | Error::DaemonCannot { .. }

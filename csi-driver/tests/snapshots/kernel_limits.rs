@@ -71,17 +71,26 @@ fn policies(scene: &Scene, volume: &str) -> (String, String) {
 
 #[test]
 fn a_volume_never_exceeds_its_size_shows_its_use_and_grows_while_it_is_used() {
+    is_limited(&[], "passthrough", Errno::EDQUOT);
+}
+
+#[test]
+fn a_volume_whose_daemon_writes_is_limited_alike_and_is_full_like_any_disk() {
+    is_limited(&[("dataPath", "daemon")], "daemon", Errno::ENOSPC);
+}
+
+fn is_limited(parameters: &[(&str, &str)], data_path: &str, full: Errno) {
     let scene = scene_with_quota_groups(Flags::process_with_keeper());
     let caller = scene.caller();
-    let volume = create(&caller, "pvc-1", 32 * MI, &[]);
-    assert_eq!(policies(&scene, &volume).1, "kernel");
+    let volume = create(&caller, "pvc-1", 32 * MI, parameters);
+    assert_eq!(policies(&scene, &volume), (data_path.to_owned(), "kernel".to_owned()));
     let root = data(&scene, &volume);
     assert_eq!(subvolume::group(&root).unwrap().1, Some(32 * MI));
 
     let mounted = up(&caller, &volume);
     assert_eq!(statfs(&mounted).0, 32 * MI);
     let (written, refusal) = fill(&mounted.join("data"), 64 * MI);
-    assert_eq!(refusal, Some(Errno::ENOSPC as i32), "after {written} bytes");
+    assert_eq!(refusal, Some(full as i32), "after {written} bytes");
     assert!(written > 24 * MI && written <= 32 * MI, "{written}");
     assert!(subvolume::group(&root).unwrap().0 <= 32 * MI);
     let is_shown = |total: u64, least: u64| {
@@ -105,7 +114,7 @@ fn a_volume_never_exceeds_its_size_shows_its_use_and_grows_while_it_is_used() {
     // Another daemon shows the same, and is limited all the same.
     scene.kill_daemon();
     is_shown(64 * MI, written + 15 * MI);
-    assert_eq!(fill(&mounted.join("rest"), 64 * MI).1, Some(Errno::ENOSPC as i32));
+    assert_eq!(fill(&mounted.join("rest"), 64 * MI).1, Some(full as i32));
     fs::remove_file(mounted.join("data")).unwrap();
     is_shown(64 * MI, 0);
     down(&caller, &volume);

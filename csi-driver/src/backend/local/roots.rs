@@ -111,7 +111,7 @@ impl Pool {
     ) -> linux::Result<Count> {
         self.clear(place)?;
         let from = open_root(from)?;
-        let is_cut = root.is_subvolume && mode == CopyMode::Reflink && subvolume::with_root(&from)?.is_some();
+        let is_cut = root.is_subvolume && subvolume::with_root(&from)?.is_some();
         let count = match is_cut {
             true => self.cut(place, &from, root, progress)?,
             false => self.copy_files(place, &from, (root, mode), progress)?,

@@ -72,7 +72,6 @@ fn examples() -> Vec<Error> {
             remedy: text("run \"btrfs quota enable /path\""),
         },
         Error::NoPassthrough { release: text("6.1.0") },
-        Error::CannotPause { volume_id: volume_id(), reason: text("3 files are open") },
         Error::NoControl { volume_id: volume_id(), what: "SetCapacity" },
         Error::CannotPass { volume_id: volume_id(), reason: "REASON" },
         Error::DaemonCannot { volume_id: volume_id(), what: "Quiesce", reason: text("REASON") },
