@@ -18,6 +18,7 @@ use crate::backend::copies::{Count, Progress};
 use crate::error::Result;
 use crate::model::capacity::{Room, VolumeLimits};
 use crate::model::ids::{SnapshotId, VolumeId};
+use crate::model::policies::{Allowance, CapacityPolicy, Policies, Wanted};
 use crate::model::records::{DataId, Source};
 use crate::model::snapshot_mode::SnapshotMode;
 use crate::model::topology::Topology;
@@ -68,11 +69,16 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
     /// The limits of a volume of `capacity_bytes`.
     fn limits(&self, capacity_bytes: u64) -> VolumeLimits;
 
-    /// Creates the volume, empty. An existing one is a success.
-    fn create(&self, id: &VolumeId) -> Result<()>;
+    /// The policies of a new volume. `keeper`: whether the driver has one that registers files for
+    /// FUSE_PASSTHROUGH. An error names what the class asks for and cannot have, and how
+    /// the administrator gets it.
+    fn policies(&self, wanted: Wanted, keeper: bool) -> Result<Policies>;
 
-    /// Makes room for a volume that grows to `capacity_bytes`, and returns its new limits.
-    fn expand(&self, id: &VolumeId, capacity_bytes: u64) -> Result<VolumeLimits>;
+    /// Creates the volume, empty. An existing one is a success.
+    fn create(&self, id: &VolumeId, allowed: Allowance) -> Result<()>;
+
+    /// Makes room for a volume that has grown to its allowance, and returns its limits.
+    fn expand(&self, id: &VolumeId, allowed: Allowance) -> Result<VolumeLimits>;
 
     /// Removes the volume's data. Missing data is a success.
     fn delete(&self, id: &VolumeId) -> Result<()>;
@@ -84,14 +90,22 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
     /// True if the data of a volume that was complete is gone.
     fn has_lost_volume(&self, id: &VolumeId) -> Result<bool>;
 
-    /// What the volume holds. Only for a volume that no daemon serves.
-    fn used(&self, id: &VolumeId) -> Result<Count>;
+    /// What the volume holds. Only for a volume that no daemon serves, or that the kernel limits.
+    fn used(&self, id: &VolumeId, policy: CapacityPolicy) -> Result<Count>;
+
+    /// Whether a copy of the volume, a snapshot or a clone of that allowance, is one moment even while
+    /// the volume is written to.
+    fn cuts_at_once(&self, from: &VolumeId, clone: Option<(&VolumeId, Allowance)>) -> Result<bool>;
+
+    /// Passes what the kernel counts of these volumes on to their daemons. Failures are only logged.
+    fn publish_use(&self, volumes: &[VolumeId]);
 
     /// Gives the volume's files to group `gid` (CSI: volume_mount_group), unless they have it.
     fn give_group(&self, id: &VolumeId, gid: u32) -> Result<()>;
 
-    /// The descriptors and settings for the volume's daemon. Returns within a limited time.
-    fn assign(&self, id: &VolumeId) -> Result<Assigned>;
+    /// The descriptors and settings for the volume's daemon. An error if the kernel is to limit the
+    /// volume and cannot any more. Returns within a limited time.
+    fn assign(&self, id: &VolumeId, allowed: Allowance) -> Result<Assigned>;
 
     /// The backend's part of an Assignment to a daemon that continues an earlier one's connection.
     fn assignment(&self) -> assignment::Backend;
@@ -121,7 +135,7 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
 
     /// Makes the volume's data from a snapshot or from another volume, whose writers are held back.
     /// The new volume must not be in use.
-    fn fill(&self, id: &VolumeId, from: &Source, progress: &Progress) -> Result<Count>;
+    fn fill(&self, id: &VolumeId, allowed: Allowance, from: &Source, progress: &Progress) -> Result<Count>;
 
     /// [`Self::delete`] of a snapshot.
     fn delete_snapshot(&self, id: &SnapshotId) -> Result<()>;

@@ -12,6 +12,7 @@ pub(crate) mod hang;
 pub(crate) mod health;
 pub(crate) mod jobs;
 pub(crate) mod keeper_pod;
+pub(crate) mod kernel_use;
 pub(crate) mod locks;
 pub(crate) mod mount_point;
 pub(crate) mod node_of_state;

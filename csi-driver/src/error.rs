@@ -85,6 +85,10 @@ pub enum Error {
         pool.display()
     )]
     NoReflink { pool: PathBuf, fs_type: String, class: &'static str },
+    #[error("{what}: the kernel cannot limit it, since the pool {} is {reason}: {remedy}", pool.display())]
+    NoKernelQuota { what: String, pool: PathBuf, reason: String, remedy: String },
+    #[error("parameters.dataPath: passthrough needs Linux 6.9, and this is {release}: choose daemon")]
+    NoPassthrough { release: String },
     #[error("the daemon of volume {volume_id} has no control socket: {what} works after the next stage")]
     NoControl { volume_id: VolumeId, what: &'static str },
 

@@ -117,6 +117,8 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let admin = operations::admin::serve(driver.clone(), admin_socket, stopped.clone());
     let registration = wire::registration::serve(driver.clone(), calls, stopped.clone());
     let forgetting = engine::forgetting::serve(driver.mount_point_lists.clone(), stopped.clone());
+    let kernel_use =
+        engine::kernel_use::serve(driver.journal.clone(), driver.backend.clone(), stopped.clone());
     let waits = async {
         let mut stopped = stopped;
         // An error means that the sender is gone, which also means stop.
@@ -136,6 +138,10 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         forgetting.await;
         Ok(())
     };
+    let kernel_use = async {
+        kernel_use.await;
+        Ok(())
+    };
     let hang_watch = tokio::spawn(driver.hang_watch.clone().run());
     let warm = tokio::spawn(driver.daemons.warm.clone().run());
     let ended = driver.ended_daemons.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -145,7 +151,7 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         renewed.map(|renewed| tokio::spawn(engine::renewal::serve(driver.stages.clone(), renewed)));
     let keeper = driver.daemons.keeper.clone();
     let keeper_pod = tokio::spawn(engine::keeper_pod::settle(driver.config.clone(), keeper));
-    let served = tokio::try_join!(csi, registration, metrics, admin, waits, forgetting);
+    let served = tokio::try_join!(csi, registration, metrics, admin, waits, forgetting, kernel_use);
     hang_watch.abort();
     warm.abort();
     takeovers.inspect(tokio::task::JoinHandle::abort);

@@ -11,6 +11,9 @@
     reason = "names the argument of BTRFS_IOC_SUBVOL_GETFLAGS and BTRFS_IOC_SUBVOL_SETFLAGS"
 )]
 
+pub mod quota;
+pub mod subvolume;
+
 use std::os::fd::AsFd;
 
 use rustix::io::Errno;
@@ -63,3 +66,6 @@ pub(crate) fn make_writable(directory: impl AsFd) -> rustix::io::Result<bool> {
     BTRFS_IOC_SUBVOL_SETFLAGS.send(directory, &mut flags)?;
     Ok(true)
 }
+
+#[cfg(test)]
+mod tests;

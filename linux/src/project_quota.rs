@@ -21,10 +21,28 @@ pub struct Limits {
 }
 
 /// What a project uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     pub bytes: u64,
     pub inodes: u64,
+}
+
+/// What a file system knows of a project.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    pub used: Usage,
+    /// 0: no limit.
+    pub limits: Limits,
+}
+
+/// `struct fs_quota_stat` (linux/dqblk_xfs.h), as far as it is read.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct State {
+    version: i8,
+    flags: u16,
+    pad: i8,
+    unused: [u64; 9],
 }
 
 /// `struct if_dqblk` (linux/quota.h).
@@ -47,6 +65,10 @@ const FS_XFLAG_PROJINHERIT: u32 = 0x200;
 /// `QCMD(command, PRJQUOTA)` of linux/quota.h.
 const GET_PROJECT_QUOTA: libc::c_uint = (0x80_0007 << 8) | 2;
 const SET_PROJECT_QUOTA: libc::c_uint = (0x80_0008 << 8) | 2;
+/// `QCMD(Q_XGETQSTAT, PRJQUOTA)` of linux/dqblk_xfs.h.
+const GET_STATE: libc::c_uint = (0x5805 << 8) | 2;
+/// FS_QUOTA_PDQ_ENFD: limits of projects are enforced, not only counted.
+const ENFORCED: u16 = 1 << 5;
 /// The record contains the limits of bytes and inodes.
 const QIF_LIMITS: u32 = 1 | 4;
 const KIB: u64 = 1024;
@@ -67,6 +89,21 @@ pub fn project_of(file: impl AsFd) -> Result<Option<NonZeroU32>> {
     Ok(NonZeroU32::new(attributes.project))
 }
 
+/// Whether the file system of `mount` keeps projects within their limits. False also where this kernel
+/// or this file system has no quotas.
+pub fn is_enforced(mount: impl AsFd) -> Result<bool> {
+    let mut state = State::default();
+    let fd = mount.as_fd().as_raw_fd();
+    // SAFETY: the command writes one `struct fs_quota_stat` at the pointer: `state` has its size, and
+    // is ours alone during the call.
+    let done = unsafe { libc::syscall(libc::SYS_quotactl_fd, fd, GET_STATE, 0, &raw mut state) };
+    match Errno::result(done) {
+        Ok(_) => Ok(state.flags & ENFORCED != 0),
+        Err(Errno::ENOSYS | Errno::ESRCH | Errno::EINVAL | Errno::EOPNOTSUPP) => Ok(false),
+        Err(e) => Err(Error::new("read the state of", "project quotas", e)),
+    }
+}
+
 /// Limits `project` on the file system of `mount`. ESRCH: it is not mounted with `prjquota`.
 /// ENOSYS: this kernel has no quotas for it.
 pub fn limit(mount: impl AsFd, project: NonZeroU32, limits: Limits) -> Result<()> {
@@ -82,10 +119,21 @@ pub fn limit(mount: impl AsFd, project: NonZeroU32, limits: Limits) -> Result<()
 
 /// The use of `project` on the file system of `mount`.
 pub fn usage(mount: impl AsFd, project: NonZeroU32) -> Result<Usage> {
+    find(mount, project).map(|known| known.map_or(Usage::default(), |known| known.used))
+}
+
+/// What the file system of `mount` knows of `project`: `None` if it was never used or limited there.
+pub fn find(mount: impl AsFd, project: NonZeroU32) -> Result<Option<Known>> {
     let mut record = Record::default();
-    quotactl(mount.as_fd().as_raw_fd(), GET_PROJECT_QUOTA, project, &mut record)
-        .map_err(|e| Error::new("read the quota of project", project, e))?;
-    Ok(Usage { bytes: record.bytes, inodes: record.inodes })
+    match quotactl(mount.as_fd().as_raw_fd(), GET_PROJECT_QUOTA, project, &mut record) {
+        // XFS has no record of it. ext4 answers with an empty one.
+        Err(Errno::ENOENT) => return Ok(None),
+        asked => asked.map_err(|e| Error::new("read the quota of project", project, e))?,
+    }
+    let used = Usage { bytes: record.bytes, inodes: record.inodes };
+    let limits = Limits { bytes: record.bytes_limit.saturating_mul(KIB), inodes: record.inodes_limit };
+    let is_unused = used == Usage::default() && limits == Limits { bytes: 0, inodes: 0 };
+    Ok((!is_unused).then_some(Known { used, limits }))
 }
 
 fn quotactl(fd: i32, command: libc::c_uint, project: NonZeroU32, record: &mut Record) -> nix::Result<()> {
@@ -104,10 +152,11 @@ mod tests {
     #[test]
     fn a_file_system_without_project_quotas_refuses_and_the_error_names_the_project() {
         // if_dqblk has four bytes of padding at its end.
-        assert_eq!(size_of::<Record>(), 72);
+        assert_eq!((size_of::<Record>(), size_of::<State>()), (72, 80));
         let proc = std::fs::File::open("/proc").unwrap();
         let project = NonZeroU32::new(7).unwrap();
         let error = limit(&proc, project, Limits { bytes: 1, inodes: 1 }).unwrap_err();
         assert!(error.to_string().contains("set the quota of project 7"), "{error}");
+        assert!(!is_enforced(&proc).unwrap());
     }
 }

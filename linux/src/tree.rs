@@ -275,4 +275,4 @@ impl Display for Shown<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -19,6 +19,38 @@ pub fn make_read_only(path: &Path) -> Result<()> {
     btrfs(Command::new("btrfs").args(["property", "set", "-ts"]).arg(path).args(["ro", "true"]))
 }
 
+/// Turns quota groups on for the file system at `path`, and waits until all is counted.
+pub fn enable_quotas(path: &Path) -> Result<()> {
+    btrfs(Command::new("btrfs").args(["quota", "enable"]).arg(path))?;
+    btrfs(Command::new("btrfs").args(["quota", "rescan", "-w"]).arg(path))
+}
+
+pub fn disable_quotas(path: &Path) -> Result<()> {
+    btrfs(Command::new("btrfs").args(["quota", "disable"]).arg(path))
+}
+
+/// The paths of all subvolumes of the file system at `path`, from its root.
+pub fn list(path: &Path) -> Result<Vec<String>> {
+    let output = Command::new("btrfs").args(["subvolume", "list"]).arg(path).output();
+    let output = output.context("start btrfs (package btrfs-progs)")?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listed = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(listed.lines().filter_map(|line| line.split_once(" path ")).map(|(_, path)| path.to_owned()).collect())
+}
+
+/// The quota group of the subvolume at `path`, as the tool shows it after a commit: bytes referenced,
+/// and their limit.
+pub fn group(path: &Path) -> Result<(u64, Option<u64>)> {
+    let output = Command::new("btrfs").args(["qgroup", "show", "--sync", "--raw", "-rf"]).arg(path).output();
+    let output = output.context("start btrfs (package btrfs-progs)")?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = shown.lines().find(|line| line.starts_with("0/")).with_context(|| shown.clone())?;
+    let columns: Vec<&str> = line.split_whitespace().collect();
+    let column = |index: usize| columns.get(index).copied().with_context(|| shown.clone());
+    Ok((column(1)?.parse()?, column(3)?.parse().ok()))
+}
+
 fn btrfs(command: &mut Command) -> Result<()> {
     let output = command.output().context("start btrfs (package btrfs-progs)")?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -22,7 +22,7 @@ use volume_fs::request::{Changes, Data, Permissions, Position, RequestId, Reques
 use volume_fs::service::{Capacity, Terms};
 
 use crate::backings;
-use crate::capacity::{CountedByDaemon, Policy, Unlimited};
+use crate::capacity::{CountedByDaemon, LimitedByKernel, Policy, Unlimited};
 use crate::errno::Result;
 use crate::nodes::NodeLimits;
 use crate::pruner;
@@ -66,7 +66,14 @@ impl Local {
                 ),
                 shared.as_ref().and_then(Shared::earlier_charges),
             )?),
-            Capacity::Kernel | Capacity::None => Arc::new(Unlimited::open(&usage_file)?),
+            Capacity::Kernel => {
+                let root = assigned.directory.try_clone().map_err(|e| volume_fs::Error::Kernel {
+                    step: "volume directory",
+                    source: linux::Error::new("duplicate", "its descriptor", e),
+                })?;
+                Arc::new(LimitedByKernel::open(usage_file, root, terms.limits)?)
+            }
+            Capacity::None => Arc::new(Unlimited::open(&usage_file)?),
         };
         let gate = Arc::new(Gate::new(capacity.must_prepare()));
         let limits = NodeLimits {
@@ -411,6 +418,8 @@ fn failure(errno: Errno) -> Failure {
         Errno::IO => {
             Failure::because(errno, "the volume's directory cannot be read or written: see the kernel's log")
         }
+        // A quota of the file system that limits the volume: for its users, the volume is full.
+        Errno::DQUOT => Errno::NOSPC.into(),
         _ => errno.into(),
     }
 }

@@ -1,12 +1,13 @@
 //! Who enforces the limits of a volume, and knows its use: one policy for each volume.
 //!
-//! [`CountedByDaemon`] works on every file system. A policy of the kernel (project quotas, quota
-//! groups) would have no [`Quota`]: then no request calls anything of this crate's accounting.
+//! [`CountedByDaemon`] works on every file system. [`LimitedByKernel`] (project quotas, quota groups)
+//! and [`Unlimited`] have no [`Quota`]: then no request calls anything of this crate's accounting.
 
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use volume_fs::figures::{Limits, Shrinks, UsageNow};
+use volume_fs::figures::{Counted, Limits, Shrinks, UsageNow};
 
 use crate::errno::Result;
 use crate::quota::{Quota, Use};
@@ -41,7 +42,7 @@ pub(crate) trait Policy: Debug + Send + Sync {
     fn end(&self);
 }
 
-/// Nothing keeps the volume within its size, and nobody counts what it holds.
+/// Nothing keeps the volume within its size, and nothing counts what it holds.
 #[derive(Debug)]
 pub(crate) struct Unlimited;
 
@@ -77,6 +78,90 @@ impl Policy for Unlimited {
     }
 
     fn end(&self) {}
+}
+
+/// A quota of the file system keeps the volume within its limits.
+///
+/// A project has its own figures in statfs(2). A quota group has not, and only the driver may read
+/// them: it writes them into the usage file, again and again.
+#[derive(Debug)]
+pub(crate) struct LimitedByKernel {
+    usage_file: UsageFile,
+    /// Of the volume.
+    root: OwnedFd,
+    limits: Mutex<Limits>,
+    /// The last figures of a quota group.
+    counted: Mutex<Option<Counted>>,
+}
+
+impl LimitedByKernel {
+    /// # Errors
+    ///
+    /// The usage file cannot be truncated: a later daemon would trust a count in it.
+    pub(crate) fn open(usage_file: UsageFile, root: OwnedFd, limits: Limits) -> volume_fs::Result<Self> {
+        let counted = usage_file.kernels_count();
+        if counted.is_none() {
+            forget(&usage_file)?;
+        }
+        Ok(Self { usage_file, root, limits: Mutex::new(limits), counted: Mutex::new(counted) })
+    }
+
+    /// The figures that the file system itself has for the volume's root.
+    fn of_file_system(&self) -> UsageNow {
+        let Ok(found) = rustix::fs::fstatvfs(&self.root) else { return UsageNow::default() };
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        UsageNow {
+            limits: Limits { bytes: bytes(found.f_blocks), inodes: found.f_files },
+            used: Counted {
+                bytes: bytes(found.f_blocks.saturating_sub(found.f_bfree)),
+                inodes: found.f_files.saturating_sub(found.f_ffree),
+            },
+            counting: false,
+        }
+    }
+}
+
+impl Policy for LimitedByKernel {
+    fn quota(&self) -> Option<Arc<Quota>> {
+        None
+    }
+
+    fn must_prepare(&self) -> bool {
+        false
+    }
+
+    fn prepare(self: Arc<Self>, _count: Count, prepared: Box<dyn FnOnce() + Send>) -> volume_fs::Result<()> {
+        prepared();
+        Ok(())
+    }
+
+    fn usage(&self) -> UsageNow {
+        let mut counted = locked(&self.counted);
+        *counted = self.usage_file.kernels_count().or(*counted);
+        match *counted {
+            // A group limits no number of inodes.
+            Some(used) => {
+                let limits = Limits { inodes: 0, ..*locked(&self.limits) };
+                UsageNow { limits, used, counting: false }
+            }
+            None => self.of_file_system(),
+        }
+    }
+
+    /// The driver has given the group or project its limits before.
+    fn expand(&self, wanted: Limits) -> std::result::Result<(), Shrinks> {
+        let mut limits = locked(&self.limits);
+        limits.check_growth(wanted)?;
+        *limits = wanted;
+        Ok(())
+    }
+
+    fn end(&self) {}
+}
+
+fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section is one assignment.
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn forget(usage_file: &UsageFile) -> volume_fs::Result<()> {

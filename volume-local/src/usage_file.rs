@@ -13,7 +13,10 @@
 //! All other bytes are zero. If there are files whose charge is not lasting, 16 bytes for each
 //! follow, its node id and its charge, and then 8 bytes, FNV-1a of these.
 //!
-//! The file is empty while a daemon serves, and after it was killed. After a reboot the content is
+//! With the kernel as the one who counts, the driver writes the first 64 bytes instead, again and again,
+//! with the magic `HAWSKRN1`.
+//!
+//! Otherwise, the file is empty while a daemon serves, and after it was killed. After a reboot the content is
 //! not trusted: a power cut may have lost changes of the tree and not of this file, or the reverse.
 //! Within one boot, all processes see the same page cache, so nothing is flushed.
 
@@ -30,6 +33,9 @@ const UNSETTLED_LENGTH: usize = 16;
 /// Longer files are not trusted: a million files.
 const MOST_LENGTH: usize = 16 << 20;
 const MAGIC: &[u8; 8] = b"HAWSUSE1";
+const KERNELS_MAGIC: &[u8; 8] = b"HAWSKRN1";
+/// The driver may be writing: a whole record follows.
+const READS: usize = 4;
 
 /// /proc/sys/kernel/random/boot_id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +71,15 @@ impl UsageFile {
         let mut bytes = vec![0; Some(length).filter(|length| *length <= MOST_LENGTH)?];
         (rustix::io::pread(&self.fd, &mut bytes, 0) == Ok(bytes.len())).then_some(())?;
         decode(&bytes, self.boot?)
+    }
+
+    /// What the kernel counted last, if the driver has written that down.
+    pub(crate) fn kernels_count(&self) -> Option<Counted> {
+        (0..READS).find_map(|_| {
+            let mut bytes = [0; LENGTH];
+            (rustix::io::pread(&self.fd, &mut bytes, 0) == Ok(LENGTH)).then_some(())?;
+            decode_kernels(&bytes)
+        })
     }
 
     /// Called before the volume may change. Truncating takes no space, so it works on a full pool.
@@ -122,6 +137,12 @@ fn decode(bytes: &[u8], boot: BootId) -> Option<Use> {
     (bytes == encode(&used, boot)).then_some(used)
 }
 
+fn decode_kernels(bytes: &[u8; LENGTH]) -> Option<Counted> {
+    let number = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    let is_whole = bytes.starts_with(KERNELS_MAGIC) && number(SUMMED)? == fnv1a(&bytes[..SUMMED]);
+    is_whole.then_some(Counted { bytes: number(16)?, inodes: number(24)? })
+}
+
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
         .iter()
@@ -176,6 +197,27 @@ mod tests {
             }
             assert_eq!(decode(&[&whole[..], b"x"].concat(), BOOT), None);
         }
+    }
+
+    #[test]
+    fn the_kernels_count_is_read_whole_and_is_no_daemons() {
+        let (usage, file) = file(Some(BOOT));
+        assert_eq!(usage.kernels_count(), None, "a new file");
+        let mut bytes = header(COUNTED, BOOT);
+        bytes[..8].copy_from_slice(KERNELS_MAGIC);
+        let sum = fnv1a(&bytes[..SUMMED]);
+        bytes[SUMMED..].copy_from_slice(&sum.to_le_bytes());
+        let write = |bytes: &[u8]| rustix::io::pwrite(&file, bytes, 0).unwrap();
+        write(&bytes);
+        assert_eq!((usage.kernels_count(), usage.read()), (Some(COUNTED), None));
+        for bit in 0..LENGTH * 8 {
+            let mut torn = bytes;
+            torn[bit / 8] ^= 1 << (bit % 8);
+            write(&torn);
+            assert_eq!(usage.kernels_count(), None, "bit {bit}");
+        }
+        usage.keep(&used(vec![])).unwrap();
+        assert_eq!(usage.kernels_count(), None, "a daemon's count");
     }
 
     #[test]

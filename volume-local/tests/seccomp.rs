@@ -7,6 +7,9 @@
 
 use std::io;
 
+/// Linux 6.17: FS_IOC_FSSETXATTR without ioctl(2).
+const SYS_FILE_SETATTR: i64 = 469;
+
 /// What an intruder would want, each with arguments that would do something.
 const REFUSED: &[(&str, i64, [i64; 3])] = &[
     ("socket", libc::SYS_socket, [libc::AF_UNIX as i64, libc::SOCK_STREAM as i64, 0]),
@@ -38,6 +41,17 @@ const REFUSED: &[(&str, i64, [i64; 3])] = &[
     ("unshare", libc::SYS_unshare, [libc::CLONE_NEWUSER as i64, 0, 0]),
     ("setuid", libc::SYS_setuid, [0, 0, 0]),
     ("ioctl", libc::SYS_ioctl, [0, 0x8004_e500, 0]),
+    // What takes a directory out of its limit: another project, no limit, or another subvolume.
+    ("FS_IOC_FSSETXATTR", libc::SYS_ioctl, [0, 0x401c_5820, 0]),
+    ("FS_IOC_SETFLAGS", libc::SYS_ioctl, [0, 0x4008_6602, 0]),
+    ("file_setattr", SYS_FILE_SETATTR, [0, 0, 0]),
+    ("quotactl", libc::SYS_quotactl, [0, 0, 0]),
+    ("quotactl_fd", libc::SYS_quotactl_fd, [0, 0x80_0008 << 8, 0]),
+    ("BTRFS_IOC_QGROUP_LIMIT", libc::SYS_ioctl, [0, 0x8030_942b, 0]),
+    ("BTRFS_IOC_QUOTA_CTL", libc::SYS_ioctl, [0, 0xc010_9428, 0]),
+    ("BTRFS_IOC_SUBVOL_CREATE_V2", libc::SYS_ioctl, [0, 0x5000_9418, 0]),
+    ("BTRFS_IOC_SNAP_CREATE_V2", libc::SYS_ioctl, [0, 0x5000_9417, 0]),
+    ("BTRFS_IOC_SUBVOL_SETFLAGS", libc::SYS_ioctl, [0, 0x4008_941a, 0]),
     ("bpf", libc::SYS_bpf, [0, 0, 0]),
     ("io_uring_setup", libc::SYS_io_uring_setup, [1, 0, 0]),
     ("open_by_handle_at", libc::SYS_open_by_handle_at, [0, 0, 0]),

@@ -1,6 +1,7 @@
 //! The backend `local`: each volume is a directory in a pool on this node.
 //!
-//! `<pool>/volumes/<id>/data` is a volume's root, and `usage` beside it is its daemon's count.
+//! `<pool>/volumes/<id>/data` is a volume's root, and `usage` beside it is its daemon's count, or the
+//! kernel's, written down for the daemon.
 //! `<pool>/snapshots/<id>/data` is a snapshot's root. A volume or snapshot is built in
 //! `<pool>/incoming/<id>` and renamed into place when it is complete. For removal it is first
 //! renamed to `<pool>/trash/<id>`. All four parents have mode 0700: on the host only root gets in,
@@ -9,6 +10,8 @@
 mod inodes;
 mod leftovers;
 mod presence;
+mod quota;
+mod roots;
 mod tree;
 mod usage;
 
@@ -18,9 +21,10 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 
+use linux::btrfs::{quota as groups, subvolume};
 use linux::tree::Trash;
 use nix::sys::stat::{FileStat, lstat};
 use proto::handover::{Local, Role, assignment};
@@ -31,16 +35,19 @@ use crate::backend::copies::{Count, Progress};
 use crate::backend::{Assigned, Diagnosis, VolumeBackend};
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::bounded::{self, Shared};
-use crate::kernel::private_dir::{private_dir, probe_dir};
+use crate::kernel::private_dir::probe_dir;
+use crate::kernel::release::{self, FIRST_WITH_PASSTHROUGH};
 use crate::model::capacity::{self, BYTES_PER_INODE, InodeRoom, Overcommit, Room, VolumeLimits};
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
+use crate::model::policies::{Allowance, CapacityPolicy, Lacking, Policies, Supported, Wanted};
 use crate::model::records::{DataId, Source};
 use crate::model::snapshot_mode::SnapshotMode;
 use crate::model::topology::Topology;
 use inodes::Inodes;
 use leftovers::leftovers_in;
 use presence::Presence;
+use roots::Root;
 use tree::CopyMode;
 
 /// Users of a volume need not be root: every container that mounts it may create files.
@@ -75,6 +82,8 @@ pub(crate) struct Pool {
     overcommit: Overcommit,
     topology: Topology,
     presence: Presence,
+    /// Held while a project number is chosen.
+    numbering: Mutex<()>,
     /// Set once it is known, and not changed when the file system grows.
     bytes_per_inode: OnceLock<u64>,
     /// Checks of volumes' directories, which may not return.
@@ -83,6 +92,8 @@ pub(crate) struct Pool {
     leaving: Trash,
     /// True until the driver listens.
     is_starting: AtomicBool,
+    /// The driver has asked Btrfs to count its quota groups anew.
+    is_counting: AtomicBool,
 }
 
 /// What the pool's file system supports.
@@ -124,9 +135,11 @@ impl Pool {
             overcommit,
             topology,
             presence,
+            numbering: Mutex::default(),
             bytes_per_inode: OnceLock::new(),
             looks: Shared::default(),
             is_starting: AtomicBool::new(false),
+            is_counting: AtomicBool::new(false),
         })
     }
 
@@ -204,35 +217,34 @@ impl Pool {
             .map_err(|e| linux::Error::at("stat", &dir, e)))
     }
 
-    /// Makes the tree at `place` from the one at `from` and replaces what an earlier call left.
-    fn copy(
-        &self,
-        place: Place<'_>,
-        from: &Path,
-        mode: CopyMode,
-        progress: &Progress,
-    ) -> linux::Result<Count> {
-        self.clear(place)?;
-        let data = self.begin(place)?;
-        let links = data.with_file_name(LINKS);
-        private_dir(&links)?;
-        let copied = {
-            let [from, to, links] = [from, &data, &links].map(open_root);
-            tree::copy_tree(from?.as_fd(), to?.as_fd(), links?.as_fd(), mode, progress)?
-        };
-        linux::tree::remove(&links)?;
-        self.complete(place)?;
-        Ok(copied)
+    /// Gives a volume whose limit the kernel enforces the limits of its size.
+    fn limit(&self, id: &VolumeId, allowed: Allowance) -> Result<()> {
+        let Some((kind, limits)) = self.root_of(id, allowed)?.limits else { return Ok(()) };
+        let data = open_root(&self.data_dir(id)).step("limit volume")?;
+        quota::limit(kind, &data, limits).step("limit volume")
     }
 
-    /// Makes an empty `data` in the place's part of `incoming`.
-    fn begin(&self, place: Place<'_>) -> linux::Result<PathBuf> {
-        let incoming = self.incoming.join(place.name);
-        linux::tree::remove(&incoming)?;
-        let data = incoming.join(DATA);
-        // Not create_dir_all: if the parents are missing, the pool has just been unmounted.
-        [&incoming, &data].into_iter().try_for_each(|dir| private_dir(dir))?;
-        Ok(data)
+    /// Lets Btrfs count through deletions, and again where its count is wrong.
+    fn keep_counting(&self) {
+        let keep = || -> linux::Result<()> {
+            let dir = open_root(&self.dir)?;
+            if quota::kind(&self.dir)? != Ok(quota::Kind::Groups) {
+                return Ok(());
+            }
+            groups::count_through_deletions(&dir)?;
+            let is_inexact = groups::quotas(&dir)? == groups::Quotas::Groups { exact: false };
+            if is_inexact && !self.is_counting.swap(true, Ordering::Relaxed) {
+                tracing::warn!(pool = %self.dir.display(), "the pool's quota groups are inexact: they are counted anew");
+                groups::rescan(&dir)?;
+            }
+            if !is_inexact {
+                self.is_counting.store(false, Ordering::Relaxed);
+            }
+            Ok(())
+        };
+        if let Err(error) = keep() {
+            tracing::debug!(error = chain(&error), "look at the pool's quota groups");
+        }
     }
 
     fn complete(&self, place: Place<'_>) -> linux::Result<()> {
@@ -247,10 +259,10 @@ impl Pool {
             return self.clear_later(place);
         }
         let (live, trash) = (place.path(), self.trash.join(place.name));
-        linux::tree::remove(&self.incoming.join(place.name))?;
+        roots::remove(&self.incoming.join(place.name))?;
         // Left by a killed deletion; the rename would fail on it.
-        linux::tree::remove(&trash)?;
-        if linux::tree::set_aside(&live, &trash)? { linux::tree::remove(&trash) } else { Ok(()) }
+        roots::remove(&trash)?;
+        if linux::tree::set_aside(&live, &trash)? { roots::remove(&trash) } else { Ok(()) }
     }
 }
 
@@ -304,13 +316,35 @@ impl VolumeBackend for Pool {
         VolumeLimits { bytes: capacity_bytes, inodes }
     }
 
-    fn create(&self, id: &VolumeId) -> Result<()> {
+    fn policies(&self, wanted: Wanted, keeper: bool) -> Result<Policies> {
+        self.check_present()?;
+        let kind = quota::kind(&self.dir).step("look at the pool's quotas")?;
+        let passthrough = release::is_at_least(FIRST_WITH_PASSTHROUGH);
+        let supported = Supported { kernel_quota: kind.is_ok(), passthrough, keeper };
+        Policies::choose(wanted, supported).map_err(|lacking| match (lacking, kind) {
+            (Lacking::KernelQuota, Err(missing)) => {
+                let (what, other) = match wanted.capacity {
+                    Some(capacity) => (format!("parameters.capacity \"{capacity}\""), "daemon"),
+                    None => ("parameters.dataPath \"passthrough\"".to_owned(), "none"),
+                };
+                let (pool, reason) = (self.dir.clone(), missing.reason);
+                let remedy = format!("{}, or choose capacity {other}", missing.remedy);
+                Error::NoKernelQuota { what, pool, reason, remedy }
+            }
+            (Lacking::KernelQuota | Lacking::Passthrough, _) => {
+                Error::NoPassthrough { release: release::running() }
+            }
+        })
+    }
+
+    fn create(&self, id: &VolumeId, allowed: Allowance) -> Result<()> {
         self.check_present()?;
         let place = self.volume(id);
         if Self::is_complete(place) {
-            return Ok(());
+            return self.limit(id, allowed);
         }
-        self.begin(place)
+        let root = self.root_of(id, allowed)?;
+        self.begin(place, root)
             .and_then(|data| {
                 std::fs::set_permissions(&data, Permissions::from_mode(ROOT_MODE))
                     .map_err(|e| linux::Error::at("chmod", &data, e))
@@ -319,9 +353,10 @@ impl VolumeBackend for Pool {
             .step("create volume directory")
     }
 
-    /// Only the daemon enforces the volume's size: the pool needs no change.
-    fn expand(&self, _id: &VolumeId, capacity_bytes: u64) -> Result<VolumeLimits> {
-        Ok(self.limits(capacity_bytes))
+    /// A size that only the daemon enforces needs no change of the pool.
+    fn expand(&self, id: &VolumeId, allowed: Allowance) -> Result<VolumeLimits> {
+        self.limit(id, allowed)?;
+        Ok(self.limits(allowed.capacity_bytes))
     }
 
     fn delete(&self, id: &VolumeId) -> Result<()> {
@@ -337,9 +372,25 @@ impl VolumeBackend for Pool {
         self.is_lost(self.volume(id))
     }
 
-    /// The last daemon's count if it is valid; otherwise counts the tree now.
-    fn used(&self, id: &VolumeId) -> Result<Count> {
+    fn cuts_at_once(&self, from: &VolumeId, clone: Option<(&VolumeId, Allowance)>) -> Result<bool> {
+        if let Some((id, allowed)) = clone
+            && !self.root_of(id, allowed)?.is_subvolume
+        {
+            return Ok(false);
+        }
+        let data = open_root(&self.data_dir(from)).step("look at volume")?;
+        Ok(subvolume::with_root(data).step("look at volume")?.is_some())
+    }
+
+    /// The kernel's count; else the last daemon's count if it is valid; otherwise counts the tree now.
+    fn used(&self, id: &VolumeId, policy: CapacityPolicy) -> Result<Count> {
         self.check_present()?;
+        if policy == CapacityPolicy::Kernel {
+            let data = open_root(&self.data_dir(id)).step("look at volume")?;
+            if let Some(used) = quota::used(&data).step("read the volume's quota")? {
+                return Ok(used);
+            }
+        }
         let file = usage::open(&self.usage_path(id)).step("open usage file")?;
         if let Some(count) = usage::read(&file).step("read usage file")? {
             return Ok(count);
@@ -355,10 +406,17 @@ impl VolumeBackend for Pool {
     }
 
     /// The directory as a detached mount, which no path leads to, and the usage file.
-    fn assign(&self, id: &VolumeId) -> Result<Assigned> {
+    fn assign(&self, id: &VolumeId, allowed: Allowance) -> Result<Assigned> {
         self.check_present()?;
         let (dir, usage_path) = (self.data_dir(id), self.usage_path(id));
+        let limits = self.root_of(id, allowed)?.limits;
         let open = move || {
+            if let Some((kind, limits)) = limits {
+                let data = open_root(&dir)?;
+                // Quotas that were off for some time have forgotten it.
+                quota::limit(kind, &data, limits)?;
+                publish(&data, &usage_path)?;
+            }
             let tree = linux::mount::open_tree_clone(&dir)?;
             let found = rustix::fs::fstat(&tree).map_err(|e| linux::Error::at("stat", &dir, e))?;
             let id = DataId { device: found.st_dev, inode: found.st_ino };
@@ -417,17 +475,22 @@ impl VolumeBackend for Pool {
             SnapshotMode::Reflink => CopyMode::Reflink,
             SnapshotMode::BlockingCopy => CopyMode::Bytes,
         };
-        self.copy(self.snapshot_place(id), &self.data_dir(from), mode, progress)
+        let root = if self.cuts_at_once(from, None)? { Root::CUT } else { Root::COPY };
+        self.copy(self.snapshot_place(id), &self.data_dir(from), (root, mode), progress)
             .step("copy volume into snapshot")
     }
 
-    fn fill(&self, id: &VolumeId, from: &Source, progress: &Progress) -> Result<Count> {
+    fn fill(&self, id: &VolumeId, allowed: Allowance, from: &Source, progress: &Progress) -> Result<Count> {
         let mode = if self.can_reflink()? { CopyMode::Reflink } else { CopyMode::Bytes };
         let from = match from {
             Source::Snapshot(id) => self.snapshot_place(id).path().join(DATA),
             Source::Volume(id) => self.data_dir(id),
         };
-        let count = self.copy(self.volume(id), &from, mode, progress).step("fill volume")?;
+        let root = self.root_of(id, allowed)?;
+        let count = self.copy(self.volume(id), &from, (root, mode), progress).step("fill volume")?;
+        if allowed.policies.capacity != CapacityPolicy::Daemon {
+            return Ok(count);
+        }
         let file = usage::open(&self.usage_path(id)).step("open usage file")?;
         usage::write(&file, count).step("write usage file")?;
         Ok(count)
@@ -451,6 +514,17 @@ impl VolumeBackend for Pool {
         rustix::fs::syncfs(dir).map_err(|e| linux::Error::at("syncfs", &self.dir, e)).step("sync pool")
     }
 
+    fn publish_use(&self, volumes: &[VolumeId]) {
+        self.keep_counting();
+        for id in volumes {
+            let published =
+                open_root(&self.data_dir(id)).and_then(|data| publish(&data, &self.usage_path(id)));
+            if let Err(error) = published {
+                tracing::debug!(volume_id = %id, error = chain(&error), "the kernel's count is not passed on");
+            }
+        }
+    }
+
     fn set_starting(&self, is_starting: bool) {
         self.is_starting.store(is_starting, Ordering::Relaxed);
     }
@@ -462,10 +536,22 @@ impl VolumeBackend for Pool {
             if self.is_starting() {
                 return self.sweep_later();
             }
-            let removed = |path: PathBuf| linux::tree::remove(&path);
+            let removed = |path: PathBuf| roots::remove(&path);
             parts.into_iter().try_for_each(|dir| leftovers_in(dir)?.into_iter().try_for_each(removed))
         });
         swept.step("sweep pool")
+    }
+}
+
+/// Writes down what the kernel counts for a daemon that cannot ask it: statfs(2) of a project has that
+/// count, and that of a subvolume has not.
+fn publish(data: &OwnedFd, usage_path: &Path) -> linux::Result<()> {
+    if subvolume::with_root(data)?.is_none() {
+        return Ok(());
+    }
+    match quota::used(data)? {
+        Some(used) => usage::publish(&usage::open(usage_path)?, used),
+        None => Ok(()),
     }
 }
 
@@ -550,6 +636,13 @@ fn fs_type(dir: &Path) -> linux::Result<String> {
 mod tests {
     use super::*;
     use crate::model::name::VolumeName;
+    use crate::model::policies::DataPath;
+
+    /// Counted by its daemon.
+    const ALLOWED: Allowance = Allowance {
+        capacity_bytes: 1 << 20,
+        policies: Policies { data_path: DataPath::Daemon, capacity: CapacityPolicy::Daemon },
+    };
 
     fn open(dir: &Path, capacity_bytes: Option<u64>) -> Result<Pool> {
         let settings = PoolSettings {
@@ -566,9 +659,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pool = open(dir.path(), None).unwrap();
         let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
-        pool.create(&id).unwrap();
+        pool.create(&id, ALLOWED).unwrap();
         std::fs::write(pool.data_dir(&id).join("file"), "content").unwrap();
-        pool.create(&id).unwrap();
+        pool.create(&id, ALLOWED).unwrap();
         assert_eq!(std::fs::read(pool.data_dir(&id).join("file")).unwrap(), b"content");
         assert_eq!(std::fs::metadata(pool.data_dir(&id)).unwrap().permissions().mode() & 0o7777, ROOT_MODE);
         pool.delete(&id).unwrap();
@@ -583,7 +676,7 @@ mod tests {
         let pool = open(dir.path(), None).unwrap();
         let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
         std::fs::create_dir_all(id.under(&pool.trash).join("data/half")).unwrap();
-        pool.create(&id).unwrap();
+        pool.create(&id, ALLOWED).unwrap();
         pool.delete(&id).unwrap();
         assert_eq!(std::fs::read_dir(&pool.trash).unwrap().count(), 0);
     }
@@ -594,7 +687,7 @@ mod tests {
         let pool = open(dir.path(), None).unwrap();
         let [deleted, cut_short, half_made] =
             ["a", "b", "c"].map(|name| VolumeId::for_name(&VolumeName::parse(name).unwrap()));
-        pool.create(&deleted).unwrap();
+        pool.create(&deleted, ALLOWED).unwrap();
         std::fs::create_dir_all(cut_short.under(&pool.trash).join("data/half")).unwrap();
         std::fs::create_dir_all(half_made.under(&pool.incoming).join("data/half")).unwrap();
         std::fs::create_dir_all(pool.trash.join("left-1-0/data")).unwrap();
@@ -604,7 +697,7 @@ mod tests {
         pool.set_starting(false);
         assert_eq!(stored(dir.path()).0, BTreeSet::new());
         assert_eq!(std::fs::read_dir(&pool.incoming).unwrap().count(), 0);
-        pool.create(&half_made).unwrap();
+        pool.create(&half_made, ALLOWED).unwrap();
         let begun = std::time::Instant::now();
         while std::fs::read_dir(&pool.trash).unwrap().count() > 0 {
             assert!(begun.elapsed() < std::time::Duration::from_secs(60), "the trash stays");
@@ -617,7 +710,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pool = open(dir.path(), None).unwrap();
         let id = VolumeId::for_name(&VolumeName::parse("a").unwrap());
-        pool.create(&id).unwrap();
+        pool.create(&id, ALLOWED).unwrap();
         std::fs::remove_dir(&pool.trash).unwrap();
         let error = pool.clear(pool.volume(&id)).unwrap_err();
         assert_eq!(error.errno(), nix::errno::Errno::ENOENT);

@@ -42,6 +42,14 @@ const MOST_DESCRIPTORS: usize = 16;
 /// The newest version of a daemon that is in the log, so that each is there once.
 static NEWEST_LOGGED: AtomicU32 = AtomicU32::new(VERSION);
 
+/// What happens to writes that the kernel passes to backing files, while a volume is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PassingWrites {
+    /// The pause is refused while a file is open for them.
+    Refused,
+    GoOn,
+}
+
 /// A connection to one volume's daemon.
 #[derive(Debug)]
 pub(crate) struct Control {
@@ -107,12 +115,12 @@ impl Control {
     }
 
     /// Stops all changes of the volume until [`Quiesced::resume`], until the returned value is
-    /// dropped, or until `lease` ends (resolution: 1 ms).
-    pub(crate) fn quiesce(self, lease: Duration, noted: Noted) -> Result<Quiesced> {
-        let quiesced = self.hold(lease)?;
+    /// dropped, or until `lease` ends (resolution: 1 ms). `passing`: writes that pass the daemon by.
+    pub(crate) fn quiesce(self, lease: Duration, passing: PassingWrites, noted: Noted) -> Result<Quiesced> {
+        let quiesced = self.hold(lease, passing)?;
         let (used_bytes, used_inodes) = (quiesced.used_bytes, quiesced.used_inodes);
-        let since = Instant::now();
-        Ok(Quiesced { at: Timestamp::now(), since, used_bytes, used_inodes, control: self, _noted: noted })
+        let (at, since) = (Timestamp::now(), Instant::now());
+        Ok(Quiesced { at, since, used_bytes, used_inodes, control: self, passing, _noted: noted })
     }
 
     /// Gives the daemon the socket to a keeper that takes the place of its own. On success, the keeper
@@ -151,9 +159,10 @@ impl Control {
         Ok(found)
     }
 
-    fn hold(&self, lease: Duration) -> Result<proto::control::Quiesced> {
+    fn hold(&self, lease: Duration, passing: PassingWrites) -> Result<proto::control::Quiesced> {
         let lease_ms = u32::try_from(lease.as_millis()).unwrap_or(u32::MAX);
-        match self.ask("Quiesce", request::Kind::Quiesce(Quiesce { lease_ms, passing_may_write: false }))? {
+        let passing_may_write = passing == PassingWrites::GoOn;
+        match self.ask("Quiesce", request::Kind::Quiesce(Quiesce { lease_ms, passing_may_write }))? {
             reply::Kind::Quiesced(quiesced) => Ok(quiesced),
             other => Err(self.unexpected("Quiesce", &other)),
         }
@@ -275,6 +284,7 @@ fn unreachable(volume_id: &VolumeId, what: &'static str, limit: Duration, error:
 #[derive(Debug)]
 pub(crate) struct Quiesced {
     control: Control,
+    passing: PassingWrites,
     /// What the volume holds during the pause.
     pub(crate) used_bytes: u64,
     pub(crate) used_inodes: u64,
@@ -296,7 +306,7 @@ pub(crate) struct Paused {
 impl Quiesced {
     /// Starts the lease anew.
     pub(crate) fn renew(&self, lease: Duration) -> Result<()> {
-        self.control.hold(lease).map(drop)
+        self.control.hold(lease, self.passing).map(drop)
     }
 
     pub(crate) fn resume(self) -> Result<Paused> {
@@ -370,7 +380,7 @@ mod tests {
         ]);
         let noted =
             std::sync::Arc::new(crate::daemon::notes::Hangs::default()).holding_back(&scene.volume_id);
-        let pause = control.quiesce(Duration::from_secs(30), noted).unwrap();
+        let pause = control.quiesce(Duration::from_secs(30), PassingWrites::Refused, noted).unwrap();
         assert_eq!(pause.used_bytes, 2);
         pause.renew(Duration::from_secs(15)).unwrap();
         assert_eq!(pause.resume().unwrap(), Paused { held: true, paused: Duration::from_micros(1500) });
@@ -390,7 +400,12 @@ mod tests {
         ]);
         let noted =
             std::sync::Arc::new(crate::daemon::notes::Hangs::default()).holding_back(&scene.volume_id);
-        let paused = control.quiesce(Duration::from_secs(30), noted).unwrap().resume().unwrap().paused;
+        let paused = control
+            .quiesce(Duration::from_secs(30), PassingWrites::Refused, noted)
+            .unwrap()
+            .resume()
+            .unwrap()
+            .paused;
         assert!(paused < Duration::from_secs(10), "{paused:?}");
         daemon.join().unwrap();
     }

@@ -36,7 +36,7 @@ impl Expansion {
                 wanted: wanted.to_string(),
             });
         }
-        let limits = self.backend.expand(volume_id, record.capacity_bytes)?;
+        let limits = self.backend.expand(volume_id, record.allowance())?;
         match self.resize_daemon(volume_id, &mut record, limits) {
             Ok(()) => {}
             // It has just ended: the next daemon gets the size when it is staged.

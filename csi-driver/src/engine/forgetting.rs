@@ -23,7 +23,7 @@ use crate::daemon::control::Control;
 use crate::engine::daemons::Daemons;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
-use crate::kernel::bounded;
+use crate::kernel::{bounded, release};
 use crate::model::ids::VolumeId;
 
 /// The first kernel with FUSE_NOTIFY_PRUNE.
@@ -37,7 +37,7 @@ const LIST: Duration = Duration::from_secs(5);
 
 /// Answers daemons until the driver stops. On a kernel with FUSE_NOTIFY_PRUNE no daemon asks.
 pub(crate) async fn serve(lists: Arc<MountPointLists>, mut stopped: watch::Receiver<bool>) {
-    if prunes() {
+    if release::is_at_least(PRUNES) {
         return;
     }
     loop {
@@ -49,15 +49,6 @@ pub(crate) async fn serve(lists: Arc<MountPointLists>, mut stopped: watch::Recei
         // A panic there is in the log; the next round starts anew.
         let _done = tokio::task::spawn_blocking(move || lists.send()).await;
     }
-}
-
-fn prunes() -> bool {
-    std::fs::read_to_string("/proc/sys/kernel/osrelease").is_ok_and(|release| is_at_least(&release, PRUNES))
-}
-
-fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= wanted
 }
 
 impl Control {
@@ -187,21 +178,6 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use linux::mount::{self, MountFlags};
-
-    #[test]
-    fn kernels_are_told_apart_by_their_release() {
-        for (release, new) in [
-            ("6.1.0-37-amd64", false),
-            ("6.12.48+deb13-amd64", false),
-            ("6.18.0", true),
-            ("6.18", true),
-            ("7.0-rc1", true),
-            ("5.19.17", false),
-            ("odd", false),
-        ] {
-            assert_eq!(is_at_least(release, PRUNES), new, "{release}");
-        }
-    }
 
     #[test]
     fn mounts_are_found_in_the_namespace_of_any_thread() {

@@ -61,7 +61,7 @@ impl Provisioner {
                 check_same(&found, &spec)?;
                 if found.filled {
                     // Its creation may have been interrupted.
-                    return self.backend.create(volume_id).map(|()| found);
+                    return self.backend.create(volume_id, found.allowance()).map(|()| found);
                 }
                 found
             }
@@ -82,7 +82,10 @@ impl Provisioner {
             Some(source) => spec.capacity.choose_for(source, self.snapshots.source_bytes(source)?)?,
         };
         self.backend.check_no_volume(volume_id)?;
+        let keeper = self.stages.daemons.keeper.keeps_connections();
+        let policies = self.backend.policies(spec.parameters.wanted_policies(), keeper)?;
         let mut record = VolumeRecord::new(spec.name, capacity_bytes, spec.parameters);
+        record.policies = Some(policies);
         record.filled = spec.source.is_none();
         record.source = spec.source;
         self.journal.admit(volume_id, &record, self.backend.room()?)?;
@@ -91,7 +94,7 @@ impl Provisioner {
 
     fn make(&self, volume_id: &VolumeId, mut record: VolumeRecord) -> Result<VolumeRecord> {
         if record.filled {
-            self.backend.create(volume_id)?;
+            self.backend.create(volume_id, record.allowance())?;
         } else {
             self.snapshots.fill_volume(volume_id, &mut record)?;
         }

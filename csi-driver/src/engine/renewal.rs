@@ -21,7 +21,7 @@ use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
 use crate::model::ids::VolumeId;
 use crate::model::limits;
-use crate::model::records::{Serving, StageRecord};
+use crate::model::records::{Serving, VolumeRecord};
 
 /// Retry interval while another operation holds the volume's lock.
 const LOCK_RETRY: Duration = Duration::from_millis(20);
@@ -125,7 +125,7 @@ impl Stages {
             );
             return Ok(());
         }
-        if !is_held && !self.take_back(volume_id, stage, serving, control.descriptors()?)? {
+        if !is_held && !self.take_back(volume_id, &record, serving, control.descriptors()?)? {
             return Ok(());
         }
         let Some(socket) =
@@ -144,12 +144,14 @@ impl Stages {
     fn take_back(
         &self,
         volume_id: &VolumeId,
-        stage: &StageRecord,
+        record: &VolumeRecord,
         serving: Serving,
         returned: Vec<(Role, std::os::fd::OwnedFd)>,
     ) -> Result<bool> {
+        let parked = record.parked.as_ref().map(|parked| &parked.stage);
+        let Some(stage) = record.stage.as_ref().or(parked) else { return Ok(false) };
         let Some(data) = stage.data else { return Ok(false) };
-        let assigned = self.backend.assign(volume_id)?;
+        let assigned = self.backend.assign(volume_id, record.allowance())?;
         let usage_file = assigned.descriptors.iter().find(|(role, _)| *role == Role::UsageFile);
         let Some((_, usage_file)) = usage_file else { return Ok(false) };
         let known = Known {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::backend::VolumeBackend;
 use crate::backend::copies::{Count, Progress};
-use crate::daemon::control::{Control, Paused, Quiesced};
+use crate::daemon::control::{Control, PassingWrites, Paused, Quiesced};
 use crate::engine::daemons::Daemons;
 use crate::engine::hang::flush;
 use crate::engine::jobs::{Job, Jobs};
@@ -28,6 +28,7 @@ use crate::model::counts::Counts;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
 use crate::model::name::VolumeName;
+use crate::model::policies::{Allowance, CapacityPolicy};
 use crate::model::records::{SnapshotPhase, SnapshotRecord, Source, Timestamp, VolumeRecord};
 use crate::model::snapshot_mode::SnapshotMode;
 
@@ -89,7 +90,7 @@ impl Snapshots {
         let mode =
             self.backend.snapshot_mode(spec.mode.or(volume.parameters.snapshot_mode), CLASS_OF_SNAPSHOTS)?;
         let control = self.stages.serving(&source, &mut volume)?;
-        let used = self.used_now(&source, volume.capacity_bytes, control.as_ref())?;
+        let used = self.used_now(&source, &volume, control.as_ref())?;
         let record = SnapshotRecord {
             name: spec.name,
             source: source.clone(),
@@ -121,7 +122,7 @@ impl Snapshots {
         control: Option<Control>,
         until_cut: VolumeGuard,
     ) -> Result<SnapshotRecord> {
-        let pause = self.hold_back(&record.source, volume, control)?;
+        let pause = self.hold_back(&record.source, volume, None, control)?;
         let at = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
         let progress = Progress::default();
         progress.bound(record.source_capacity_bytes);
@@ -148,7 +149,7 @@ impl Snapshots {
         volume: &VolumeRecord,
         control: Option<Control>,
     ) -> Result<SnapshotRecord> {
-        let pause = self.hold_back(&record.source, volume, control)?;
+        let pause = self.hold_back(&record.source, volume, None, control)?;
         record.created = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
         if let Some(pause) = &pause {
             record.used_bytes = pause.used_bytes.min(volume.capacity_bytes);
@@ -252,7 +253,8 @@ impl Snapshots {
         let used_bytes = self.restorable(snapshot)?.used_bytes;
         let (this, id, source) = (self.clone(), id.clone(), Source::Snapshot(snapshot.clone()));
         self.jobs.start(id.clone().as_str(), snapshot.as_str(), used_bytes, move |progress| {
-            this.backend.fill(&id, &source, progress)?;
+            let allowed = this.journal.get(&id)?.allowance();
+            this.backend.fill(&id, allowed, &source, progress)?;
             this.filled(&id)
         })
     }
@@ -269,14 +271,17 @@ impl Snapshots {
         self.locks.check_not_copied(source)?;
         self.backend.snapshot_mode(spec, CLASS_OF_CLONES)?;
         let control = self.stages.serving(source, &mut volume)?;
-        let used = self.used_now(source, volume.capacity_bytes, control.as_ref())?;
-        let pause = self.hold_back(source, &volume, control)?;
+        let used = self.used_now(source, &volume, control.as_ref())?;
+        let clone = (id, self.journal.get(id)?.allowance());
+        let pause = self.hold_back(source, &volume, Some(clone), control)?;
         let (this, id, source) = (self.clone(), id.clone(), source.clone());
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), used.bytes, move |progress| {
             progress.bound(volume.capacity_bytes);
             let from = Source::Volume(source.clone());
-            let (_, paused) =
-                this.renewing(&source, pause, progress, |progress| this.backend.fill(&id, &from, progress))?;
+            let allowed = this.journal.get(&id)?.allowance();
+            let (_, paused) = this.renewing(&source, pause, progress, |progress| {
+                this.backend.fill(&id, allowed, &from, progress)
+            })?;
             tracing::info!(volume_id = %source, pause_us = microseconds(paused), "cloned");
             this.filled(&id)
         })
@@ -348,9 +353,10 @@ impl Snapshots {
 
     /// The bytes that a volume holds, at most its capacity. Its daemon also writes the usage file,
     /// so that is trusted no more than the daemon's reports.
-    fn used_now(&self, id: &VolumeId, capacity_bytes: u64, control: Option<&Control>) -> Result<Count> {
-        let Some(control) = control else {
-            let used = self.backend.used(id)?;
+    fn used_now(&self, id: &VolumeId, volume: &VolumeRecord, control: Option<&Control>) -> Result<Count> {
+        let (capacity_bytes, policy) = (volume.capacity_bytes, volume.policies().capacity);
+        let Some(control) = control.filter(|_| policy != CapacityPolicy::Kernel) else {
+            let used = self.backend.used(id, policy)?;
             return Ok(Count { bytes: used.bytes.min(capacity_bytes), ..used });
         };
         let usage = control.usage()?;
@@ -361,11 +367,13 @@ impl Snapshots {
         Ok(Count { bytes: usage.used_bytes.min(capacity_bytes), inodes: usage.used_inodes })
     }
 
-    /// Stops all changes of the volume from here on; `None` if no daemon serves it.
+    /// Stops all changes of the volume from here on, for a snapshot or for `clone`; `None` if no daemon
+    /// serves it. Only where the file system cuts the volume, writes that pass the daemon by go on.
     fn hold_back(
         &self,
         id: &VolumeId,
         volume: &VolumeRecord,
+        clone: Option<(&VolumeId, Allowance)>,
         control: Option<Control>,
     ) -> Result<Option<Quiesced>> {
         let Some(control) = control else { return Ok(None) };
@@ -382,7 +390,11 @@ impl Snapshots {
                 tracing::warn!(volume_id = %id, error = chain(&error), "syncfs before a snapshot");
             }
         }
-        control.quiesce(limits::QUIESCE, self.daemons.hangs.holding_back(id)).map(Some)
+        let passing = match self.backend.cuts_at_once(id, clone)? {
+            true => PassingWrites::GoOn,
+            false => PassingWrites::Refused,
+        };
+        control.quiesce(limits::QUIESCE, passing, self.daemons.hangs.holding_back(id)).map(Some)
     }
 
     /// Does `work` during a pause, and renews its lease until the work ends. Returns the pause's

@@ -72,10 +72,10 @@ impl Stages {
         let spec = StageSpec {
             staging_path: staging_path.to_owned(),
             access: how.access,
-            settings: LaunchSettings::of(&record.parameters, &how.overrides),
+            settings: LaunchSettings::of(&record.parameters, record.policies(), &how.overrides),
         };
         if spec.settings.data_path == DataPath::Passthrough && !self.daemons.keeper.keeps_connections() {
-            let reason = "the driver runs without a keeper , which registers the files";
+            let reason = "the driver runs without a keeper, which registers the files";
             return Err(Error::CannotPass { volume_id: volume_id.clone(), reason });
         }
         let differs_in_group = |stage: &StageRecord| {
@@ -254,7 +254,7 @@ impl Stages {
         place: &Place,
     ) -> Result<MountEntry> {
         let span = tracing::info_span!("stage.mount").entered();
-        let assigned = self.backend.assign(volume_id)?;
+        let assigned = self.backend.assign(volume_id, record.allowance())?;
         if let Some(gid) = spec.access.group.filter(|_| !spec.access.read_only) {
             // The volume has no other user yet.
             self.backend.give_group(volume_id, gid)?;

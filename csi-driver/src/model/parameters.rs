@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::model::policies::{CapacityPolicy, DataPath};
+use crate::model::policies::{CapacityPolicy, DataPath, Policies, Wanted};
 use crate::model::snapshot_mode::SnapshotMode;
 pub(crate) use pod::{LogLevel, MAX_DELETE_DELAY_SECONDS, MAX_GRACE_SECONDS, PodParameters, Resources};
 
@@ -101,6 +101,18 @@ impl Parameters {
         parsed.pod.resources.check()?;
         parsed.check_policies()?;
         Ok(parsed)
+    }
+
+    pub(crate) fn wanted_policies(&self) -> Wanted {
+        Wanted { data_path: self.data_path, capacity: self.capacity }
+    }
+
+    /// The policies of a volume whose record names none: an earlier version created it.
+    pub(crate) fn policies_of_earlier_versions(&self) -> Policies {
+        Policies {
+            data_path: self.data_path.unwrap_or_default(),
+            capacity: self.capacity.unwrap_or_default(),
+        }
     }
 
     fn check_policies(&self) -> Result<()> {

@@ -14,6 +14,7 @@ use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::launch::{LaunchId, LaunchKey, ProcessId};
 use crate::model::name::VolumeName;
 use crate::model::parameters::Parameters;
+use crate::model::policies::{Allowance, Policies};
 use crate::model::settings::LaunchSettings;
 use crate::model::snapshot_mode::SnapshotMode;
 
@@ -23,6 +24,9 @@ pub(crate) struct VolumeRecord {
     pub name: VolumeName,
     pub capacity_bytes: u64,
     pub parameters: Parameters,
+    /// Chosen when it was created; see [`Self::policies`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policies: Option<Policies>,
     /// DeleteVolume has begun.
     pub deleting: bool,
     /// Stored with [`BootRecord`], like `targets`; an earlier version stored both here.
@@ -55,6 +59,7 @@ impl VolumeRecord {
             name,
             capacity_bytes,
             parameters,
+            policies: None,
             deleting: false,
             stage: None,
             targets: BTreeMap::new(),
@@ -63,6 +68,15 @@ impl VolumeRecord {
             filled: true,
             attachments: BTreeMap::new(),
         }
+    }
+
+    /// Which way its data takes, and who keeps it within its size.
+    pub(crate) fn policies(&self) -> Policies {
+        self.policies.unwrap_or_else(|| self.parameters.policies_of_earlier_versions())
+    }
+
+    pub(crate) fn allowance(&self) -> Allowance {
+        Allowance { capacity_bytes: self.capacity_bytes, policies: self.policies() }
     }
 
     /// Checks that its tree may be read and written: it is filled and not being deleted.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::capability::LaunchOverrides;
 use crate::model::parameters::{KNOWN_INODE_LIMIT, LogLevel, Parameters, Resources};
-use crate::model::policies::{CapacityPolicy, DataPath};
+use crate::model::policies::{CapacityPolicy, DataPath, Policies};
 
 pub(crate) const DEFAULT_NAME_PREFIX: &str = "hawser-volume";
 const DEFAULT_GRACE_SECONDS: u32 = 5;
@@ -34,13 +34,13 @@ pub(crate) struct LaunchSettings {
 
 impl Default for LaunchSettings {
     fn default() -> Self {
-        Self::of(&Parameters::default(), &LaunchOverrides::default())
+        Self::of(&Parameters::default(), Policies::default(), &LaunchOverrides::default())
     }
 }
 
 impl LaunchSettings {
     /// The StorageClass's parameters, overridden by the mount options.
-    pub(crate) fn of(parameters: &Parameters, overrides: &LaunchOverrides) -> Self {
+    pub(crate) fn of(parameters: &Parameters, policies: Policies, overrides: &LaunchOverrides) -> Self {
         let pod = &parameters.pod;
         Self {
             name_prefix: pod.name_prefix.clone().unwrap_or_else(|| DEFAULT_NAME_PREFIX.to_owned()),
@@ -54,8 +54,8 @@ impl LaunchSettings {
                 .unwrap_or_default(),
             threads: overrides.threads.unwrap_or(parameters.threads),
             known_inode_limit: overrides.known_inode_limit.unwrap_or(parameters.known_inode_limit),
-            data_path: parameters.data_path.unwrap_or_default(),
-            capacity: parameters.capacity.unwrap_or_default(),
+            data_path: policies.data_path,
+            capacity: policies.capacity,
             changed_from_outside: parameters.changed_from_outside,
         }
     }

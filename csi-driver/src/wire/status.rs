@@ -34,6 +34,8 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::NotAttached { .. }
         | Error::StillAttached { .. }
         | Error::NoReflink { .. }
+        | Error::NoKernelQuota { .. }
+        | Error::NoPassthrough { .. }
         | Error::NoControl { .. }
         | Error::CannotPass { .. }
         | Error::DaemonCannot { .. }

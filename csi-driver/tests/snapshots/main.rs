@@ -6,6 +6,7 @@
 mod claims;
 mod copies;
 mod full_disk;
+mod kernel_limits;
 mod kills;
 mod pool;
 mod refusals;

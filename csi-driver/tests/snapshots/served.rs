@@ -4,40 +4,67 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use tests::csi::scene::{Caller, Scene, retried};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
 use tests::csi::snapshots::{
-    REFLINKING, data, delete_snapshot, fill, from_snapshot, from_volume, scene_on, snapshot,
+    REFLINKING, assert_refused, data, delete_snapshot, fill, from_snapshot, from_volume, scene_on,
+    scene_with_quota_groups, snapshot, with,
 };
+use tests::eventually;
+use tests::loop_device::FileSystem;
+use tonic::Code;
 
 const POD: &str = "one";
 const RECORD: usize = 8;
 
-/// Appends numbered records to two files in turn, each pair as fast as the
-/// volume takes it, until told to stop; how many pairs.
+/// Appends numbered records to two files in turn, each pair as fast as the volume takes it, until
+/// [`Self::end`], which returns the number of pairs.
 struct Writer {
     stop: Arc<AtomicBool>,
+    /// Pairs that are written.
+    written: Arc<AtomicU64>,
     thread: std::thread::JoinHandle<u64>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Between {
+    Nothing,
+    /// The first file is synchronised before the record is added to the second.
+    Sync,
+}
+
 impl Writer {
-    fn start(dir: &Path) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
+    fn start(dir: &Path, between: Between) -> Self {
+        let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let [mut first, mut second] = ["first", "second"].map(|name| File::create(dir.join(name)).unwrap());
         let thread = std::thread::spawn({
-            let stop = stop.clone();
+            let (stop, written) = (stop.clone(), written.clone());
             move || {
                 let mut number = 0u64;
                 while !stop.load(Ordering::Relaxed) {
                     first.write_all(&number.to_le_bytes()).unwrap();
+                    if between == Between::Sync {
+                        first.sync_data().unwrap();
+                    }
                     second.write_all(&number.to_le_bytes()).unwrap();
                     number += 1;
+                    written.store(number, Ordering::Relaxed);
                 }
                 number
             }
         });
-        Self { stop, thread }
+        Self { stop, written, thread }
+    }
+
+    /// Waits until more than `pairs` are written, and returns how many are.
+    fn goes_beyond(&self, pairs: u64) -> u64 {
+        let look = || {
+            let written = self.written.load(Ordering::Relaxed);
+            anyhow::ensure!(written > pairs, "{written} pairs are written");
+            Ok(written)
+        };
+        eventually("the writer goes on", TIMEOUT, look).unwrap()
     }
 
     fn end(self) -> u64 {
@@ -82,14 +109,19 @@ fn take_away(scene: &Scene, caller: &Caller, volume: &str) {
 
 #[test]
 fn a_snapshot_under_writes_is_one_moment() {
-    for kind in REFLINKING {
-        let scene = scene_on(kind);
+    let pools: [fn() -> Scene; 3] = [
+        || scene_on(FileSystem::Btrfs),
+        || scene_on(FileSystem::Xfs),
+        || scene_with_quota_groups(Flags::process()),
+    ];
+    for scene in pools {
+        let scene = scene();
         let caller = scene.caller();
         let volume = served(&scene, &caller);
         let mounted = caller.target_path(POD);
         // Between the two files of the pair lies all this, whatever the order of the copy.
         fill(&mounted, 400);
-        let writer = Writer::start(&mounted);
+        let writer = Writer::start(&mounted, Between::Nothing);
         let mut last = 0;
         for n in 0..5 {
             let made = retried(&scene, "snapshot", || snapshot(&caller, &format!("snap-{n}"), &volume));
@@ -106,6 +138,59 @@ fn a_snapshot_under_writes_is_one_moment() {
         assert_eq!(records(&mounted), [pairs, pairs], "no write was lost to a pause");
         take_away(&scene, &caller, &volume);
     }
+}
+
+/// Through the daemon and past it.
+#[test]
+fn what_is_synchronised_before_a_write_is_in_every_cut_that_has_the_write() {
+    for (data_path, flags) in [("daemon", Flags::process()), ("passthrough", Flags::process_with_keeper())] {
+        let scene = scene_with_quota_groups(flags);
+        let caller = scene.caller();
+        let request = with(create_request("pvc-1"), &[("dataPath", data_path)]);
+        let volume = caller.create(request).unwrap().volume_id;
+        caller.stage(&volume).unwrap();
+        caller.publish(&volume, POD).unwrap();
+        let mounted = caller.target_path(POD);
+        fill(&mounted, 100);
+        let writer = Writer::start(&mounted, Between::Sync);
+        let mut last = 0;
+        let check = |id: &str, before: u64| {
+            let [first, second] = records(&data(&scene, id));
+            assert!(second <= first, "{data_path}: {first} records in the first, {second} in the second");
+            assert!(before <= second, "{data_path}: {second} records, and {before} were written before");
+            second
+        };
+        for n in 0..5 {
+            let before = writer.goes_beyond(last);
+            let made = retried(&scene, "snapshot", || snapshot(&caller, &format!("snap-{n}"), &volume));
+            let pairs = check(&made.snapshot_id, before);
+            last = pairs;
+            delete_snapshot(&caller, &made.snapshot_id).unwrap();
+        }
+        let before = writer.goes_beyond(last);
+        let clone = retried(&scene, "clone", || caller.create(from_volume("pvc-2", &volume))).volume_id;
+        check(&clone, before);
+        caller.delete(&clone).unwrap();
+        let pairs = writer.end();
+        assert_eq!(records(&mounted), [pairs, pairs]);
+        take_away(&scene, &caller, &volume);
+    }
+}
+
+/// Copied file by file, a volume that is written to past the daemon would be of no one moment.
+#[test]
+fn a_copy_without_a_cut_is_refused_while_a_file_is_open_for_writing_past_the_daemon() {
+    let scene = scene_with_quota_groups(Flags::process_with_keeper());
+    let caller = scene.caller();
+    let volume = served(&scene, &caller);
+    let open = File::create(caller.target_path(POD).join("file")).unwrap();
+    let request = with(from_volume("pvc-2", &volume), &[("capacity", "daemon")]);
+    assert_refused(caller.create(request.clone()), Code::FailedPrecondition, "dataPath: daemon");
+    drop(open);
+    let clone = retried(&scene, "clone", || caller.create(request.clone())).volume_id;
+    assert!(data(&scene, &clone).join("file").exists());
+    caller.delete(&clone).unwrap();
+    take_away(&scene, &caller, &volume);
 }
 
 #[test]

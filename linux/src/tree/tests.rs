@@ -124,7 +124,7 @@ fn a_tree_deeper_than_the_bound_is_refused() {
 }
 
 /// On a thread in a mount namespace of its own: what is mounted there ends with it.
-pub(super) fn in_own_mounts(test: impl FnOnce() + Send) {
+pub(crate) fn in_own_mounts(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("root may unshare");

@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 
 use super::scene::{Caller, Flags, Scene, TIMEOUT, create_request};
 use crate::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
-use crate::{Sandbox, eventually};
+use crate::{Sandbox, eventually, subvolume};
 
 pub const REFLINKING: [FileSystem; 2] = [FileSystem::Btrfs, FileSystem::Xfs];
 pub const BLOCKING_COPY: (&str, &str) = ("snapshotMode", "blocking-copy");
@@ -25,6 +25,14 @@ pub fn scene_on(kind: FileSystem) -> Scene {
     let sandbox = Sandbox::new();
     LoopMount::new(&sandbox, "pool", kind, IMAGE_BYTES).unwrap();
     Scene::start_in(sandbox, Flags::process())
+}
+
+/// A driver whose pool is a new Btrfs with quota groups.
+pub fn scene_with_quota_groups(flags: Flags) -> Scene {
+    let sandbox = Sandbox::new();
+    let mount = LoopMount::new(&sandbox, "pool", FileSystem::Btrfs, IMAGE_BYTES).unwrap();
+    subvolume::enable_quotas(mount.dir()).unwrap();
+    Scene::start_in(sandbox, flags)
 }
 
 pub fn snapshot_request(name: &str, source: &str) -> CreateSnapshotRequest {

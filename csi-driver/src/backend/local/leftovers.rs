@@ -6,8 +6,7 @@ use std::sync::atomic::Ordering;
 
 use linux::tree::Trash;
 
-use super::{Place, Pool};
-use crate::error::chain;
+use super::{Place, Pool, roots};
 use crate::model::ids::{SnapshotId, VolumeId};
 
 impl Pool {
@@ -60,7 +59,5 @@ fn remove_in_background(trees: Vec<PathBuf>) {
     if !trees.is_empty() {
         tracing::info!(trees = trees.len(), "removing an earlier driver's leftovers in the pool");
     }
-    linux::tree::remove_in_background(trees, |error| {
-        tracing::warn!(error = chain(&error), "a tree stays in the trash until the next start");
-    });
+    roots::remove_in_background(trees);
 }

@@ -2,6 +2,8 @@
 //!
 //! 64 bytes, little endian: magic, clean, used bytes, used inodes, boot id, FNV-1a of the rest. The
 //! count is valid only if a daemon ended cleanly during this boot.
+//!
+//! Where the kernel counts, the driver writes its count here for the daemon, with another magic.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -12,6 +14,8 @@ use rustix::io::Errno;
 use crate::backend::copies::Count;
 
 const MAGIC: &[u8; 8] = b"HAWSUSE1";
+/// Of a count by the kernel.
+const KERNELS_MAGIC: &[u8; 8] = b"HAWSKRN1";
 const BYTES: usize = 64;
 const SUMMED: usize = 56;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -40,6 +44,16 @@ pub(super) fn write(file: &OwnedFd, count: Count) -> linux::Result<()> {
     write_all(file.as_fd(), &of(count)?).map_err(|e| linux::Error::new("write", "usage", e))
 }
 
+/// Writes what the kernel counts, unless it is there. A daemon that reads half of it notices.
+pub(super) fn publish(file: &OwnedFd, count: Count) -> linux::Result<()> {
+    let wanted = content(KERNELS_MAGIC, count)?;
+    let mut found = [0; BYTES];
+    if rustix::io::pread(file, &mut found, 0) == Ok(BYTES) && found == wanted {
+        return Ok(());
+    }
+    write_all(file.as_fd(), &wanted).map_err(|e| linux::Error::new("write", "usage", e))
+}
+
 fn write_all(file: impl AsFd, content: &[u8]) -> Result<(), Errno> {
     // One block: written completely or not at all.
     match rustix::io::pwrite(file, content, 0)? {
@@ -49,8 +63,12 @@ fn write_all(file: impl AsFd, content: &[u8]) -> Result<(), Errno> {
 }
 
 fn of(count: Count) -> linux::Result<[u8; BYTES]> {
+    content(MAGIC, count)
+}
+
+fn content(magic: &[u8; 8], count: Count) -> linux::Result<[u8; BYTES]> {
     let mut content = [0; BYTES];
-    content[..8].copy_from_slice(MAGIC);
+    content[..8].copy_from_slice(magic);
     content[8] = 1;
     content[16..24].copy_from_slice(&count.bytes.to_le_bytes());
     content[24..32].copy_from_slice(&count.inodes.to_le_bytes());
@@ -90,6 +108,8 @@ mod tests {
         let count = Count { bytes: 1 << 40, inodes: 77 };
         write(&file, count).unwrap();
         assert_eq!(read(&reopened()).unwrap(), Some(count));
+        publish(&file, count).unwrap();
+        assert_eq!(read(&reopened()).unwrap(), None, "the kernel's count is no daemon's");
         for byte in [0, 8, 17, 25, 40, 63] {
             let mut content = of(count).unwrap();
             content[byte] ^= 1;

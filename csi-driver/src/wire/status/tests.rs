@@ -65,6 +65,13 @@ fn examples() -> Vec<Error> {
             fs_type: text("ext4"),
             class: crate::engine::snapshots::CLASS_OF_SNAPSHOTS,
         },
+        Error::NoKernelQuota {
+            what: text("parameters.capacity \"kernel\""),
+            pool: path(),
+            reason: text("btrfs without quotas"),
+            remedy: text("run \"btrfs quota enable /path\""),
+        },
+        Error::NoPassthrough { release: text("6.1.0") },
         Error::NoControl { volume_id: volume_id(), what: "SetCapacity" },
         Error::CannotPass { volume_id: volume_id(), reason: "REASON" },
         Error::DaemonCannot { volume_id: volume_id(), what: "Quiesce", reason: text("REASON") },

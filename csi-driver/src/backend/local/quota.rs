@@ -1,0 +1,206 @@
+//! Limits that the pool's file system enforces. On Btrfs, a volume's `data` is a subvolume with a
+//! quota group. On ext4 and XFS, `data` and all that is created below it belong to a project.
+//!
+//! Which group or project is a volume's, its `data` alone says. No process of a volume can change
+//! that: daemons may not call ioctl(2).
+
+use std::fmt::Display;
+use std::num::NonZeroU32;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use linux::btrfs::quota::{self as groups, Quotas};
+use linux::btrfs::subvolume;
+use linux::project_quota::{self as projects, Limits};
+use rustix::fs::fstat;
+use rustix::io::Errno;
+
+use super::{fs_type, open_root};
+use crate::backend::copies::Count;
+use crate::model::capacity::VolumeLimits;
+
+/// How a file system limits a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Groups,
+    Projects,
+}
+
+/// Why a file system limits no directory, and what changes that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Missing {
+    pub(super) reason: String,
+    pub(super) remedy: String,
+}
+
+/// Project numbers of volumes: other programs use small ones, and Kubernetes 1048577 and more.
+const FIRST_PROJECT: u32 = 1 << 30;
+const PROJECTS: u32 = 1 << 30;
+
+/// How the file system of the pool limits a directory.
+pub(super) fn kind(pool: &Path) -> linux::Result<Result<Kind, Missing>> {
+    let missing = |reason: String, remedy: String| Ok(Err(Missing { reason, remedy }));
+    let (dir, fs_type, path) = (open_root(pool)?, fs_type(pool)?, pool.display());
+    match fs_type.as_str() {
+        "btrfs" => match groups::quotas(&dir)? {
+            Quotas::Groups { .. } => Ok(Ok(Kind::Groups)),
+            Quotas::Off => {
+                missing(format!("{fs_type} without quotas"), format!("run \"btrfs quota enable {path}\""))
+            }
+            Quotas::Simple => missing(
+                format!("{fs_type} with simple quotas, which do not count what clones share"),
+                format!("run \"btrfs quota disable {path}\", then \"btrfs quota enable {path}\""),
+            ),
+        },
+        "ext4" | "xfs" if projects::is_enforced(&dir)? => Ok(Ok(Kind::Projects)),
+        "ext4" => missing(
+            format!("{fs_type} without project quotas"),
+            format!(
+                "unmount it, run \"tune2fs -O quota,project {}\", and mount it with the option prjquota",
+                device(&dir)
+            ),
+        ),
+        "xfs" => missing(
+            format!("{fs_type} without project quotas"),
+            "unmount it, and mount it with the option prjquota".to_owned(),
+        ),
+        _ => missing(
+            format!("{fs_type}, which limits no directories"),
+            "use a pool on Btrfs, ext4 or XFS".to_owned(),
+        ),
+    }
+}
+
+/// The device of a directory's file system, for messages.
+fn device(dir: &OwnedFd) -> String {
+    let find = || {
+        let device = fstat(dir).ok()?.st_dev;
+        let device = (rustix::fs::major(device), rustix::fs::minor(device));
+        let mounts = linux::mountinfo::read().ok()?;
+        let mount = mounts.into_iter().find(|mount| (mount.major, mount.minor) == device)?;
+        mount.source.into_string().ok()
+    };
+    find().unwrap_or_else(|| "DEVICE".to_owned())
+}
+
+/// Limits a new `data`, which is empty or a snapshot. `name` is that of its volume. One process at a
+/// time holds `numbering`.
+pub(super) fn limit_new(
+    kind: Kind,
+    data: &OwnedFd,
+    name: &str,
+    limits: VolumeLimits,
+    numbering: &Mutex<()>,
+) -> linux::Result<()> {
+    if kind == Kind::Groups {
+        return groups::limit(data, limits.bytes);
+    }
+    let _alone = numbering.lock().unwrap_or_else(PoisonError::into_inner);
+    let project = unused_project(data, name)?;
+    // First: from here on the number is in use.
+    projects::limit(data, project, of_project(limits))?;
+    projects::assign(data, project)
+}
+
+/// Gives the `data` of a volume these limits, unless it has them.
+pub(super) fn limit(kind: Kind, data: &OwnedFd, limits: VolumeLimits) -> linux::Result<()> {
+    match kind {
+        Kind::Groups => {
+            let Some(id) = subvolume::with_root(data)? else { return Err(unlimited("is not a subvolume")) };
+            let found = groups::group(data, id)?.and_then(|group| group.limit_bytes);
+            if found == Some(limits.bytes) { Ok(()) } else { groups::limit(data, limits.bytes) }
+        }
+        Kind::Projects => {
+            let Some(project) = projects::project_of(data)? else {
+                return Err(unlimited("belongs to no project"));
+            };
+            let found = projects::find(data, project)?.map(|known| known.limits);
+            let wanted = of_project(limits);
+            if found == Some(wanted) { Ok(()) } else { projects::limit(data, project, wanted) }
+        }
+    }
+}
+
+/// What `data` holds, as its limit counts it; `None` if nothing counts it.
+pub(super) fn used(data: impl AsFd) -> linux::Result<Option<Count>> {
+    let data = data.as_fd();
+    if let Some(id) = subvolume::with_root(data)? {
+        let group = groups::group(data, id)?;
+        return Ok(group.map(|group| Count {
+            bytes: group.referenced_bytes.saturating_add(group.reserved_bytes),
+            inodes: 0,
+        }));
+    }
+    let Some(project) = project_of(data)? else { return Ok(None) };
+    let used = projects::find(data, project)?.map(|known| known.used).unwrap_or_default();
+    Ok(Some(Count { bytes: used.bytes, inodes: used.inodes }))
+}
+
+/// The project of a directory, also where files have no attributes of that kind.
+pub(super) fn project_of(directory: impl AsFd) -> linux::Result<Option<NonZeroU32>> {
+    use nix::errno::Errno::{EINVAL, ENOTTY, EOPNOTSUPP};
+    match projects::project_of(directory) {
+        Err(e) if matches!(e.errno(), ENOTTY | EOPNOTSUPP | EINVAL) => Ok(None),
+        found => found,
+    }
+}
+
+/// Ends the limit of a project that has no files any more.
+pub(super) fn forget(pool: &OwnedFd, project: NonZeroU32) -> linux::Result<()> {
+    projects::limit(pool, project, Limits { bytes: 0, inodes: 0 })
+}
+
+fn of_project(limits: VolumeLimits) -> Limits {
+    // Stored in whole KiB, rounded up: a limit is never more than the volume's.
+    Limits { bytes: limits.bytes / 1024 * 1024, inodes: limits.inodes }
+}
+
+/// A number that no file has and that has no limit, on the file system of `mount`. The same volume
+/// gets the same number again, unless it is taken.
+fn unused_project(mount: impl AsFd, name: &str) -> linux::Result<NonZeroU32> {
+    let mount = mount.as_fd();
+    for number in candidates(name) {
+        if projects::find(mount, number)?.is_none() {
+            return Ok(number);
+        }
+    }
+    Err(linux::Error::new("find an unused project for", name, Errno::NOSPC))
+}
+
+fn candidates(name: &str) -> impl Iterator<Item = NonZeroU32> {
+    let hash =
+        name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    (0..PROJECTS).filter_map(move |more| NonZeroU32::new(FIRST_PROJECT + hash.wrapping_add(more) % PROJECTS))
+}
+
+fn unlimited(why: impl Display) -> linux::Error {
+    let object = format!("the volume's directory, which {why}: copy it into a new volume");
+    linux::Error::new("limit", object, Errno::INVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn a_volume_has_a_project_of_its_own_range_and_further_ones_if_that_is_taken() {
+        let name = "vol-0123456789abcdef0123456789abcdef";
+        let some: Vec<u32> = candidates(name).take(1000).map(NonZeroU32::get).collect();
+        assert!(some.iter().all(|number| (FIRST_PROJECT..FIRST_PROJECT + PROJECTS).contains(number)));
+        assert_eq!(some.iter().collect::<BTreeSet<_>>().len(), 1000);
+        assert_eq!(candidates(name).next().map(NonZeroU32::get), Some(some[0]));
+        assert_ne!(
+            candidates("vol-0123456789abcdef0123456789abcdee").next().map(NonZeroU32::get),
+            Some(some[0])
+        );
+    }
+
+    #[test]
+    fn a_limit_is_never_rounded_up() {
+        let limits = |bytes| of_project(VolumeLimits { bytes, inodes: 5 });
+        assert_eq!(limits(4097), Limits { bytes: 4096, inodes: 5 });
+        assert_eq!(limits(4096), Limits { bytes: 4096, inodes: 5 });
+    }
+}

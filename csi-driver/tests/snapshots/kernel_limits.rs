@@ -1,0 +1,278 @@
+//! Volumes that a quota group of Btrfs limits: each is a subvolume of the pool.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+use nix::errno::Errno;
+use proto::csi::{CapacityRange, ControllerExpandVolumeRequest};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
+use tests::csi::snapshots::{
+    assert_refused, data, delete_snapshot, from_snapshot, from_volume, of_size, scene_on,
+    scene_with_quota_groups, snapshot, with,
+};
+use tests::loop_device::FileSystem;
+use tests::{eventually, subvolume};
+use tonic::Code;
+
+const MI: u64 = 1 << 20;
+const POD: &str = "one";
+
+fn create(caller: &Caller, name: &str, bytes: u64, parameters: &[(&str, &str)]) -> String {
+    let request = with(of_size(create_request(name), bytes.try_into().unwrap(), 0), parameters);
+    caller.create(request).unwrap().volume_id
+}
+
+fn expand(caller: &Caller, volume_id: &str, bytes: u64) {
+    let request = ControllerExpandVolumeRequest {
+        volume_id: volume_id.into(),
+        capacity_range: Some(CapacityRange { required_bytes: bytes.try_into().unwrap(), limit_bytes: 0 }),
+        ..Default::default()
+    };
+    caller.controller(async |mut c| c.controller_expand_volume(request).await).unwrap();
+}
+
+fn up(caller: &Caller, volume: &str) -> std::path::PathBuf {
+    caller.stage(volume).unwrap();
+    caller.publish(volume, POD).unwrap();
+    caller.target_path(POD)
+}
+
+fn down(caller: &Caller, volume: &str) {
+    caller.unpublish(volume, POD).unwrap();
+    caller.unstage(volume).unwrap();
+}
+
+/// What fits into a new file, and the errno of the first write that does not.
+fn fill(path: &Path, most: u64) -> (u64, Option<i32>) {
+    let mut file = File::create(path).unwrap();
+    let piece = [7; 64 << 10];
+    let mut written = 0;
+    while written < most {
+        match file.write(&piece) {
+            Ok(count) => written += count as u64,
+            Err(e) => return (written, e.raw_os_error()),
+        }
+    }
+    (written, None)
+}
+
+/// Total and used bytes.
+fn statfs(path: &Path) -> (u64, u64) {
+    let fs = nix::sys::statvfs::statvfs(path).unwrap();
+    (fs.blocks() * fs.fragment_size(), (fs.blocks() - fs.blocks_free()) * fs.fragment_size())
+}
+
+fn policies(scene: &Scene, volume: &str) -> (String, String) {
+    let record: serde_json::Value = serde_json::from_str(&scene.journal(volume)).unwrap();
+    let text = |name: &str| record["policies"][name].as_str().unwrap().to_owned();
+    (text("data_path"), text("capacity"))
+}
+
+#[test]
+fn a_volume_never_exceeds_its_size_shows_its_use_and_grows_while_it_is_used() {
+    is_limited(&[], "passthrough", Errno::EDQUOT);
+}
+
+#[test]
+fn a_volume_whose_daemon_writes_is_limited_alike_and_is_full_like_any_disk() {
+    is_limited(&[("dataPath", "daemon")], "daemon", Errno::ENOSPC);
+}
+
+fn is_limited(parameters: &[(&str, &str)], data_path: &str, full: Errno) {
+    let scene = scene_with_quota_groups(Flags::process_with_keeper());
+    let caller = scene.caller();
+    let volume = create(&caller, "pvc-1", 32 * MI, parameters);
+    assert_eq!(policies(&scene, &volume), (data_path.to_owned(), "kernel".to_owned()));
+    let root = data(&scene, &volume);
+    assert_eq!(subvolume::group(&root).unwrap().1, Some(32 * MI));
+
+    let mounted = up(&caller, &volume);
+    assert_eq!(statfs(&mounted).0, 32 * MI);
+    let (written, refusal) = fill(&mounted.join("data"), 64 * MI);
+    assert_eq!(refusal, Some(full as i32), "after {written} bytes");
+    assert!(written > 24 * MI && written <= 32 * MI, "{written}");
+    assert!(subvolume::group(&root).unwrap().0 <= 32 * MI);
+    let is_shown = |total: u64, least: u64| {
+        eventually("statfs shows the use", TIMEOUT, || {
+            let (shown, used) = statfs(&mounted);
+            anyhow::ensure!(shown == total && used >= least && used <= total, "{used} of {shown}");
+            Ok(())
+        })
+        .unwrap();
+    };
+    is_shown(32 * MI, written);
+    let usage = caller.stats(&volume, &mounted).unwrap().usage;
+    assert_eq!(usage[0].total, i64::try_from(32 * MI).unwrap());
+    assert!(usage[0].used >= i64::try_from(written).unwrap(), "{usage:?}");
+
+    expand(&caller, &volume, 64 * MI);
+    assert_eq!(subvolume::group(&root).unwrap().1, Some(64 * MI));
+    assert_eq!(statfs(&mounted).0, 64 * MI);
+    assert_eq!(fill(&mounted.join("more"), 16 * MI), (16 * MI, None));
+
+    // Another daemon shows the same, and is limited all the same.
+    scene.kill_daemon();
+    is_shown(64 * MI, written + 15 * MI);
+    assert_eq!(fill(&mounted.join("rest"), 64 * MI).1, Some(full as i32));
+    fs::remove_file(mounted.join("data")).unwrap();
+    is_shown(64 * MI, 0);
+    down(&caller, &volume);
+    caller.delete(&volume).unwrap();
+    assert_eq!(subvolume::list(&scene.sandbox.path("pool")).unwrap(), Vec::<String>::new());
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_pool_without_quotas_counts_by_daemons_and_names_the_command_that_changes_this() {
+    for (kind, command) in [
+        (FileSystem::Btrfs, "run \"btrfs quota enable "),
+        (FileSystem::Ext4, "run \"tune2fs -O quota,project /dev/loop"),
+        (FileSystem::Xfs, "mount it with the option prjquota"),
+    ] {
+        let scene = scene_on(kind);
+        let caller = scene.caller();
+        let volume = create(&caller, "pvc-1", 32 * MI, &[]);
+        assert_eq!(policies(&scene, &volume), ("daemon".to_owned(), "daemon".to_owned()));
+        for (name, value) in [("capacity", "kernel"), ("dataPath", "passthrough")] {
+            let request = with(of_size(create_request("pvc-2"), 1 << 20, 0), &[(name, value)]);
+            let refused = caller.create(request).unwrap_err();
+            assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+            let words = format!("parameters.{name} {value:?}: the kernel cannot limit it");
+            assert!(refused.message().starts_with(&words), "{refused:?}");
+            assert!(refused.message().contains(command), "{refused:?}");
+        }
+        caller.delete(&volume).unwrap();
+        scene.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_volume_from_before_the_quotas_stays_as_it_is() {
+    let scene = scene_on(FileSystem::Btrfs);
+    let caller = scene.caller();
+    let pool = scene.sandbox.path("pool");
+    let old = create(&caller, "pvc-1", 32 * MI, &[]);
+    subvolume::enable_quotas(&pool).unwrap();
+    let mounted = up(&caller, &old);
+    assert_eq!(fill(&mounted.join("data"), 64 * MI).1, Some(Errno::ENOSPC as i32));
+    assert_eq!(subvolume::list(&pool).unwrap(), Vec::<String>::new());
+    // Its clone is limited by the kernel, and none of the two shares a name with the other.
+    fs::hard_link(mounted.join("data"), mounted.join("link")).unwrap();
+    let made = retried(&scene, "snapshot", || snapshot(&caller, "snap-1", &old)).snapshot_id;
+    let new =
+        caller.create(of_size(from_snapshot("pvc-2", &made), (64 * MI).try_into().unwrap(), 0)).unwrap();
+    let new = new.volume_id;
+    assert_eq!(policies(&scene, &new).1, "kernel");
+    let names = |root: &Path| {
+        let mut names: Vec<_> = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&data(&scene, &new)), ["data", "link"]);
+    let modified = |id: &str| fs::metadata(data(&scene, id)).unwrap().modified().unwrap();
+    assert_eq!(modified(&new), modified(&made));
+    let (used, limit) = subvolume::group(&data(&scene, &new)).unwrap();
+    assert!(used > 24 * MI && used < 40 * MI, "{used}");
+    assert_eq!(limit, Some(64 * MI));
+
+    // And the other way round.
+    let counted = with(from_volume("pvc-3", &new), &[("capacity", "daemon")]);
+    let counted = caller.create(of_size(counted, (64 * MI).try_into().unwrap(), 0)).unwrap().volume_id;
+    assert_eq!(names(&data(&scene, &counted)), ["data", "link"]);
+    assert_eq!(subvolume::list(&pool).unwrap(), [format!("volumes/{new}/data")]);
+    down(&caller, &old);
+    delete_snapshot(&caller, &made).unwrap();
+    for volume in [old, new, counted] {
+        caller.delete(&volume).unwrap();
+    }
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn snapshots_are_cut_by_the_file_system_and_their_volumes_have_limits_of_their_own() {
+    let scene = scene_with_quota_groups(Flags::process());
+    let caller = scene.caller();
+    let volume = create(&caller, "pvc-1", 32 * MI, &[]);
+    let mounted = up(&caller, &volume);
+    assert_eq!(fill(&mounted.join("data"), 16 * MI), (16 * MI, None));
+    fs::write(mounted.join("file"), "at the cut").unwrap();
+    let made = retried(&scene, "snapshot", || snapshot(&caller, "snap-1", &volume));
+    fs::write(mounted.join("file"), "after it").unwrap();
+    let cut = data(&scene, &made.snapshot_id);
+    assert_eq!(fs::read(cut.join("file")).unwrap(), b"at the cut");
+    let refused = fs::write(cut.join("file"), "").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(Errno::EROFS as i32));
+    let used: u64 = made.size_bytes.try_into().unwrap();
+    assert_eq!(used, 32 * MI, "the size of a volume for it");
+    down(&caller, &volume);
+    // The snapshot outlives its volume.
+    caller.delete(&volume).unwrap();
+
+    let request = of_size(from_snapshot("pvc-2", &made.snapshot_id), (40 * MI).try_into().unwrap(), 0);
+    let restored = caller.create(request).unwrap().volume_id;
+    delete_snapshot(&caller, &made.snapshot_id).unwrap();
+    let mounted = up(&caller, &restored);
+    assert_eq!(fs::read(mounted.join("file")).unwrap(), b"at the cut");
+    let (total, used) = statfs(&mounted);
+    assert!(total == 40 * MI && used >= 16 * MI, "{used} of {total}");
+    let (written, refusal) = fill(&mounted.join("more"), 64 * MI);
+    assert_eq!(refusal, Some(Errno::ENOSPC as i32));
+    assert!(written > 16 * MI && written <= 24 * MI, "{written}: what it shares counts in full");
+
+    let request = of_size(from_volume("pvc-3", &restored), (64 * MI).try_into().unwrap(), 0);
+    let clone = retried(&scene, "clone", || caller.create(request.clone())).volume_id;
+    assert_eq!(subvolume::group(&data(&scene, &clone)).unwrap().1, Some(64 * MI));
+    assert_eq!(fs::read(data(&scene, &clone).join("file")).unwrap(), b"at the cut");
+    down(&caller, &restored);
+    caller.delete(&restored).unwrap();
+    caller.delete(&clone).unwrap();
+    assert_eq!(subvolume::list(&scene.sandbox.path("pool")).unwrap(), Vec::<String>::new());
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn subvolumes_that_a_killed_driver_left_are_removed_with_what_is_in_them() {
+    let mut scene = scene_with_quota_groups(Flags::process());
+    let pool = scene.sandbox.path("pool");
+    scene.kill_driver();
+    let id = |digit: &str| format!("vol-{}", digit.repeat(32));
+    for (part, digit) in [("incoming", "1"), ("trash", "2"), ("trash", "3")] {
+        let place = pool.join(part).join(id(digit));
+        fs::create_dir(&place).unwrap();
+        subvolume::create(&place.join("data")).unwrap();
+        fs::write(place.join("data/file"), "content").unwrap();
+    }
+    // Made on the node, not through the volume.
+    subvolume::create(&pool.join("trash").join(id("3")).join("data/inner")).unwrap();
+    let place = pool.join("trash/left-1-0");
+    fs::create_dir(&place).unwrap();
+    subvolume::snapshot(&pool.join("trash").join(id("2")).join("data"), &place.join("data")).unwrap();
+    scene.start_driver();
+    eventually("the leftovers are gone", TIMEOUT, || {
+        let left = subvolume::list(&pool)?;
+        anyhow::ensure!(left.is_empty(), "{left:?}");
+        for part in ["incoming", "trash"] {
+            anyhow::ensure!(fs::read_dir(pool.join(part))?.count() == 0, "{part}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_volume_whose_quotas_were_turned_off_is_not_staged_without_its_limit() {
+    let scene = scene_with_quota_groups(Flags::process());
+    let caller = scene.caller();
+    let pool = scene.sandbox.path("pool");
+    let volume = create(&caller, "pvc-1", 32 * MI, &[]);
+    subvolume::disable_quotas(&pool).unwrap();
+    assert_refused(caller.stage(&volume), Code::FailedPrecondition, "run \"btrfs quota enable ");
+    subvolume::enable_quotas(&pool).unwrap();
+    assert_eq!(subvolume::group(&data(&scene, &volume)).unwrap().1, None);
+    up(&caller, &volume);
+    assert_eq!(subvolume::group(&data(&scene, &volume)).unwrap().1, Some(32 * MI));
+    down(&caller, &volume);
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
