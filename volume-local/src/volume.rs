@@ -25,7 +25,7 @@ use linux::credentials::{self, CapabilitySet};
 use linux::fs_at::{self, DescriptorDir};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
-use volume_fs::file::{Handle, Known};
+use volume_fs::file::{Attributes, Handle, Known};
 
 use crate::attributes::Origin;
 use crate::count;
@@ -36,6 +36,7 @@ use crate::nodes::{NodeLimits, Nodes, stat};
 use crate::place::Place;
 use crate::quota::{Quota, Use};
 use crate::state_table::{Opened, StateTable};
+use crate::trust::Trust;
 use crate::xattrs::AttributeBlocks;
 
 pub(crate) use self::recovery::Shared;
@@ -61,8 +62,18 @@ pub(crate) struct Volume {
     /// On Btrfs, whose block counts omit names: each further name of a file counts as an inode.
     names_take_inodes: bool,
     read_only: bool,
+    trust: Arc<Trust>,
     /// What a successor needs; `None` if none can follow.
     table: Option<Arc<StateTable>>,
+}
+
+/// Who changes the volume's files.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Access {
+    /// Not its users.
+    pub(crate) read_only: bool,
+    /// Programs other than this daemon.
+    pub(crate) changed_from_outside: bool,
 }
 
 #[derive(Debug)]
@@ -87,12 +98,13 @@ impl Volume {
     /// `directory`: O_PATH descriptor of a detached mount's root.
     pub(crate) fn open(
         directory: OwnedFd,
-        read_only: bool,
+        access: Access,
         descriptors: DescriptorDir,
         limits: NodeLimits,
         quota: Option<Arc<Quota>>,
         shared: Option<Shared>,
     ) -> volume_fs::Result<Self> {
+        let Access { read_only, changed_from_outside } = access;
         let root = Arc::new(directory);
         let (table, keeper, earlier) = match shared {
             Some(Shared { table, keeper, earlier, .. }) => (Some(table), Some(keeper), earlier),
@@ -127,6 +139,7 @@ impl Volume {
             quota,
             names_take_inodes,
             read_only,
+            trust: Arc::new(Trust::new(changed_from_outside)),
             table,
         };
         if let (Some(earlier), Some(keeper)) = (earlier, keeper) {
@@ -197,7 +210,7 @@ impl Volume {
     }
 
     fn known(&self, seen: &Statx, file: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<Known> {
-        let attributes = self.origin.attributes(seen)?;
+        let attributes = self.attributes_now(seen)?;
         let generation = match fs_at::generation(file, name) {
             // Without handles, or if a container's own filter refuses the call, the birth time
             // distinguishes successive files nearly as well.
@@ -206,7 +219,16 @@ impl Volume {
             }
             other => other?,
         };
-        Ok(Known { attributes, generation })
+        Ok(Known { attributes, generation, name_valid: self.trust.of_name() })
+    }
+
+    /// The answer's attributes.
+    fn attributes_now(&self, seen: &Statx) -> Result<Attributes> {
+        self.origin.attributes(seen, self.trust.of_attributes())
+    }
+
+    pub(crate) fn trust(&self) -> &Arc<Trust> {
+        &self.trust
     }
 
     fn writable(&self) -> Result<()> {

@@ -302,14 +302,14 @@ mod tests {
     use super::*;
     use crate::nodes::NodeLimits;
     use crate::quota::Use;
-    use crate::volume::Running;
+    use crate::volume::{Access, Running};
 
     const CALLER: Caller = Caller { uid: 0, gid: 0 };
 
     fn volume(directory: &Path, quota: Option<Arc<Quota>>) -> Volume {
         let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
-        Volume::open(root, false, DescriptorDir::open().unwrap(), limits, quota, None).unwrap()
+        Volume::open(root, Access::default(), DescriptorDir::open().unwrap(), limits, quota, None).unwrap()
     }
 
     fn begin(volume: &Volume) -> Running {
@@ -331,7 +331,7 @@ mod tests {
         let quota = Quota::new(limits, 4, None);
         quota.set_counted(found);
         let counted = volume(dir.path(), Some(Arc::new(quota)));
-        let data = Data { offset: 0, bytes: &[1; 4 * 4096], clears_setid: false };
+        let data = Data { offset: 0, bytes: &[1; 4 * 4096], clears_setid: false, is_mapped: false };
         let (_, handle) = create(&counted, "counted").unwrap();
         assert_eq!(counted.write(handle, data), Ok(2 * 4096), "what fits");
         assert_eq!(create(&counted, "second").unwrap_err(), Errno::NOSPC);

@@ -63,7 +63,7 @@ impl Volume {
 
     /// The number of bytes of `data` that were written: as many as fit.
     pub(crate) fn write(&self, handle: Handle, data: Data<'_>) -> Result<usize> {
-        let Data { offset, bytes: data, clears_setid } = data;
+        let Data { offset, bytes: data, clears_setid, is_mapped } = data;
         let file = self.file(handle)?;
         let (fitting, change) = self.make_room(&file, offset, data.len() as u64)?;
         let data = &data[..data.len().min(usize::try_from(fitting).unwrap_or(usize::MAX))];
@@ -71,6 +71,9 @@ impl Volume {
         // With our CAP_FSETID, the backing file would keep the bits.
         let written = if clears_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
         self.settle(&file.fd, change);
+        if is_mapped {
+            self.trust.outdates(file.id);
+        }
         written
     }
 
@@ -94,7 +97,11 @@ impl Volume {
         if !REPEATABLE.contains(mode) {
             return Err(Errno::OPNOTSUPP);
         }
-        let allocate = || rustix::fs::fallocate(&file.fd, mode, range.start, range.end - range.start);
+        let allocate = || {
+            let allocated = rustix::fs::fallocate(&file.fd, mode, range.start, range.end - range.start);
+            self.trust.outdates(file.id);
+            allocated
+        };
         if mode.contains(FallocateFlags::PUNCH_HOLE) {
             return self.settling(file.id, &file.fd, allocate);
         }

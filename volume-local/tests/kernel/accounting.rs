@@ -23,6 +23,7 @@ const SETUP: Setup = Setup {
     descriptors: 0,
     known_inodes: 0,
     successors: 0,
+    changed_from_outside: false,
 };
 
 /// One of several users of the same few names.

@@ -44,6 +44,7 @@ pub(crate) const SETUP: Setup = Setup {
     descriptors: 0,
     known_inodes: 0,
     successors: 1,
+    changed_from_outside: false,
 };
 
 /// The threads of a daemon, which stop at each system call.

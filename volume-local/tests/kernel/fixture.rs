@@ -59,6 +59,7 @@ pub(crate) struct Setup {
     /// a file of the volume open cannot start one: the new process closes its copy, and the FLUSH
     /// waits for a daemon.
     pub(crate) successors: usize,
+    pub(crate) changed_from_outside: bool,
 }
 
 /// A daemon that has not dialled, or waits for its volume.
@@ -390,6 +391,7 @@ impl Volume {
             threads: 0,
             inode_limit: setup.inode_limit,
             known_inode_limit: setup.known_inodes,
+            changed_from_outside: setup.changed_from_outside,
             continues,
             ..local_assignment()
         };

@@ -22,6 +22,7 @@ const SETUP: Setup = Setup {
     descriptors: 0,
     known_inodes: 0,
     successors: 1,
+    changed_from_outside: false,
 };
 
 fn ask(volume: &Volume, kind: request::Kind, beside: &[BorrowedFd<'_>]) -> reply::Kind {

@@ -29,6 +29,7 @@ const SETUP: Setup = Setup {
     descriptors: 0,
     known_inodes: 1000,
     successors: 0,
+    changed_from_outside: false,
 };
 
 pub(crate) fn stats(control: &Control) -> Stats {

@@ -21,3 +21,4 @@ mod pauses;
 mod remounts;
 mod semantics;
 mod takeover;
+mod trust;

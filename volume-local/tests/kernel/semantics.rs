@@ -17,6 +17,7 @@ const TESTS: &[&str] = &[
     include_str!("pauses.rs"),
     include_str!("remounts.rs"),
     include_str!("takeover.rs"),
+    include_str!("trust.rs"),
 ];
 
 #[test]
