@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
 
 use crate::failure::Result;
 use crate::figures::{Counted, Figures, Limits, Shrinks};
-use crate::file::{Attributes, Handle, Known, Listed, Name, NodeId, Opened, Statistics};
+use crate::file::{Attributes, Handle, Known, Listed, LookedUp, Name, NodeId, Opened, Statistics};
 use crate::notifications::Kernel;
 use crate::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special, Xattr};
 
@@ -86,7 +86,7 @@ pub trait Pausing: Send + Sync + 'static {
 /// default_permissions). A new file belongs to the caller.
 pub trait Backend: Pausing {
     /// Finds the file with this name.
-    fn lookup(&self, id: RequestId, name: Name<'_>, reply: impl Reply<Known>);
+    fn lookup(&self, id: RequestId, name: Name<'_>, reply: impl Reply<LookedUp>);
     /// The kernel has forgotten this many lookups. Must never wait.
     fn forget(&self, node: NodeId, lookups: u64);
 

@@ -1,7 +1,7 @@
 //! Files, in types that the FUSE side and a backend share. None of them belongs to FUSE.
 
 use std::ffi::OsStr;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The kernel's number for a file of the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,6 +54,27 @@ pub enum FileKind {
     BlockDevice,
 }
 
+/// How long the kernel may use what it was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Validity {
+    /// For one second. Then it asks again.
+    Second,
+    /// Until it makes a change itself, or is notified ([`crate::notifications::Kernel`]).
+    Endless,
+}
+
+impl Validity {
+    /// Long enough, and no number that the kernel's clock cannot take.
+    const ENDLESS: Duration = Duration::from_secs(u32::MAX as u64);
+
+    pub(crate) fn duration(self) -> Duration {
+        match self {
+            Self::Second => Duration::from_secs(1),
+            Self::Endless => Self::ENDLESS,
+        }
+    }
+}
+
 /// The attributes of a file, as in stat(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
@@ -75,6 +96,7 @@ pub struct Attributes {
     pub modified: SystemTime,
     pub changed: SystemTime,
     pub born: SystemTime,
+    pub valid: Validity,
 }
 
 /// A file that is reported to the kernel. Each report counts as a lookup, until the kernel forgets
@@ -84,6 +106,16 @@ pub struct Known {
     pub attributes: Attributes,
     /// Distinguishes successive files with the same node id.
     pub generation: u64,
+    /// That the name is this file's.
+    pub name_valid: Validity,
+}
+
+/// The answer to a lookup.
+#[derive(Debug)]
+pub enum LookedUp {
+    Found(Known),
+    /// The directory has no such name.
+    Missing(Validity),
 }
 
 /// An entry of a directory.

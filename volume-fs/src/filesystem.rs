@@ -125,7 +125,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
 
     fn lookup(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEntry) {
         let call = self.call(Operation::Lookup);
-        self.backend.lookup(id(request), name(parent, child), answers::entry(call, reply));
+        self.backend.lookup(id(request), name(parent, child), answers::looked_up(call, reply));
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
@@ -286,7 +286,9 @@ impl<B: Backend> Filesystem for Adapter<B> {
         let call = self.call(Operation::Write);
         let answer = answers::written(call, Some(Arc::clone(&self.metrics)), reply);
         let clears_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        self.backend.write(handle(fh), Data { offset, bytes: data, clears_setid }, answer);
+        // The kernel has the writeback cache turned off.
+        let is_mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        self.backend.write(handle(fh), Data { offset, bytes: data, clears_setid, is_mapped }, answer);
     }
 
     fn flush(

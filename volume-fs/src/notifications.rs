@@ -96,6 +96,11 @@ impl Kernel {
         self.mount_points.ask(round)
     }
 
+    /// Whether the kernel has FUSE_NOTIFY_PRUNE. If it does not answer, it has not.
+    pub fn has_prune(&self) -> bool {
+        self.prune(&[]).is_ok()
+    }
+
     /// Makes the kernel drop its unused entries of these inodes, at most [`MOST_PRUNED`], and then
     /// the inodes. `EINVAL`: it lacks FUSE_NOTIFY_PRUNE.
     pub fn prune(&self, ids: &[u64]) -> Result<(), Errno> {

@@ -62,6 +62,8 @@ pub struct Data<'a> {
     pub bytes: &'a [u8],
     /// The write must clear suid and sgid (FUSE_WRITE_KILL_SUIDGID).
     pub clears_setid: bool,
+    /// The kernel writes back what was stored in a shared mapping.
+    pub is_mapped: bool,
 }
 
 /// The answer to getxattr and listxattr.

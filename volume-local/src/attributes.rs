@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{FileType as BackingType, Statx, StatxTimestamp};
 use rustix::io::Errno;
 
-use volume_fs::file::{Attributes, FileKind, NodeId};
+use volume_fs::file::{Attributes, FileKind, NodeId, Validity};
 
 use crate::errno::Result;
 
@@ -47,7 +47,7 @@ impl Origin {
         }
     }
 
-    pub(crate) fn attributes(self, backing: &Statx) -> Result<Attributes> {
+    pub(crate) fn attributes(self, backing: &Statx, valid: Validity) -> Result<Attributes> {
         Ok(Attributes {
             id: NodeId(self.node_id(backing)?),
             kind: file_kind(BackingType::from_raw_mode(backing.stx_mode.into())).ok_or(Errno::IO)?,
@@ -63,6 +63,7 @@ impl Origin {
             modified: system_time(backing.stx_mtime),
             changed: system_time(backing.stx_ctime),
             born: system_time(backing.stx_btime),
+            valid,
         })
     }
 }

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use volume_fs::backend::{Backend, CannotPause, DataReply, Held, KnownListing, Listing, Pausing, Reply};
 use volume_fs::failure::Failure;
 use volume_fs::figures::{Counted, Figures, Limits, Shrinks};
-use volume_fs::file::{Attributes, Handle, Known, Name, NodeId, Opened, Statistics};
+use volume_fs::file::{Attributes, Handle, Known, LookedUp, Name, NodeId, Opened, Statistics};
 use volume_fs::gate::{Gate, Shut};
 use volume_fs::notifications::Kernel;
 use volume_fs::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special, Xattr};
@@ -28,8 +28,9 @@ use crate::nodes::NodeLimits;
 use crate::pruner;
 use crate::quota::Quota;
 use crate::sweeper;
+use crate::trust;
 use crate::usage_file::{BootId, UsageFile};
-use crate::volume::{Policies, Running, Shared, Volume};
+use crate::volume::{Access, Policies, Running, Shared, Volume};
 
 /// The driver's assignment, checked.
 #[derive(Debug)]
@@ -52,7 +53,7 @@ pub struct Local {
 
 impl Local {
     pub(crate) fn open(assigned: Assigned, terms: Terms, boot: Option<BootId>) -> volume_fs::Result<Self> {
-        let Terms { descriptors, read_only, succession, .. } = terms;
+        let Terms { descriptors, read_only, changed_from_outside, succession, .. } = terms;
         let shared = succession.map(Shared::open).transpose()?;
         let continues = shared.as_ref().is_some_and(Shared::continues);
         let usage_file = UsageFile::new(assigned.usage_file, boot);
@@ -82,7 +83,8 @@ impl Local {
             event_loops: terms.event_loops,
         };
         let policies = Policies { data_path: terms.data_path, quota: capacity.quota() };
-        let volume = Volume::open(assigned.directory, read_only, descriptors, limits, policies, shared)?;
+        let access = Access { read_only, changed_from_outside };
+        let volume = Volume::open(assigned.directory, access, descriptors, limits, policies, shared)?;
         Ok(Self { volume: Arc::new(volume), gate, capacity, continues })
     }
 
@@ -155,7 +157,7 @@ impl Pausing for Local {
 }
 
 impl Backend for Local {
-    fn lookup(&self, id: RequestId, name: Name<'_>, reply: impl Reply<Known>) {
+    fn lookup(&self, id: RequestId, name: Name<'_>, reply: impl Reply<LookedUp>) {
         let mut running = self.volume.begin(id);
         reply(answer(self.volume.look_up(&mut running, name)));
     }
@@ -294,10 +296,11 @@ impl Backend for Local {
             Ok(_pass) => reply(answer(self.volume.write(handle, data))),
             // Only a change that waits is copied.
             Err(shut) => {
-                let Data { offset, clears_setid, .. } = data;
+                let Data { offset, clears_setid, is_mapped, .. } = data;
                 let bytes = data.bytes.to_vec();
                 self.change_later(shut, bytes.len(), move |volume| {
-                    reply(answer(volume.write(handle, Data { offset, bytes: &bytes, clears_setid })));
+                    let data = Data { offset, bytes: &bytes, clears_setid, is_mapped };
+                    reply(answer(volume.write(handle, data)));
                 });
             }
         }
@@ -361,6 +364,12 @@ impl Backend for Local {
         if self.continues {
             sweeper::start(Arc::clone(&self.volume), Arc::clone(&kernel))
                 .map_err(|source| volume_fs::Error::Thread { name: "sweeper", source })?;
+        }
+        let trust = self.volume.trust();
+        trust::start(Arc::clone(trust), Arc::clone(&kernel))
+            .map_err(|source| volume_fs::Error::Thread { name: "attributes", source })?;
+        if kernel.has_prune() {
+            trust.kernel_prunes();
         }
         pruner::start(Arc::clone(&self.volume), kernel)
             .map_err(|source| volume_fs::Error::Thread { name: "pruner", source })?;

@@ -147,6 +147,11 @@ impl Backings {
         self.locked().writers
     }
 
+    /// Whether the kernel may write the node's file without a request.
+    pub(crate) fn is_written(&self, node: u64) -> bool {
+        self.locked().ways.get(&node).is_some_and(|way| way.backing.is_some() && way.writers > 0)
+    }
+
     fn register(&self, state: &mut State, node: u64, file: BorrowedFd<'_>) -> Option<Backing> {
         if state.pause.is_some_and(|until| until > Instant::now()) {
             return None;

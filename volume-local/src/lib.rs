@@ -3,7 +3,8 @@
 //!
 //! [`service`] lists the descriptors and privileges of the process. `backend` answers requests;
 //! every change passes the gate, which is shut for a count and for a snapshot. `volume` is the file
-//! system. `nodes` finds the file of a node id, and `pruner` makes the kernel forget inodes.
+//! system. `nodes` finds the file of a node id, and `pruner` makes the kernel forget inodes. `trust`
+//! decides how long the kernel may use an answer.
 //! `directory` and `handles` hold open files. `capacity` is the policy that enforces the volume's
 //! limits: today the daemon's own `quota`, which `count` fills and `usage_file` stores.
 //!
@@ -32,6 +33,7 @@ mod quota;
 pub mod service;
 mod state_table;
 mod sweeper;
+mod trust;
 mod usage_file;
 mod volume;
 mod xattrs;

@@ -28,7 +28,8 @@ const LEAST_REST: Duration = Duration::from_secs(1);
 const MOST_REST: Duration = Duration::from_secs(30);
 
 /// The validity of a list of mount points. A later mount was made on an entry that was looked up at
-/// most a second before it, and such an entry is not forgotten.
+/// most a second before it, and such an entry is not forgotten: names are valid for a second on these
+/// kernels ([`crate::trust`]).
 const LIST_IS_GOOD: Duration = Duration::from_secs(10);
 
 /// The shortest time between two rounds with lists: so every list is requested two seconds after

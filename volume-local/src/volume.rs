@@ -25,7 +25,7 @@ use linux::credentials::{self, CapabilitySet};
 use linux::fs_at::{self, DescriptorDir};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
-use volume_fs::file::{Handle, Known};
+use volume_fs::file::{Attributes, Handle, Known, Validity};
 use volume_fs::service::DataPath;
 
 use crate::attributes::Origin;
@@ -38,6 +38,7 @@ use crate::nodes::{NodeLimits, Nodes, stat};
 use crate::place::Place;
 use crate::quota::{Quota, Use};
 use crate::state_table::{Opened, StateTable};
+use crate::trust::Trust;
 use crate::xattrs::AttributeBlocks;
 
 pub(crate) use self::recovery::Shared;
@@ -65,8 +66,18 @@ pub(crate) struct Volume {
     read_only: bool,
     /// Files that the kernel reads and writes itself; `None`: the daemon does.
     passing: Option<Backings>,
+    trust: Arc<Trust>,
     /// What a successor needs; `None` if none can follow.
     table: Option<Arc<StateTable>>,
+}
+
+/// Who changes the volume's files.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Access {
+    /// Not its users.
+    pub(crate) read_only: bool,
+    /// Programs other than this daemon.
+    pub(crate) changed_from_outside: bool,
 }
 
 #[derive(Debug)]
@@ -99,13 +110,14 @@ impl Volume {
     /// `directory`: O_PATH descriptor of a detached mount's root.
     pub(crate) fn open(
         directory: OwnedFd,
-        read_only: bool,
+        access: Access,
         descriptors: DescriptorDir,
         limits: NodeLimits,
         policies: Policies,
         shared: Option<Shared>,
     ) -> volume_fs::Result<Self> {
         let Policies { data_path, quota } = policies;
+        let Access { read_only, changed_from_outside } = access;
         let root = Arc::new(directory);
         let (table, keeper, earlier) = match shared {
             Some(Shared { table, keeper, earlier, .. }) => (Some(table), Some(keeper), earlier),
@@ -146,6 +158,7 @@ impl Volume {
             names_take_inodes,
             read_only,
             passing,
+            trust: Arc::new(Trust::new(changed_from_outside)),
             table,
         };
         if let (Some(earlier), Some(keeper)) = (earlier, keeper) {
@@ -226,7 +239,7 @@ impl Volume {
     }
 
     fn known(&self, seen: &Statx, file: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<Known> {
-        let attributes = self.origin.attributes(seen)?;
+        let attributes = self.attributes_now(seen)?;
         let generation = match fs_at::generation(file, name) {
             // Without handles, or if a container's own filter refuses the call, the birth time
             // distinguishes successive files nearly as well.
@@ -235,7 +248,23 @@ impl Volume {
             }
             other => other?,
         };
-        Ok(Known { attributes, generation })
+        Ok(Known { attributes, generation, name_valid: self.trust.of_name() })
+    }
+
+    /// The answer's attributes.
+    fn attributes_now(&self, seen: &Statx) -> Result<Attributes> {
+        let attributes = self.origin.attributes(seen, self.trust.of_attributes())?;
+        let is_written = |passing: &Backings| passing.is_written(attributes.id.0);
+        let valid = match self.passing.as_ref().is_some_and(is_written) {
+            // Stores by mappings change the file's times without a request.
+            true => Validity::Second,
+            false => attributes.valid,
+        };
+        Ok(Attributes { valid, ..attributes })
+    }
+
+    pub(crate) fn trust(&self) -> &Arc<Trust> {
+        &self.trust
     }
 
     fn writable(&self) -> Result<()> {

@@ -8,18 +8,15 @@ use fuser::{
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
     ReplyWrite, ReplyXattr,
 };
+use rustix::io::Errno;
 
-use super::convert::{fuse_attributes, fuse_errno, fuse_kind};
+use super::convert::{fuse_attributes, fuse_errno, fuse_kind, no_file};
 use super::passthrough;
 use crate::backend::{DataReply, KnownListing, Listing, Reply, Taken};
 use crate::failure::Result;
-use crate::file::{Attributes, Handle, Known, Listed, Opened, Statistics};
+use crate::file::{Attributes, Handle, Known, Listed, LookedUp, Opened, Statistics, Validity};
 use crate::metrics::{Call, Metrics};
 use crate::request::Xattr;
-
-/// How long the kernel may cache a name or an attribute. Only this daemon serves the volume, so the
-/// delay affects only changes made behind the mount.
-const TRUSTED_FOR: Duration = Duration::from_secs(1);
 
 pub(super) fn empty(call: Call, reply: ReplyEmpty) -> impl Reply<()> {
     move |result| match call.ended(result) {
@@ -30,16 +27,44 @@ pub(super) fn empty(call: Call, reply: ReplyEmpty) -> impl Reply<()> {
 
 pub(super) fn entry(call: Call, reply: ReplyEntry) -> impl Reply<Known> {
     move |result: Result<Known>| match call.ended(result) {
-        Ok(Known { attributes, generation }) => {
-            reply.entry(&TRUSTED_FOR, &fuse_attributes(&attributes), Generation(generation));
-        }
+        Ok(known) => send_entry(reply, &known),
         Err(failure) => reply.error(fuse_errno(failure.errno())),
+    }
+}
+
+fn send_entry(reply: ReplyEntry, Known { attributes, generation, name_valid }: &Known) {
+    let (attributes_valid, name_valid) = (attributes.valid.duration(), name_valid.duration());
+    let (attributes, generation) = (fuse_attributes(attributes), Generation(*generation));
+    reply.entry_with_ttls(&attributes_valid, &name_valid, &attributes, generation);
+}
+
+/// A missing name that the kernel may remember is an entry with node id 0 (linux/fuse.h, struct
+/// fuse_entry_out). It counts as a failed request, like one that the kernel may not remember.
+pub(super) fn looked_up(call: Call, reply: ReplyEntry) -> impl Reply<LookedUp> {
+    move |result: Result<LookedUp>| match result {
+        Ok(LookedUp::Found(known)) => {
+            if let Ok(known) = call.ended(Ok(known)) {
+                send_entry(reply, &known);
+            }
+        }
+        Ok(LookedUp::Missing(valid)) => {
+            let _counted = call.ended::<()>(Err(Errno::NOENT.into()));
+            match valid {
+                Validity::Second => reply.error(FuseErrno::ENOENT),
+                Validity::Endless => reply.entry(&valid.duration(), &no_file(), Generation(0)),
+            }
+        }
+        Err(failure) => {
+            let errno = fuse_errno(failure.errno());
+            let _counted = call.ended::<()>(Err(failure));
+            reply.error(errno);
+        }
     }
 }
 
 pub(super) fn attributes(call: Call, reply: ReplyAttr) -> impl Reply<Attributes> {
     move |result| match call.ended(result) {
-        Ok(attributes) => reply.attr(&TRUSTED_FOR, &fuse_attributes(&attributes)),
+        Ok(attributes) => reply.attr(&attributes.valid.duration(), &fuse_attributes(&attributes)),
         Err(failure) => reply.error(fuse_errno(failure.errno())),
     }
 }
@@ -66,11 +91,12 @@ pub(super) fn opened(call: Call, reply: ReplyOpen) -> impl Reply<Opened> {
 
 pub(super) fn created(call: Call, reply: ReplyCreate) -> impl Reply<(Known, Opened)> {
     move |result: Result<(Known, Opened)>| match call.ended(result) {
-        Ok((Known { attributes, generation }, Opened { handle: Handle(number), backing })) => {
+        Ok((known, Opened { handle: Handle(number), backing })) => {
+            let Known { attributes, generation, .. } = &known;
             let new = passthrough::New {
-                valid_for: TRUSTED_FOR,
-                attributes: fuse_attributes(&attributes),
-                generation: Generation(generation),
+                valid_for: of_both(&known),
+                attributes: fuse_attributes(attributes),
+                generation: Generation(*generation),
                 handle: FileHandle(number),
                 flags: FopenFlags::empty(),
             };
@@ -180,12 +206,12 @@ pub(super) struct KnownEntries {
 
 impl KnownListing for KnownEntries {
     fn add(&mut self, entry: &Listed<'_>, known: &Known) -> Taken {
-        let Known { attributes, generation } = known;
+        let Known { attributes, generation, .. } = known;
         taken_unless(self.reply.add(
             INodeNo(attributes.id.0),
             entry.next,
             entry.name,
-            &TRUSTED_FOR,
+            &of_both(known),
             &fuse_attributes(attributes),
             Generation(*generation),
         ))
@@ -197,6 +223,11 @@ impl KnownListing for KnownEntries {
             Err(failure) => self.reply.error(fuse_errno(failure.errno())),
         }
     }
+}
+
+/// fuser has one time for name and attributes here.
+fn of_both(known: &Known) -> Duration {
+    known.attributes.valid.min(known.name_valid).duration()
 }
 
 fn taken_unless(full: bool) -> Taken {

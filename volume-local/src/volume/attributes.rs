@@ -32,9 +32,9 @@ impl Volume {
     pub(crate) fn attributes(&self, NodeId(id): NodeId, handle: Option<Handle>) -> Result<Attributes> {
         // An open file has a descriptor: none must be reopened.
         if let Some(file) = handle.and_then(|handle| self.file(handle).ok()) {
-            return self.origin.attributes(&stat(&file.fd)?);
+            return self.attributes_now(&stat(&file.fd)?);
         }
-        self.origin.attributes(&stat(self.nodes.descriptor(id)?)?)
+        self.attributes_now(&stat(self.nodes.descriptor(id)?)?)
     }
 
     pub(crate) fn change(
@@ -64,7 +64,7 @@ impl Volume {
         if let Some(times) = &changes.times {
             rustix::fs::utimensat(&*fd, c"", times, AtFlags::EMPTY_PATH)?;
         }
-        self.origin.attributes(&stat(&*fd)?)
+        self.attributes_now(&stat(&*fd)?)
     }
 
     /// Always clears suid and sgid: the request has a flag that lets the caller keep them, but
@@ -141,6 +141,7 @@ impl Volume {
             running.note(|| Ok::<_, Errno>(Effect::Attribute { at, had, sets: true }))?;
         }
         let set = file.set(&name, value, flags);
+        self.trust.outdates(id);
         // An ACL that says what the mode says is not stored.
         let now = (set.is_ok() && is_of_users(&name)).then_some(wanted);
         self.settle_attributes(&fd, &file, now, change);
@@ -192,6 +193,7 @@ impl Volume {
             Ok::<_, Errno>(Effect::Attribute { at, had, sets: false })
         })?;
         let removed = file.remove(&name);
+        self.trust.outdates(id);
         self.settle_attributes(&fd, &file, left.filter(|_| removed.is_ok()), change);
         removed
     }

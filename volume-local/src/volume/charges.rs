@@ -303,7 +303,7 @@ mod tests {
     use super::*;
     use crate::nodes::NodeLimits;
     use crate::quota::Use;
-    use crate::volume::{Policies, Running};
+    use crate::volume::{Access, Policies, Running};
 
     const CALLER: Caller = Caller { uid: 0, gid: 0 };
 
@@ -311,7 +311,7 @@ mod tests {
         let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
         let policies = Policies { data_path: DataPath::Daemon, quota };
-        Volume::open(root, false, DescriptorDir::open().unwrap(), limits, policies, None).unwrap()
+        Volume::open(root, Access::default(), DescriptorDir::open().unwrap(), limits, policies, None).unwrap()
     }
 
     fn begin(volume: &Volume) -> Running {
@@ -333,7 +333,7 @@ mod tests {
         let quota = Quota::new(limits, 4, None);
         quota.set_counted(found);
         let counted = volume(dir.path(), Some(Arc::new(quota)));
-        let data = Data { offset: 0, bytes: &[1; 4 * 4096], clears_setid: false };
+        let data = Data { offset: 0, bytes: &[1; 4 * 4096], clears_setid: false, is_mapped: false };
         let (_, handle) = create(&counted, "counted").unwrap();
         assert_eq!(counted.write(handle, data), Ok(2 * 4096), "what fits");
         assert_eq!(create(&counted, "second").unwrap_err(), Errno::NOSPC);

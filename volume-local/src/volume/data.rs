@@ -9,6 +9,7 @@ use volume_fs::file::{Handle, NodeId, Opened};
 use volume_fs::request::{Data, Position};
 
 use super::{OpenFile, Running, Volume, clearing_setid, synchronise};
+use crate::backings;
 use crate::charge;
 use crate::errno::{self, Result};
 use crate::handles::Closed;
@@ -54,13 +55,26 @@ impl Volume {
             .passing
             .as_ref()
             .and_then(|passing| passing.enter(file.id, file.flags, may_pass.then(|| file.fd.as_fd())));
+        if backing.is_some() {
+            self.outdate_passing(file.id, file.flags);
+        }
         Opened { handle: self.files.insert(file, request), backing }
+    }
+
+    /// The kernel's attributes of a file that passes through are valid without end until the file is
+    /// opened for writing, and again after its last close.
+    fn outdate_passing(&self, id: u64, flags: OFlags) {
+        if backings::writes(flags) {
+            self.trust.outdates(id);
+        }
     }
 
     pub(crate) fn release_file(&self, handle: Handle) {
         let Some(Closed { node, flags, file }) = self.files.remove(handle) else { return };
         if let Some(passing) = &self.passing {
-            passing.leave(node, OFlags::from_bits_retain(flags));
+            let flags = OFlags::from_bits_retain(flags);
+            self.outdate_passing(node, flags);
+            passing.leave(node, flags);
         }
         if let Some(file) = file {
             self.closed(&file);
@@ -87,7 +101,7 @@ impl Volume {
 
     /// The number of bytes of `data` that were written: as many as fit.
     pub(crate) fn write(&self, handle: Handle, data: Data<'_>) -> Result<usize> {
-        let Data { offset, bytes: data, clears_setid } = data;
+        let Data { offset, bytes: data, clears_setid, is_mapped } = data;
         let file = self.file(handle)?;
         let (fitting, change) = self.make_room(&file, offset, data.len() as u64)?;
         let data = &data[..data.len().min(usize::try_from(fitting).unwrap_or(usize::MAX))];
@@ -95,6 +109,9 @@ impl Volume {
         // With our CAP_FSETID, the backing file would keep the bits.
         let written = if clears_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
         self.settle(&file.fd, change);
+        if is_mapped {
+            self.trust.outdates(file.id);
+        }
         written
     }
 
@@ -118,7 +135,11 @@ impl Volume {
         if !REPEATABLE.contains(mode) {
             return Err(Errno::OPNOTSUPP);
         }
-        let allocate = || rustix::fs::fallocate(&file.fd, mode, range.start, range.end - range.start);
+        let allocate = || {
+            let allocated = rustix::fs::fallocate(&file.fd, mode, range.start, range.end - range.start);
+            self.trust.outdates(file.id);
+            allocated
+        };
         if mode.contains(FallocateFlags::PUNCH_HOLE) {
             return self.settling(file.id, &file.fd, allocate);
         }

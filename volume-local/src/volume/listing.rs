@@ -52,7 +52,7 @@ impl Volume {
         mut take: impl FnMut(Listed<'_>, &Known) -> Taken,
     ) -> Result<()> {
         let directory = self.directory(handle)?;
-        let own = self.origin.attributes(&stat(&*directory)?)?;
+        let own = self.attributes_now(&stat(&*directory)?)?;
         let (mut taken_before, mut refused) = (false, None);
         directory.read(offset, |entry| {
             let listed = self.listed(entry);
@@ -60,7 +60,10 @@ impl Volume {
                 // Only their number and type are used; the root's parent is the root.
                 let is_own = entry.name.as_bytes() == b"." || node == NodeId::ROOT;
                 let id = if is_own { node } else { listed.id };
-                return take(listed, &Known { attributes: Attributes { id, ..own }, generation: 0 });
+                return take(
+                    listed,
+                    &Known { attributes: Attributes { id, ..own }, generation: 0, name_valid: own.valid },
+                );
             }
             let seen = rustix::fs::statx(&*directory, &entry.name, AtFlags::SYMLINK_NOFOLLOW, WANTED);
             let known = seen.and_then(|seen| self.known(&seen, directory.as_fd(), &entry.name));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use linux::credentials::{self, Caller, CapabilitySet};
 use rustix::fs::{AtFlags, FileType as BackingType, Mode, OFlags, RenameFlags, Statx, StatxFlags};
 use rustix::io::Errno;
-use volume_fs::file::{Known, Name, NodeId, Opened};
+use volume_fs::file::{Known, LookedUp, Name, NodeId, Opened};
 use volume_fs::request::{Permissions, Special};
 
 use super::charges::{Loss, keep};
@@ -24,7 +24,14 @@ use crate::state_table::requests::Effect;
 const KEPT_AS_CALLER: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FSETID);
 
 impl Volume {
-    pub(crate) fn look_up(&self, running: &mut Running, name: Name<'_>) -> Result<Known> {
+    pub(crate) fn look_up(&self, running: &mut Running, name: Name<'_>) -> Result<LookedUp> {
+        match self.find_known(running, name) {
+            Err(Errno::NOENT) => Ok(LookedUp::Missing(self.trust.of_missing_name())),
+            found => found.map(LookedUp::Found),
+        }
+    }
+
+    fn find_known(&self, running: &mut Running, name: Name<'_>) -> Result<Known> {
         self.find(running, place(name)?, Admission::IfRoom).map(|(known, _seen)| known)
     }
 
@@ -126,6 +133,7 @@ impl Volume {
                 as_caller(caller, || rustix::fs::openat(&parent, &place.name, open, mode))
             })
         });
+        self.trust.outdates(directory);
         let created = created.inspect_err(|_| self.charge_nothing(running));
         let file = match created {
             // The kernel looks the name up again and opens the file it finds.
@@ -147,17 +155,19 @@ impl Volume {
         self.writable()?;
         let place = place(name)?;
         if running.is_done() {
-            return self.look_up(running, name);
+            return self.find_known(running, name);
         }
         let directory = place.directory;
         let (file, parent) = (self.nodes.descriptor(id)?, self.nodes.descriptor(directory)?);
         let inode = self.admit_link()?;
         running.note(|| self.about_to_make(&parent, &place, false))?;
         let link = || self.descriptors.link(file.as_fd(), parent.as_fd(), &place.name);
-        self.settling(directory, &parent, link).inspect_err(|_| self.charge_nothing(running))?;
+        let linked = self.settling(directory, &parent, link);
+        self.trust.outdates(directory);
+        linked.inspect_err(|_| self.charge_nothing(running))?;
         keep(inode);
         self.charge_name(running.slot());
-        self.look_up(running, name)
+        self.find_known(running, name)
     }
 
     /// `kind`: REMOVEDIR for a directory.
@@ -184,8 +194,9 @@ impl Volume {
             Ok::<_, Errno>(Effect::Remove { at: place.clone(), found, removed_by, takes })
         })?;
         self.keep_before_loss(found.as_ref(), &place);
-        self.settling(directory, &parent, || rustix::fs::unlinkat(&parent, &place.name, kind))
-            .inspect_err(|_| self.after_failure(running, found.as_ref()))?;
+        let removed = self.settling(directory, &parent, || rustix::fs::unlinkat(&parent, &place.name, kind));
+        self.trust.outdates(directory);
+        removed.inspect_err(|_| self.after_failure(running, found.as_ref()))?;
         if let Some(found) = found {
             self.lost(running, found, uid, &place);
         }
@@ -231,13 +242,16 @@ impl Volume {
         if !exchange {
             self.keep_before_loss(in_the_way.as_ref(), &to);
         }
-        self.settling(from_directory, &from_parent, || {
+        let renamed = self.settling(from_directory, &from_parent, || {
             self.settling(to_directory, &to_parent, || {
                 rustix::fs::renameat_with(&from_parent, &from.name, &to_parent, &to.name, flags)
             })
-        })
-        .inspect_err(|_| self.after_failure(running, in_the_way.as_ref()))?;
+        });
         let id = |found: &Option<Found>| found.as_ref().map(|found| found.id);
+        let others = [id(&moving), id(&in_the_way).filter(|_| exchange)];
+        let outdated = [Some(from_directory), Some(to_directory)].into_iter().chain(others).flatten();
+        outdated.for_each(|id| self.trust.outdates(id));
+        renamed.inspect_err(|_| self.after_failure(running, in_the_way.as_ref()))?;
         if id(&moving).is_some() && id(&moving) == id(&in_the_way) {
             // Two names of one file: rename(2) does nothing.
             return Ok(());
@@ -276,8 +290,9 @@ impl Volume {
         self.nodes.admit(directory)?;
         let inode = self.admit_file()?;
         running.note(|| self.about_to_make(&parent, &place, true))?;
-        self.settling(directory, &parent, || create(&parent, &place.name))
-            .inspect_err(|_| self.charge_nothing(running))?;
+        let created = self.settling(directory, &parent, || create(&parent, &place.name));
+        self.trust.outdates(directory);
+        created.inspect_err(|_| self.charge_nothing(running))?;
         keep(inode);
         let (known, seen) = self.find(running, place, Admission::Admitted).inspect_err(|_| {
             // It exists nevertheless.

@@ -45,6 +45,7 @@ pub(crate) const SETUP: Setup = Setup {
     known_inodes: 0,
     passthrough: false,
     successors: 1,
+    changed_from_outside: false,
 };
 
 /// The threads of a daemon, which stop at each system call.

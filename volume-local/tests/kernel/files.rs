@@ -343,7 +343,7 @@ fn who_opens_too_many_files_shuts_nobody_out() {
 
 #[test]
 fn a_file_changed_behind_the_mount_is_seen_after_the_next_open() {
-    let volume = Volume::new();
+    let volume = Volume::with(Setup { changed_from_outside: true, ..Setup::default() });
     fs::write(volume.path("f"), "old").unwrap();
     assert_eq!(fs::read_to_string(volume.path("f")).unwrap(), "old");
     fs::write(volume.backing.join("f"), "NEW").unwrap();

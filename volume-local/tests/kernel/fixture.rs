@@ -62,6 +62,7 @@ pub(crate) struct Setup {
     /// a file of the volume open cannot start one: the new process closes its copy, and the FLUSH
     /// waits for a daemon.
     pub(crate) successors: usize,
+    pub(crate) changed_from_outside: bool,
 }
 
 impl Setup {
@@ -407,6 +408,7 @@ impl Volume {
             known_inode_limit: setup.known_inodes,
             data_path: setup.data_path().into(),
             capacity: setup.capacity().into(),
+            changed_from_outside: setup.changed_from_outside,
             continues,
             ..local_assignment()
         };

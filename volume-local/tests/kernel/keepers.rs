@@ -23,6 +23,7 @@ const SETUP: Setup = Setup {
     known_inodes: 0,
     passthrough: false,
     successors: 1,
+    changed_from_outside: false,
 };
 
 fn ask(volume: &Volume, kind: request::Kind, beside: &[BorrowedFd<'_>]) -> reply::Kind {

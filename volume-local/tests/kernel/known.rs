@@ -30,6 +30,7 @@ const SETUP: Setup = Setup {
     known_inodes: 1000,
     passthrough: false,
     successors: 0,
+    changed_from_outside: false,
 };
 
 pub(crate) fn stats(control: &Control) -> Stats {

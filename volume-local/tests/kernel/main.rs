@@ -22,3 +22,4 @@ mod pauses;
 mod remounts;
 mod semantics;
 mod takeover;
+mod trust;

@@ -14,9 +14,11 @@ const TESTS: &[&str] = &[
     include_str!("known.rs"),
     include_str!("model.rs"),
     include_str!("ownership.rs"),
+    include_str!("passthrough.rs"),
     include_str!("pauses.rs"),
     include_str!("remounts.rs"),
     include_str!("takeover.rs"),
+    include_str!("trust.rs"),
 ];
 
 #[test]

@@ -24,6 +24,7 @@ const SETUP: Setup = Setup {
     known_inodes: 0,
     passthrough: false,
     successors: 1,
+    changed_from_outside: false,
 };
 
 #[test]

@@ -16,6 +16,8 @@ use rustix::fs::{Advice, XattrFlags, fadvise, removexattr, setxattr};
 const STREAM_BYTES: usize = 64 << 20;
 const BLOCK_BYTES: usize = 1 << 20;
 const PAGE: usize = 4096;
+/// Over the file, in one run.
+const PASSES: usize = 8;
 /// Of one run.
 const SYNCS: u64 = 50;
 const DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits().cast_signed();
@@ -255,12 +257,17 @@ impl Order {
 
 fn write_all(path: &Path, block: usize, order: Order) -> std::io::Result<()> {
     let (file, data) = (OpenOptions::new().write(true).open(path)?, vec![9; block]);
-    order.offsets(block).try_for_each(|at| file.write_all_at(&data, at))
+    in_passes(|| order.offsets(block).try_for_each(|at| file.write_all_at(&data, at)))
 }
 
 fn read_all(path: &Path, block: usize, order: Order) -> std::io::Result<()> {
     let (file, mut data) = (File::open(path)?, vec![0; block]);
-    order.offsets(block).try_for_each(|at| file.read_exact_at(&mut data, at))
+    in_passes(|| order.offsets(block).try_for_each(|at| file.read_exact_at(&mut data, at)))
+}
+
+/// So often that the open does not count.
+fn in_passes(mut pass: impl FnMut() -> std::io::Result<()>) -> std::io::Result<()> {
+    (0..PASSES).try_for_each(|_| pass())
 }
 
 /// With O_DIRECT; of a random order, a part.

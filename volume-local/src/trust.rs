@@ -1,0 +1,164 @@
+//! How long the kernel may use an answer without asking again, and what it is made to ask again.
+//!
+//! A pool is used only through its volumes, so names and attributes change only by requests, and
+//! the kernel follows the changes that it requests itself. Exceptions:
+//!
+//! - In a volume that other programs change, everything is valid for a second.
+//! - A kernel without FUSE_NOTIFY_PRUNE (before Linux 6.18) asks for names once a second: else the
+//!   pruner would not see which inodes are in use, and mounts on them ([`crate::pruner`]).
+//! - Some requests make the kernel discard its attributes of a file without taking note of that. If
+//!   an earlier answer about the file is taken in only then, since the process that waits for it was
+//!   not scheduled meanwhile, outdated attributes are cached. So the kernel is made to ask again, once
+//!   that answer has certainly arrived ([`Trust::outdates`]).
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use volume_fs::file::Validity;
+use volume_fs::notifications::Kernel;
+
+const STACK_BYTES: usize = 128 << 10;
+
+/// A process that was answered is scheduled within this time, or a second time of it.
+const ANSWERS_ARE_TAKEN: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(crate) struct Trust {
+    changed_from_outside: bool,
+    /// The kernel need not show which names are in use.
+    names_stay: AtomicBool,
+    outdated: Mutex<Outdated>,
+    first: Condvar,
+}
+
+/// Files whose attributes the kernel is to discard once more.
+#[derive(Debug, Default)]
+struct Outdated {
+    young: HashSet<u64>,
+    old: HashSet<u64>,
+}
+
+impl Trust {
+    pub(crate) fn new(changed_from_outside: bool) -> Self {
+        Self {
+            changed_from_outside,
+            names_stay: AtomicBool::new(false),
+            outdated: Mutex::new(Outdated::default()),
+            first: Condvar::new(),
+        }
+    }
+
+    /// Called before the first request: the kernel has FUSE_NOTIFY_PRUNE.
+    pub(crate) fn kernel_prunes(&self) {
+        self.names_stay.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn of_attributes(&self) -> Validity {
+        if self.changed_from_outside { Validity::Second } else { Validity::Endless }
+    }
+
+    /// Of a name that a file has.
+    pub(crate) fn of_name(&self) -> Validity {
+        if self.names_stay.load(Ordering::Relaxed) { self.of_attributes() } else { Validity::Second }
+    }
+
+    /// Of a name that no file has: no inode belongs to it.
+    pub(crate) fn of_missing_name(&self) -> Validity {
+        self.of_attributes()
+    }
+
+    /// A request has changed attributes of the file, and the kernel does not compare earlier answers
+    /// with the change: it does so only after write(2), truncation, chmod, chown, utimensat, link and
+    /// the removal of the file's own name (fs/fuse, `attr_version`).
+    pub(crate) fn outdates(&self, id: u64) {
+        if self.changed_from_outside {
+            return;
+        }
+        let mut outdated = self.outdated();
+        let is_first = outdated.young.is_empty() && outdated.old.is_empty();
+        outdated.young.insert(id);
+        if is_first {
+            self.first.notify_one();
+        }
+    }
+
+    /// The files whose earlier answers have arrived. Waits for them.
+    fn wait_for_outdated(&self) -> HashSet<u64> {
+        let mut outdated = self.outdated();
+        while outdated.young.is_empty() && outdated.old.is_empty() {
+            outdated = self.first.wait(outdated).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(outdated);
+        let begun = Instant::now();
+        while begun.elapsed() < ANSWERS_ARE_TAKEN {
+            std::thread::park_timeout(ANSWERS_ARE_TAKEN.saturating_sub(begun.elapsed()));
+        }
+        let mut outdated = self.outdated();
+        let young = std::mem::take(&mut outdated.young);
+        std::mem::replace(&mut outdated.old, young)
+    }
+
+    fn outdated(&self) -> MutexGuard<'_, Outdated> {
+        self.outdated.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs on a separate thread until the process ends: a notification may wait for an answer of this
+/// daemon.
+pub(crate) fn start(trust: Arc<Trust>, kernel: Arc<Kernel>) -> std::io::Result<()> {
+    let thread = std::thread::Builder::new().name("attributes".to_owned()).stack_size(STACK_BYTES);
+    thread
+        .spawn(move || {
+            // It fails when the volume is unmounted or its connection aborted.
+            if let Err(errno) = discard(&trust, &kernel) {
+                tracing::debug!(error = %errno, "stopped making the kernel discard attributes");
+            }
+        })
+        .map(drop)
+}
+
+fn discard(trust: &Trust, kernel: &Kernel) -> Result<(), Errno> {
+    loop {
+        for id in trust.wait_for_outdated() {
+            let _is_known = kernel.knows(id)?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_kernel_that_prunes_keeps_names() {
+        let trust = Trust::new(false);
+        assert_eq!((trust.of_name(), trust.of_attributes()), (Validity::Second, Validity::Endless));
+        assert_eq!(trust.of_missing_name(), Validity::Endless);
+        trust.kernel_prunes();
+        assert_eq!(trust.of_name(), Validity::Endless);
+    }
+
+    #[test]
+    fn what_others_change_is_valid_for_a_second() {
+        let trust = Trust::new(true);
+        trust.kernel_prunes();
+        let all = [trust.of_name(), trust.of_missing_name(), trust.of_attributes()];
+        assert_eq!(all, [Validity::Second; 3]);
+    }
+
+    #[test]
+    fn attributes_are_discarded_once_and_not_before_earlier_answers_have_arrived() {
+        let trust = Trust::new(false);
+        let begun = Instant::now();
+        trust.outdates(7);
+        trust.outdates(7);
+        assert_eq!(trust.wait_for_outdated(), HashSet::new());
+        assert!(begun.elapsed() >= ANSWERS_ARE_TAKEN);
+        assert_eq!(trust.wait_for_outdated(), HashSet::from([7]));
+        trust.outdates(8);
+        assert_eq!(trust.wait_for_outdated(), HashSet::new());
+    }
+}
