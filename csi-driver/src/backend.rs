@@ -44,6 +44,10 @@ pub(crate) struct Diagnosis {
     pub(crate) leftovers: Vec<PathBuf>,
     /// Volumes whose daemon serves other data than [`VolumeBackend::assign`] would pass now.
     pub(crate) serving_other_data: BTreeSet<VolumeId>,
+    /// Why the kernel limits no volume, and what changes that.
+    pub(crate) no_kernel_limits: Option<String>,
+    /// What the kernel counts is wrong.
+    pub(crate) counts_are_wrong: Option<String>,
 }
 
 /// Calls may block, unless their documentation gives a limit. Every call that changes data may be
@@ -59,6 +63,9 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
     /// What an administrator has to know of the data. Changes nothing, also where nothing was stored
     /// yet. `served` are volumes with running daemons, and the data that each was assigned.
     fn diagnose(&self, served: &BTreeMap<VolumeId, DataId>) -> Diagnosis;
+
+    /// Who limits new volumes, and what changes that: one sentence for administrators.
+    fn about_limits(&self) -> String;
 
     /// Checks that the backend is present and accepts writes.
     fn probe(&self) -> linux::Result<()>;

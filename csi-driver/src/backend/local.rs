@@ -282,7 +282,33 @@ impl VolumeBackend for Pool {
         let (volumes, snapshots) = stored(&self.dir);
         let leftovers = entries_of([&self.incoming, &self.trash]);
         let serving_other_data = serving_other_data.into_keys().collect();
-        Diagnosis { away, volumes, snapshots, leftovers, serving_other_data }
+        let (no_kernel_limits, counts_are_wrong) = match (&away, quota::kind(&self.dir)) {
+            (None, Ok(Err(missing))) => (Some(format!("{}: {}", missing.reason, missing.remedy)), None),
+            (None, Ok(Ok(kind))) => (None, quota::why_inexact(kind, &self.dir)),
+            (Some(_), _) | (None, Err(_)) => (None, None),
+        };
+        Diagnosis {
+            away,
+            volumes,
+            snapshots,
+            leftovers,
+            serving_other_data,
+            no_kernel_limits,
+            counts_are_wrong,
+        }
+    }
+
+    fn about_limits(&self) -> String {
+        let pool = self.dir.display();
+        match quota::kind(&self.dir) {
+            Ok(Ok(_)) => format!("The kernel limits new volumes of the pool {pool}."),
+            Ok(Err(quota::Missing { reason, remedy })) => {
+                format!(
+                    "Daemons count what new volumes of the pool {pool} hold. It is {reason}: for limits by the kernel, {remedy}."
+                )
+            }
+            Err(error) => format!("Who limits volumes of the pool {pool} is not known: {}.", chain(&error)),
+        }
     }
 
     fn check_present(&self) -> Result<()> {

@@ -213,6 +213,7 @@ impl Admin for AdminService {
                 findings: doctor::of_running(&driver.config, &*driver.backend, &|| {
                     driver.daemons.keeper.holders()
                 })?,
+                limits: driver.backend.about_limits(),
             })
         })
         .await

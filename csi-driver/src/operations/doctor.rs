@@ -37,6 +37,7 @@ use crate::kernel::mounts;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::launch::{LaunchId, LaunchKey};
 use crate::model::limits;
+use crate::model::policies::CapacityPolicy;
 use crate::model::records::{SnapshotPhase, SnapshotRecord, StageRecord, VolumeRecord};
 use crate::operations::admin::client::ask;
 use crate::operations::views::{Format, NoJournal, Row};
@@ -437,6 +438,19 @@ fn of_data(world: &World) -> Vec<Finding> {
         .volumes
         .iter()
         .filter(|(id, record)| record.as_ref().is_ok_and(is_whole) && !volumes.contains(id));
+    let limited = || {
+        let volumes = world.volumes.iter().filter_map(|(id, record)| Some((id, record.as_ref().ok()?)));
+        volumes.filter(|(_, record)| record.policies().capacity == CapacityPolicy::Kernel)
+    };
+    if let Some(reason) = &world.data.no_kernel_limits {
+        all.extend(
+            limited()
+                .map(|(id, _)| Finding::new("volume is not limited", id, format!("the pool is {reason}"))),
+        );
+    }
+    if let Some(reason) = world.data.counts_are_wrong.as_ref().filter(|_| limited().next().is_some()) {
+        all.push(Finding::new("quota groups are inexact", "pool", reason));
+    }
     all.extend(lost.map(|(id, _)| {
         let advice = "call CreateVolume again if it is new; else put its data back";
         Finding::new("volume has no data", id, advice)
@@ -511,8 +525,11 @@ impl Doctor {
             };
             ask(&config.run_dir, &config.state_dir, asked)
         });
-        let rows: Vec<admin::Finding> = match asked.flatten() {
-            Some(answer) => answer.map_err(DoctorError::Driver)?.findings,
+        let (rows, limits): (Vec<admin::Finding>, String) = match asked.flatten() {
+            Some(answer) => {
+                let answer = answer.map_err(DoctorError::Driver)?;
+                (answer.findings, answer.limits)
+            }
             None => {
                 let backend = driver::backend(&config).map_err(DoctorError::Look)?;
                 let holders = || Holders::of_keeper_at(&config::keeper_socket(&config.run_dir));
@@ -523,14 +540,15 @@ impl Doctor {
                     repair(&config, &found).map_err(DoctorError::Repair)?;
                     found = look()?;
                 }
-                found.into_iter().map(admin::Finding::from).collect()
+                (found.into_iter().map(admin::Finding::from).collect(), backend.about_limits())
             }
         };
         let left = rows.len();
         let text = match self.output {
             // An empty table would look truncated.
-            Format::Table if rows.is_empty() => NO_FINDINGS.to_owned(),
-            Format::Table | Format::Json => self.output.print(&rows).map_err(DoctorError::Look)?,
+            Format::Table if rows.is_empty() => format!("{NO_FINDINGS}{limits}\n"),
+            Format::Table => self.output.print(&rows).map_err(DoctorError::Look)? + &limits + "\n",
+            Format::Json => self.output.print(&rows).map_err(DoctorError::Look)?,
         };
         Ok(Report { text, left })
     }

@@ -35,6 +35,17 @@ impl Collector for Driver {
         let encoder = &mut encoder;
         let volumes = self.volumes_by_state().into_iter().map(|(state, count)| ([("state", state)], count));
         encode_gauge(encoder, "volumes", "Volumes of this driver by state.", volumes)?;
+        let policies = self.journal.list().into_iter().map(|(id, record)| {
+            let policies = record.policies();
+            let labels = [
+                ("volume_id", id.to_string()),
+                ("data_path", policies.data_path.to_string()),
+                ("capacity", policies.capacity.to_string()),
+            ];
+            (labels, 1)
+        });
+        let help = "Which way the data of each volume takes, and what keeps it within its capacity.";
+        encode_gauge(encoder, "volume_policies", help, policies)?;
         let snapshots =
             self.snapshots_by_state().into_iter().map(|(state, count)| ([("state", state)], count));
         encode_gauge(encoder, "snapshots", "Snapshots of this driver by state.", snapshots)?;

@@ -221,6 +221,8 @@ fn volume_row(
         state: volume_state(&record, daemon).to_owned(),
         name: Some(record.name.as_str().to_owned()),
         capacity_bytes: Some(record.capacity_bytes),
+        data_path: Some(record.policies().data_path.to_string()),
+        capacity_policy: Some(record.policies().capacity.to_string()),
         daemon_pid: daemon_of(&record).map(|daemon| daemon.pid),
         source: record.source.map(|source| source.to_string()),
         parked_until: record.parked.as_ref().map(|parked| parked.until.seconds),
@@ -318,6 +320,8 @@ impl Row for Mount {
         "HOLDERS",
         "NEEDS NEW STAGE",
         "MODE",
+        "DATA PATH",
+        "LIMITED BY",
         "CONNECTION",
         "PATH",
     ];
@@ -336,6 +340,8 @@ impl Row for Mount {
             },
             self.needs_new_stage.join(","),
             if self.read_only { "ro" } else { "rw" }.to_owned(),
+            self.data_path.clone().unwrap_or_default(),
+            self.capacity_policy.clone().unwrap_or_default(),
             self.connection.to_string(),
             self.path.clone(),
         ]
@@ -356,6 +362,7 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Re
             (Some(id), Some(_)) => holders_of(id, daemons.get(id).copied(), holders),
             _ => Vec::new(),
         };
+        let policies = record.as_ref().map(VolumeRecord::policies);
         let takeovers = stage.filter(|_| is_its.is_some()).map_or(0, |stage| stage.takeovers);
         let daemon = match (id, serving) {
             (Some(id), Some(serving)) if serving.connection_minor == mount.minor => daemons.get(&id).copied(),
@@ -380,6 +387,8 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Re
                 .filter(|_| is_its.is_some())
                 .map(|stage| stage.needs_new_stage.clone())
                 .unwrap_or_default(),
+            data_path: policies.map(|policies| policies.data_path.to_string()),
+            capacity_policy: policies.map(|policies| policies.capacity.to_string()),
             path: text(&mount.mount_point),
             volume,
         }

@@ -7,6 +7,8 @@ use std::path::Path;
 use linux::mount::{FuseMountOptions, FuseName, MountFlags};
 use serde_json::Value;
 use tests::csi::scene::{Flags, NODE, Scene, mounted, retried};
+use tests::csi::snapshots::scene_with_quota_groups;
+use tests::subvolume;
 
 use crate::boot;
 
@@ -58,11 +60,39 @@ fn a_healthy_node_has_no_findings_and_a_running_driver_is_not_repaired_under() {
     let caller = scene.caller();
     let volume = caller.bring_up("pvc-1", &["one"]).unwrap();
     assert_eq!(found(&scene, &[]), (0, vec![]));
-    assert_eq!(run(&scene, &[]), (0, "Nothing is left to be repaired.\n".to_owned(), String::new()));
+    let (code, printed, said) = run(&scene, &[]);
+    assert_eq!((code, said.as_str()), (0, ""));
+    let (first, limits) = printed.split_once('\n').unwrap();
+    assert_eq!(first, "Nothing is left to be repaired.");
+    assert!(limits.starts_with("Daemons count what new volumes of the pool "), "{limits}");
     let (code, printed, said) = run(&scene, &["--repair"]);
     assert_eq!((code, printed.as_str()), (2, ""));
     assert!(said.contains("a driver runs with --state-dir"), "{said}");
     caller.take_down(&volume, &["one"]).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn volumes_whose_quota_is_off_are_found_with_the_command_that_turns_it_on() {
+    let mut scene = scene_with_quota_groups(Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    let pool = scene.sandbox.path("pool");
+    let limits = |scene: &Scene| run(scene, &[]).1.lines().last().unwrap().to_owned();
+    for is_running in [true, false] {
+        if !is_running {
+            scene.kill_driver();
+        }
+        assert_eq!(found(&scene, &[]), (0, vec![]));
+        assert_eq!(limits(&scene), format!("The kernel limits new volumes of the pool {}.", pool.display()));
+        subvolume::disable_quotas(&pool).unwrap();
+        assert_eq!(found(&scene, &[]), (1, expected(&[("volume is not limited", &volume)])));
+        let command = format!("run \"btrfs quota enable {}\".", pool.display());
+        assert!(limits(&scene).ends_with(&command), "{}", limits(&scene));
+        subvolume::enable_quotas(&pool).unwrap();
+    }
+    scene.start_driver();
+    scene.caller().delete(&volume).unwrap();
     scene.assert_nothing_left();
 }
 

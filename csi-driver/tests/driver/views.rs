@@ -40,11 +40,18 @@ fn views_show_volumes_and_their_mounts_and_a_daemon_that_is_dead() {
     assert_eq!(published["daemon_pid"], scene.daemons()[0]);
     assert_eq!(published["targets"], Value::from(vec![target.to_str().unwrap()]));
     assert_eq!(row(&volumes, "id", &unused)["state"], "unstaged");
+    assert_eq!(
+        (&published["data_path"], &published["capacity_policy"]),
+        (&"daemon".into(), &"daemon".into())
+    );
     let mounts = json(&scene, "mounts");
     for (path, state) in [(&staged, "staged"), (&target, "published")] {
         let mount = row(&mounts, "path", path.to_str().unwrap());
         assert_eq!((&mount["state"], &mount["volume"]), (&state.into(), &used.as_str().into()));
+        assert_eq!((&mount["data_path"], &mount["capacity_policy"]), (&"daemon".into(), &"daemon".into()));
     }
+    let table = shown(&scene, "mounts", "table");
+    assert!(table.lines().next().unwrap().contains("MODE  DATA PATH  LIMITED BY  CONNECTION"), "{table}");
     let table = shown(&scene, "volumes", "table");
     assert!(
         table.starts_with("ID ") && table.contains(&format!("{unused}  pvc-unused  unstaged")),

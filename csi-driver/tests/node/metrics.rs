@@ -54,6 +54,10 @@ fn calls_are_counted_by_code_and_volumes_by_state() {
             "hawser_csi_volumes{state=\"published\"} 1",
             "hawser_csi_volumes{state=\"dead\"} 0",
             "hawser_csi_volumes{state=\"parked\"} 0",
+            &format!(
+                "hawser_csi_volume_policies{{volume_id=\"{}\",data_path=\"daemon\",capacity=\"daemon\"}} 1",
+                ids[0]
+            ),
             "hawser_csi_daemon_deaths_total 0",
             "hawser_csi_hung_daemons_total 0",
             "hawser_csi_disk_stalls_total 0",

@@ -72,6 +72,13 @@ pub(super) fn kind(pool: &Path) -> linux::Result<Result<Kind, Missing>> {
     }
 }
 
+/// Why what the file system counts is wrong now, and what changes that.
+pub(super) fn why_inexact(kind: Kind, pool: &Path) -> Option<String> {
+    let is_exact = || groups::quotas(open_root(pool)?).map(|found| found == Quotas::Groups { exact: true });
+    let is_wrong = kind == Kind::Groups && matches!(is_exact(), Ok(false));
+    is_wrong.then(|| format!("limits are not exact until \"btrfs quota rescan -w {}\" ends", pool.display()))
+}
+
 /// The device of a directory's file system, for messages.
 fn device(dir: &OwnedFd) -> String {
     let find = || {

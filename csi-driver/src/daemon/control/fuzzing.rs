@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use linux::chain;
 use linux::fd_passing::PacketSocket;
 
-use super::{Control, Quiesced};
+use super::{Control, PassingWrites, Quiesced};
 use crate::daemon::notes::Hangs;
 use crate::daemon::untrusted_text::assert_is_fit;
 use crate::error::Result;
@@ -35,12 +35,19 @@ pub fn control_reply(packet: &[u8]) {
     asked(Control::ping);
     asked(|control| control.usage().map(drop));
     asked(|control| control.set_capacity(VolumeLimits { bytes: 1 << 20, inodes: 0 }));
-    asked(|control| control.hold(LIMIT).map(drop));
+    asked(|control| control.hold(LIMIT, PassingWrites::GoOn).map(drop));
     let (control, _daemon) = control();
     let since = Instant::now();
     let note = Arc::new(Hangs::default()).holding_back(&volume_id);
-    let quiesced =
-        Quiesced { control, used_bytes: 0, used_inodes: 0, at: Timestamp::now(), since, _noted: note };
+    let quiesced = Quiesced {
+        control,
+        passing: PassingWrites::GoOn,
+        used_bytes: 0,
+        used_inodes: 0,
+        at: Timestamp::now(),
+        since,
+        _noted: note,
+    };
     match quiesced.resume() {
         Ok(paused) => assert!(paused.paused <= since.elapsed() + LIMIT),
         Err(error) => assert_is_fit(&chain(&error)),
