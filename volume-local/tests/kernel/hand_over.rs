@@ -98,7 +98,7 @@ fn a_refused_nonce_is_said_clearly() {
     assert_eq!(fixture::hello(&socket).nonce, "guessed");
     drop(socket);
     let said = ended(daemon);
-    assert!(said.contains("closed the connection after Hello (protocol version 3 to 5)"), "{said}");
+    assert!(said.contains("closed the connection after Hello (protocol version 3 to 6)"), "{said}");
     assert!(said.contains("does not know this nonce"), "{said}");
     assert!(!said.contains("guessed"), "a nonce is a secret: {said}");
 }
@@ -167,7 +167,7 @@ fn a_driver_that_speaks_another_version_is_named_with_it() {
     let said = ended(daemon);
     assert!(
         said.ends_with(
-            "speaks version 7 to 8 of the hand-over protocol, this daemon version 3 to 5: use both of one release"
+            "speaks version 7 to 8 of the hand-over protocol, this daemon version 3 to 6: use both of one release"
         ),
         "{said}"
     );
