@@ -141,7 +141,8 @@ pub trait Backend: Pausing {
     fn fallocate(&self, handle: Handle, range: Range<u64>, mode: FallocateFlags, reply: impl Reply<()>);
     /// Only data and holes: the kernel handles other positions.
     fn lseek(&self, handle: Handle, position: SeekFrom, reply: impl Reply<u64>);
-    /// One descriptor of this handle was closed.
+    /// One descriptor of this handle was closed. `ENOSYS`: close(2) never has anything to report, and
+    /// the kernel need not ask again.
     fn flush(&self, handle: Handle, reply: impl Reply<()>);
     fn fsync(&self, handle: Handle, data_only: bool, reply: impl Reply<()>);
     /// The handle is no longer used. Must never wait.

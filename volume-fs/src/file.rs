@@ -23,6 +23,10 @@ pub struct Opened {
     /// `Some`: the kernel reads and writes the backing file that the keeper has registered under this
     /// number. All opens of one file at the same time must have the same.
     pub backing: Option<BackingId>,
+    /// The kernel may use what it has read of the file before. No effect with `backing`.
+    pub keeps_pages: bool,
+    /// The backend may have an error to report at each close(2) ([`crate::backend::Backend::flush`]).
+    pub reports_close: bool,
 }
 
 /// The kernel's number of a backing file (FUSE_DEV_IOC_BACKING_OPEN), above zero.
@@ -32,7 +36,7 @@ pub struct BackingId(pub u32);
 impl Opened {
     /// The daemon answers reads and writes.
     pub fn by_daemon(handle: Handle) -> Self {
-        Self { handle, backing: None }
+        Self { handle, backing: None, keeps_pages: false, reports_close: true }
     }
 }
 

@@ -1,9 +1,11 @@
 //! How long the kernel may use an answer without asking again, and what it is made to ask again.
 //!
-//! A pool is used only through its volumes, so names and attributes change only by requests, and
-//! the kernel follows the changes that it requests itself. Exceptions:
+//! A pool is used only through its volumes, so names, attributes and contents change only by requests,
+//! and the kernel follows the changes that it requests itself. Exceptions:
 //!
-//! - In a volume that other programs change, everything is valid for a second.
+//! - In a volume that other programs change, names and attributes are valid for a second, and contents
+//!   until the next open.
+//! - With the data path `passthrough`, the kernel's writes do not pass by the pages of FUSE's inode.
 //! - A kernel without FUSE_NOTIFY_PRUNE (before Linux 6.18) asks for names once a second: else the
 //!   pruner would not see which inodes are in use, and mounts on them ([`crate::pruner`]).
 //! - Some requests make the kernel discard its attributes of a file without taking note of that. If
@@ -12,13 +14,18 @@
 //!   that answer has certainly arrived ([`Trust::outdates`]).
 
 use std::collections::HashSet;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use volume_fs::file::Validity;
 use volume_fs::notifications::Kernel;
+use volume_fs::service::DataPath;
+
+use crate::volume::Access;
 
 const STACK_BYTES: usize = 128 << 10;
 
@@ -28,6 +35,8 @@ const ANSWERS_ARE_TAKEN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Trust {
     changed_from_outside: bool,
+    data_path: DataPath,
+    backing_reports_close: bool,
     /// The kernel need not show which names are in use.
     names_stay: AtomicBool,
     outdated: Mutex<Outdated>,
@@ -42,9 +51,11 @@ struct Outdated {
 }
 
 impl Trust {
-    pub(crate) fn new(changed_from_outside: bool) -> Self {
+    pub(crate) fn new(access: Access, data_path: DataPath, root: impl AsFd) -> Self {
         Self {
-            changed_from_outside,
+            changed_from_outside: access.changed_from_outside,
+            data_path,
+            backing_reports_close: !writes_back_later(root),
             names_stay: AtomicBool::new(false),
             outdated: Mutex::new(Outdated::default()),
             first: Condvar::new(),
@@ -68,6 +79,21 @@ impl Trust {
     /// Of a name that no file has: no inode belongs to it.
     pub(crate) fn of_missing_name(&self) -> Validity {
         self.of_attributes()
+    }
+
+    /// What was read of a file, from one open to the next.
+    pub(crate) fn keeps_pages(&self) -> bool {
+        !self.changed_from_outside && self.data_path == DataPath::Daemon
+    }
+
+    /// Whether close(2) of a file that was opened with `flags` may have an error to report. A file that
+    /// is open for reading and writing may have been stored to through a mapping.
+    pub(crate) fn reports_close(&self, flags: OFlags) -> bool {
+        self.backing_reports_close || flags.contains(OFlags::RDWR)
+    }
+
+    pub(crate) fn backing_reports_close(&self) -> bool {
+        self.backing_reports_close
     }
 
     /// A request has changed attributes of the file, and the kernel does not compare earlier answers
@@ -106,6 +132,22 @@ impl Trust {
     }
 }
 
+/// Whether this is a file system whose close(2) never reports an error: it stores data later, and has
+/// no server.
+fn writes_back_later(root: impl AsFd) -> bool {
+    const OF_THE_NODE: [u64; 7] = [
+        0xef53,      // ext4
+        0x5846_5342, // xfs
+        0x9123_683e, // Btrfs
+        0x0102_1994, // tmpfs
+        0xf2f5_2010, // f2fs
+        0x2fc1_2fc1, // ZFS
+        0xca45_1a4e, // bcachefs
+    ];
+    let found = rustix::fs::fstatfs(root);
+    found.is_ok_and(|found| u64::try_from(found.f_type).is_ok_and(|kind| OF_THE_NODE.contains(&kind)))
+}
+
 /// Runs on a separate thread until the process ends: a notification may wait for an answer of this
 /// daemon.
 pub(crate) fn start(trust: Arc<Trust>, kernel: Arc<Kernel>) -> std::io::Result<()> {
@@ -132,9 +174,14 @@ fn discard(trust: &Trust, kernel: &Kernel) -> Result<(), Errno> {
 mod tests {
     use super::*;
 
+    fn trust(changed_from_outside: bool, data_path: DataPath) -> Trust {
+        let directory = std::fs::File::open("/var/tmp").unwrap();
+        Trust::new(Access { read_only: false, changed_from_outside }, data_path, directory)
+    }
+
     #[test]
     fn only_a_kernel_that_prunes_keeps_names() {
-        let trust = Trust::new(false);
+        let trust = trust(false, DataPath::Daemon);
         assert_eq!((trust.of_name(), trust.of_attributes()), (Validity::Second, Validity::Endless));
         assert_eq!(trust.of_missing_name(), Validity::Endless);
         trust.kernel_prunes();
@@ -143,15 +190,32 @@ mod tests {
 
     #[test]
     fn what_others_change_is_valid_for_a_second() {
-        let trust = Trust::new(true);
+        let trust = trust(true, DataPath::Daemon);
         trust.kernel_prunes();
         let all = [trust.of_name(), trust.of_missing_name(), trust.of_attributes()];
         assert_eq!(all, [Validity::Second; 3]);
     }
 
     #[test]
+    fn contents_are_kept_if_every_change_passes_by_the_kernels_pages() {
+        assert!(trust(false, DataPath::Daemon).keeps_pages());
+        assert!(!trust(false, DataPath::Passthrough).keeps_pages());
+        assert!(!trust(true, DataPath::Daemon).keeps_pages());
+    }
+
+    #[test]
+    fn a_close_reports_what_was_stored_through_a_mapping_or_what_a_server_says() {
+        let disk = trust(false, DataPath::Daemon);
+        let reports = [OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR].map(|flags| disk.reports_close(flags));
+        assert_eq!(reports, [false, false, true]);
+        let proc = std::fs::File::open("/proc").unwrap();
+        let unknown = Trust::new(Access::default(), DataPath::Daemon, proc);
+        assert!(unknown.reports_close(OFlags::RDONLY), "an unknown file system");
+    }
+
+    #[test]
     fn attributes_are_discarded_once_and_not_before_earlier_answers_have_arrived() {
-        let trust = Trust::new(false);
+        let trust = trust(false, DataPath::Daemon);
         let begun = Instant::now();
         trust.outdates(7);
         trust.outdates(7);

@@ -117,7 +117,7 @@ impl Volume {
         shared: Option<Shared>,
     ) -> volume_fs::Result<Self> {
         let Policies { data_path, quota } = policies;
-        let Access { read_only, changed_from_outside } = access;
+        let read_only = access.read_only;
         let root = Arc::new(directory);
         let (table, keeper, earlier) = match shared {
             Some(Shared { table, keeper, earlier, .. }) => (Some(table), Some(keeper), earlier),
@@ -146,11 +146,13 @@ impl Volume {
             (DataPath::Passthrough, Some(table), Some(keeper)) => Some(Backings::new(keeper, table)),
             (DataPath::Passthrough, ..) => return Err(volume_fs::Error::PassthroughWithoutKeeper),
         };
+        let trust = Arc::new(Trust::new(access, data_path, &root));
         let volume = Self {
             origin,
             files: Handles::new(most_files, Opened::File, table.clone()),
             directories: Handles::new(kept_free / 2, Opened::Directory, table.clone()),
             nodes,
+            trust,
             root,
             descriptors,
             attribute_blocks,
@@ -158,7 +160,6 @@ impl Volume {
             names_take_inodes,
             read_only,
             passing,
-            trust: Arc::new(Trust::new(changed_from_outside)),
             table,
         };
         if let (Some(earlier), Some(keeper)) = (earlier, keeper) {

@@ -18,7 +18,7 @@ use super::pauses::Who;
 use super::{Connection, Control, Listeners, Subject};
 use crate::backend::{Backend, CannotPause, DataReply, Held, KnownListing, Listing, Pausing, Reply};
 use crate::figures::{Counted, Figures, KnownNow, Limits, Shrinks, UsageNow};
-use crate::file::{Attributes, Handle, Known, Name, NodeId, Opened, Statistics};
+use crate::file::{Attributes, Handle, Known, LookedUp, Name, NodeId, Opened, Statistics};
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::notifications::{Kernel, MountPoints};
@@ -185,7 +185,7 @@ impl Backend for Limited {
         Ok(())
     }
 
-    fn lookup(&self, _: RequestId, _: Name<'_>, _: impl Reply<Known>) {}
+    fn lookup(&self, _: RequestId, _: Name<'_>, _: impl Reply<LookedUp>) {}
     fn forget(&self, _: NodeId, _: u64) {}
     fn getattr(&self, _: NodeId, _: Option<Handle>, _: impl Reply<Attributes>) {}
     fn setattr(&self, _: NodeId, _: Option<Handle>, _: Changes, _: impl Reply<Attributes>) {}

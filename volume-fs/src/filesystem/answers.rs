@@ -69,6 +69,8 @@ pub(super) fn attributes(call: Call, reply: ReplyAttr) -> impl Reply<Attributes>
     }
 }
 
+/// Without FOPEN_CACHE_DIR: a listing that continues in the kernel's copy does not check whether the
+/// directory has changed since another process read that part (fs/fuse/readdir.c).
 pub(super) fn opened_directory(call: Call, reply: ReplyOpen) -> impl Reply<Handle> {
     move |result| match call.ended(result) {
         Ok(Handle(number)) => reply.opened(FileHandle(number), FopenFlags::empty()),
@@ -78,8 +80,8 @@ pub(super) fn opened_directory(call: Call, reply: ReplyOpen) -> impl Reply<Handl
 
 pub(super) fn opened(call: Call, reply: ReplyOpen) -> impl Reply<Opened> {
     move |result: Result<Opened>| match call.ended(result) {
-        Ok(Opened { handle: Handle(number), backing }) => {
-            let (handle, flags) = (FileHandle(number), FopenFlags::empty());
+        Ok(opened @ Opened { handle: Handle(number), backing, .. }) => {
+            let (handle, flags) = (FileHandle(number), flags(opened));
             match backing {
                 Some(backing) => passthrough::opened(reply, handle, flags, backing),
                 None => reply.opened(handle, flags),
@@ -89,16 +91,24 @@ pub(super) fn opened(call: Call, reply: ReplyOpen) -> impl Reply<Opened> {
     }
 }
 
+/// Linux refuses FOPEN_KEEP_CACHE with a backing file (fs/fuse/iomode.c).
+fn flags(opened: Opened) -> FopenFlags {
+    let mut flags = FopenFlags::empty();
+    flags.set(FopenFlags::FOPEN_KEEP_CACHE, opened.keeps_pages && opened.backing.is_none());
+    flags.set(FopenFlags::FOPEN_NOFLUSH, !opened.reports_close);
+    flags
+}
+
 pub(super) fn created(call: Call, reply: ReplyCreate) -> impl Reply<(Known, Opened)> {
     move |result: Result<(Known, Opened)>| match call.ended(result) {
-        Ok((known, Opened { handle: Handle(number), backing })) => {
+        Ok((known, opened @ Opened { handle: Handle(number), backing, .. })) => {
             let Known { attributes, generation, .. } = &known;
             let new = passthrough::New {
                 valid_for: of_both(&known),
                 attributes: fuse_attributes(attributes),
                 generation: Generation(*generation),
                 handle: FileHandle(number),
-                flags: FopenFlags::empty(),
+                flags: flags(opened),
             };
             match backing {
                 Some(backing) => passthrough::created(reply, &new, backing),

@@ -58,7 +58,8 @@ impl Volume {
         if backing.is_some() {
             self.outdate_passing(file.id, file.flags);
         }
-        Opened { handle: self.files.insert(file, request), backing }
+        let (keeps_pages, reports_close) = (self.trust.keeps_pages(), self.trust.reports_close(file.flags));
+        Opened { handle: self.files.insert(file, request), backing, keeps_pages, reports_close }
     }
 
     /// The kernel's attributes of a file that passes through are valid without end until the file is
@@ -99,24 +100,32 @@ impl Volume {
         Ok(data)
     }
 
-    /// The number of bytes of `data` that were written: as many as fit.
+    /// The number of bytes of `data` that were written: as many as fit. `ENOSPC` if not all of a mapping's
+    /// fit.
     pub(crate) fn write(&self, handle: Handle, data: Data<'_>) -> Result<usize> {
         let Data { offset, bytes: data, clears_setid, is_mapped } = data;
         let file = self.file(handle)?;
         let (fitting, change) = self.make_room(&file, offset, data.len() as u64)?;
-        let data = &data[..data.len().min(usize::try_from(fitting).unwrap_or(usize::MAX))];
+        let all = data.len();
+        let data = &data[..all.min(usize::try_from(fitting).unwrap_or(usize::MAX))];
         let write = || write_all(&file.fd, offset, data);
         // With our CAP_FSETID, the backing file would keep the bits.
         let written = if clears_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
         self.settle(&file.fd, change);
         if is_mapped {
             self.trust.outdates(file.id);
+            // The kernel takes no notice of a short answer then (fs/fuse/file.c, fuse_writepage_end).
+            return written.and_then(|written| if written < all { Err(Errno::NOSPC) } else { Ok(written) });
         }
         written
     }
 
-    /// The errors that close(2) of the backing file would report.
+    /// The errors that close(2) of the backing file would report. Without a request the kernel still
+    /// reports those of a shared mapping.
     pub(crate) fn flush(&self, handle: Handle) -> Result<()> {
+        if !self.trust.backing_reports_close() {
+            return Err(Errno::NOSYS);
+        }
         let file = self.file(handle)?;
         let duplicate = self.nodes.with_descriptors(|| rustix::io::fcntl_dupfd_cloexec(&file.fd, 0))?;
         nix::unistd::close(duplicate).map_err(errno::from_nix)

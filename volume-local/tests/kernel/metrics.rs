@@ -1,5 +1,6 @@
 //! What a scraper reads.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -55,7 +56,9 @@ fn metrics_count_what_was_done() {
         file.write_all_at(&[1; 1000], n * 1000).unwrap();
     }
     assert_eq!(errno(file.write_all_at(&vec![1; 2 << 20], 0)), libc::ENOSPC);
-    fs::read(volume.path("f")).unwrap();
+    // Not from the kernel's pages.
+    fs::write(volume.backing.join("g"), "content").unwrap();
+    fs::read(volume.path("g")).unwrap();
     // The kernel does not wait for the answer to a close.
     while value(&scrape(&volume), "hawser_volume_open_files") > 1.0 {
         std::thread::yield_now();
@@ -94,4 +97,79 @@ fn a_scraper_that_says_nothing_or_nonsense_costs_others_nothing() {
     }
     assert!(answer(&volume, b"DELETE / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.0 400 Bad Request\r\n"));
     volume.usage();
+}
+
+/// Of requests that users make, by name; without FORGET, which has no answer.
+fn all_requests(volume: &Volume) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    for line in scrape(volume).lines() {
+        let Some(rest) = line.strip_prefix("hawser_volume_operations_total{operation=\"") else { continue };
+        let (operation, rest) = rest.split_once('"').unwrap();
+        let (_, number) = rest.rsplit_once(' ').unwrap();
+        *found.entry(operation.to_owned()).or_default() += number.parse::<u64>().unwrap();
+    }
+    found
+}
+
+/// The requests that `act` makes, with its RELEASE, which close(2) does not wait for.
+fn requests_of(volume: &Volume, act: impl FnOnce()) -> Vec<(String, u64)> {
+    let before = all_requests(volume);
+    act();
+    while value(&scrape(volume), "hawser_volume_open_files") > 0.0 {
+        std::thread::yield_now();
+    }
+    let new = all_requests(volume).into_iter().map(|(name, number)| {
+        let earlier = before.get(&name).copied().unwrap_or_default();
+        (name, number - earlier)
+    });
+    new.filter(|(_, number)| *number > 0).collect()
+}
+
+fn names_of(requests: &[(&str, u64)]) -> Vec<(String, u64)> {
+    requests.iter().map(|(name, number)| ((*name).to_owned(), *number)).collect()
+}
+
+/// The kernel is made to ask again for what was changed, two seconds later at most.
+fn settle() {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(3) {
+        std::thread::park_timeout(Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn requests_are_as_few_as_the_kernel_allows() {
+    let volume = Volume::with(Setup { confine: true, ..Setup::default() });
+    let path = volume.path("d/f");
+    fs::create_dir(volume.path("d")).unwrap();
+    // The first close of a file that is open for reading and writing is a FLUSH: its answer ends these.
+    let first = requests_of(&volume, || drop(File::create_new(volume.path("d/first")).unwrap()));
+    assert!(first.contains(&("flush".to_owned(), 1)), "{first:?}");
+    settle();
+    fs::metadata(volume.path("d")).unwrap();
+    let create = |name: &str| drop(File::create_new(volume.path(name)).unwrap());
+    let created = requests_of(&volume, || create("d/f"));
+    assert_eq!(created, names_of(&[("create", 1), ("lookup", 1), ("release", 1)]));
+    // A change invalidates the directory's attributes.
+    let created = requests_of(&volume, || create("d/g"));
+    assert_eq!(created, names_of(&[("create", 1), ("getattr", 1), ("lookup", 1), ("release", 1)]));
+    settle();
+    fs::metadata(volume.path("d")).unwrap();
+    let written = requests_of(&volume, || {
+        let file = File::options().write(true).open(&path).unwrap();
+        (0..3).for_each(|number| file.write_all_at(b"content", number * 7).unwrap());
+    });
+    assert_eq!(written, names_of(&[("getxattr", 1), ("open", 1), ("release", 1), ("write", 3)]));
+    let read_once = || drop(fs::read(&path).unwrap());
+    read_once();
+    // It has changed the access time, which the next fstat(2) asks for.
+    read_once();
+    let read = requests_of(&volume, read_once);
+    assert_eq!(read, names_of(&[("open", 1), ("release", 1)]));
+    fs::metadata(&path).unwrap();
+    let looked = requests_of(&volume, || assert!((0..100).all(|_| fs::metadata(&path).is_ok())));
+    assert_eq!(looked, []);
+    let missing = || assert_eq!(errno(fs::metadata(volume.path("d/missing"))), libc::ENOENT);
+    assert_eq!(requests_of(&volume, missing), names_of(&[("lookup", 1)]));
+    assert_eq!(requests_of(&volume, missing), []);
 }

@@ -12,6 +12,7 @@ const TESTS: &[&str] = &[
     include_str!("hand_over.rs"),
     include_str!("keepers.rs"),
     include_str!("known.rs"),
+    include_str!("metrics.rs"),
     include_str!("model.rs"),
     include_str!("ownership.rs"),
     include_str!("passthrough.rs"),

@@ -62,6 +62,26 @@ fn all(root: &Path) -> BTreeMap<String, Result<Seen, i32>> {
     seen.chain([(String::new(), Ok(own))]).collect()
 }
 
+/// Of all files and directories: their bytes or names.
+fn contents(root: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for directory in DIRECTORIES {
+        let mut names: Vec<String> = match fs::read_dir(root.join(directory)) {
+            Ok(entries) => entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect(),
+            Err(_) => continue,
+        };
+        names.sort();
+        for name in &names {
+            let name = below(directory, name);
+            if fs::symlink_metadata(root.join(&name)).unwrap().is_file() {
+                found.insert(name.clone(), fs::read(root.join(&name)).unwrap());
+            }
+        }
+        found.insert(directory.to_owned(), names.join("/").into_bytes());
+    }
+    found
+}
+
 fn below(directory: &str, name: &str) -> String {
     if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") }
 }
@@ -202,9 +222,7 @@ fn store(file: &File, byte: u8) -> io::Result<()> {
     Ok(())
 }
 
-fn every_step_is_seen_on(kind: &str) {
-    let seed = Random::seed(SEED);
-    eprintln!("{SEED}={seed}");
+fn every_step_is_seen_on(kind: &str, seed: u64) {
     let setup = Setup { confine: true, ..Setup::default() };
     let volume = Volume::on(Stage::on_file_system(kind), setup);
     let mut steps = Steps { root: volume.path.clone(), random: Random::new(seed) };
@@ -218,24 +236,33 @@ fn every_step_is_seen_on(kind: &str) {
         for (name, backing) in backing {
             assert_eq!(seen[&name], backing, "{name:?} after step {number}, {step}: {result:?}");
         }
+        let (read, backing) = (contents(&volume.path), contents(&volume.backing));
+        for (name, backing) in backing {
+            assert!(read[&name] == backing, "content of {name:?} after step {number}, {step}: {result:?}");
+        }
     }
-    eprintln!("{succeeded:?}");
     assert_eq!(succeeded.len(), KINDS, "each step succeeds sometimes: {succeeded:?}");
 }
 
 #[test]
 fn every_change_is_seen_by_the_next_stat_on_ext4() {
-    every_step_is_seen_on("ext4");
+    let seed = Random::seed(SEED);
+    eprintln!("{SEED}={seed}");
+    every_step_is_seen_on("ext4", seed);
 }
 
 #[test]
 fn every_change_is_seen_by_the_next_stat_on_xfs() {
-    every_step_is_seen_on("xfs");
+    let seed = Random::seed(SEED);
+    eprintln!("{SEED}={seed}");
+    every_step_is_seen_on("xfs", seed);
 }
 
 #[test]
 fn every_change_is_seen_by_the_next_stat_on_btrfs() {
-    every_step_is_seen_on("btrfs");
+    let seed = Random::seed(SEED);
+    eprintln!("{SEED}={seed}");
+    every_step_is_seen_on("btrfs", seed);
 }
 
 /// One process changes directories while others look at them: an answer that is taken in late is
@@ -272,6 +299,99 @@ fn attributes_are_right_after_changes_and_looks_at_the_same_time() {
     };
     eprintln!("{} directories are outdated at first", wrong());
     until("all attributes are right", || wrong() == 0);
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// ext4 gives several changes the same mtime: each names another time of the clock's tick.
+#[test]
+fn a_listing_after_each_change_is_that_of_the_directory() {
+    let volume = Volume::new();
+    let (path, other) = (volume.path("d"), volume.path("e"));
+    fs::create_dir(&path).unwrap();
+    fs::create_dir(&other).unwrap();
+    let mut same_time = 0;
+    for number in 0..2000 {
+        let name = format!("f{}", number % 7);
+        let before = Seen::of(&path).unwrap().modified;
+        match number % 4 {
+            0 => drop(File::create(path.join(&name)).unwrap()),
+            1 => fs::create_dir(path.join(format!("d{number}"))).unwrap(),
+            2 => fs::rename(path.join(format!("d{}", number - 1)), other.join("moved")).unwrap(),
+            _ => {
+                fs::rename(other.join("moved"), path.join("moved")).unwrap();
+                fs::remove_dir(path.join("moved")).unwrap();
+            }
+        }
+        same_time += usize::from(Seen::of(&path).unwrap().modified == before);
+        assert_eq!(names(&path), names(&volume.backing.join("d")), "after change {number}");
+    }
+    eprintln!("{same_time} changes did not change the time");
+}
+
+#[test]
+fn a_listing_is_right_after_changes_and_listings_at_the_same_time() {
+    const ROUNDS: usize = 300;
+    let volume = Volume::new();
+    let path = volume.path("d");
+    fs::create_dir(&path).unwrap();
+    (0..400).for_each(|number| drop(File::create(path.join(format!("{number}"))).unwrap()));
+    let (done, lacking) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let mut wrong = Vec::new();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while done.load(Ordering::Relaxed) == 0 {
+                    let found = names(&path);
+                    let lost = (0..400).filter(|number| !found.contains(&number.to_string())).count();
+                    lacking.fetch_add(lost, Ordering::Relaxed);
+                }
+            });
+        }
+        for number in 0..ROUNDS {
+            File::create(path.join(format!("new{number}"))).unwrap();
+            if number % 2 == 0 {
+                fs::remove_file(path.join(format!("new{number}"))).unwrap();
+            }
+            if names(&path) != names(&volume.backing.join("d")) {
+                wrong.push(number);
+            }
+        }
+        done.store(1, Ordering::Relaxed);
+    });
+    assert_eq!(lacking.into_inner(), 0, "names that a listing lacked");
+    assert_eq!(wrong, [0; 0], "rounds after which a listing was outdated");
+}
+
+/// Its pages stay in the kernel, and the daemon gets no FLUSH; close(2) nevertheless reports it.
+#[test]
+fn a_close_reports_that_what_was_stored_in_a_mapping_does_not_fit() {
+    let volume = Volume::with(Setup { capacity_bytes: 64 << 10, confine: true, ..Setup::default() });
+    for is_first in [true, false] {
+        let file = File::options().read(true).write(true).create_new(true).open(volume.path("f")).unwrap();
+        fs::write(volume.path("full"), vec![1; 40 << 10]).unwrap();
+        file.set_len(64 << 10).unwrap();
+        store_everywhere(&file, 64 << 10);
+        assert_eq!(nix::unistd::close(file), Err(nix::errno::Errno::ENOSPC), "first: {is_first}");
+        fs::remove_file(volume.path("f")).unwrap();
+    }
+}
+
+#[expect(unsafe_code, reason = "there is no safe mmap")]
+fn store_everywhere(file: &File, length: usize) {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    // SAFETY: the file has `length` bytes; nothing else uses the mapping.
+    unsafe {
+        let flags = ProtFlags::READ | ProtFlags::WRITE;
+        let start = mmap(std::ptr::null_mut(), length, flags, MapFlags::SHARED, file, 0).unwrap();
+        (0..length).for_each(|at| start.cast::<u8>().add(at).write_volatile(7));
+        munmap(start, length).unwrap();
+    }
 }
 
 #[test]
