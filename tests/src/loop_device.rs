@@ -48,6 +48,8 @@ pub const IMAGE_BYTES: u64 = 512 << 20;
 pub struct LoopMount {
     image: PathBuf,
     dir: PathBuf,
+    /// Of each mount(8).
+    options: String,
 }
 
 impl LoopMount {
@@ -65,13 +67,30 @@ impl LoopMount {
         more: &[&str],
     ) -> Result<Self> {
         let image = sandbox.path(&format!("{name}.img"));
+        Self::made(sandbox, image, name, kind, (bytes, more, "loop"))
+    }
+
+    /// With project quotas.
+    pub fn with_project_quotas(sandbox: &Sandbox, name: &str, kind: FileSystem, bytes: u64) -> Result<Self> {
+        let image = sandbox.path(&format!("{name}.img"));
+        let features: &[&str] = if kind == FileSystem::Ext4 { &["-O", "quota,project"] } else { &[] };
+        Self::made(sandbox, image, name, kind, (bytes, features, "loop,prjquota"))
+    }
+
+    fn made(
+        sandbox: &Sandbox,
+        image: PathBuf,
+        name: &str,
+        kind: FileSystem,
+        (bytes, more, mounted): (u64, &[&str], &str),
+    ) -> Result<Self> {
         let file = File::create_new(&image).with_context(|| image.display().to_string())?;
         file.set_len(bytes).with_context(|| image.display().to_string())?;
         let mkfs = format!("mkfs.{}", kind.name());
         let options = kind.mkfs_options().iter().map(OsStr::new);
         run(sandbox.command(Path::new(&mkfs)).args(options).args(more).arg(&image))
             .with_context(|| format!("{mkfs} (its package must be installed)"))?;
-        let mount = Self { image, dir: sandbox.make_dir(name)? };
+        let mount = Self { image, dir: sandbox.make_dir(name)?, options: mounted.to_owned() };
         mount.mount(sandbox, kind)?;
         Ok(mount)
     }
@@ -81,7 +100,7 @@ impl LoopMount {
         // `-o loop` takes a free device and tries the next if another test was
         // quicker; `-n` keeps it out of the machine's /run/mount.
         let mut mount = sandbox.command(Path::new("mount"));
-        run(mount.args(["-n", "-t", kind.name(), "-o", "loop"]).arg(&self.image).arg(&self.dir))
+        run(mount.args(["-n", "-t", kind.name(), "-o", &self.options]).arg(&self.image).arg(&self.dir))
     }
 
     /// Fails while something in it is open.

@@ -5,12 +5,13 @@ use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
 use proto::control::{SetCapacity, Usage, reply, request};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use crate::fixture::{Setup, Stage, Volume, errno};
+use crate::fixture::{Setup, Stage, Volume, errno, here};
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -419,6 +420,113 @@ fn the_limit_holds_on_xfs() {
 #[test]
 fn the_limit_holds_on_btrfs() {
     the_limit_holds_on("btrfs");
+}
+
+const LIMITED: Setup = Setup {
+    capacity_bytes: 32 * MIB,
+    inode_limit: 8192,
+    read_only: false,
+    confine: false,
+    descriptors: 0,
+    known_inodes: 0,
+    passthrough: false,
+    limited_by_kernel: true,
+    successors: 0,
+};
+
+/// What fits into a new file, and the errno of the first write that does not.
+fn until_refused(path: &Path) -> (u64, Option<i32>) {
+    let mut file = File::create(path).unwrap();
+    let piece = [7; 64 << 10];
+    let mut written = 0;
+    loop {
+        match file.write(&piece) {
+            Ok(more) => written += more as u64,
+            Err(e) => return (written, e.raw_os_error()),
+        }
+        assert!(written <= 64 * MIB, "the quota is not enforced");
+    }
+}
+
+fn referenced(volume: &Volume) -> u64 {
+    tests::subvolume::group(&volume.backing).unwrap().0
+}
+
+#[test]
+fn at_a_quota_of_the_file_system_a_write_by_the_daemon_is_enospc() {
+    let volume = Volume::on(Stage::with_quota_group(32 * MIB), LIMITED);
+    let (written, refusal) = until_refused(&volume.path("f"));
+    assert_eq!(refusal, Some(libc::ENOSPC));
+    assert!(written > 24 * MIB && written <= 32 * MIB, "{written}");
+    assert!(referenced(&volume) <= 32 * MIB);
+    fs::remove_file(volume.path("f")).unwrap();
+    // Free once the kernel has forgotten the inode, which is after the answer.
+    tests::eventually("what was removed is free", here(Duration::from_secs(10)), || {
+        fs::write(volume.path("g"), vec![7; 24 << 20])?;
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn at_a_quota_of_the_file_system_a_write_past_the_daemon_is_edquot() {
+    let setup = Setup { passthrough: true, successors: 1, ..LIMITED };
+    let volume = Volume::on(Stage::with_quota_group(32 * MIB), setup);
+    let (written, refusal) = until_refused(&volume.path("f"));
+    assert_eq!(refusal, Some(libc::EDQUOT));
+    assert!(written > 24 * MIB && written <= 32 * MIB, "{written}");
+    assert!(referenced(&volume) <= 32 * MIB);
+}
+
+/// As the driver writes it.
+fn kernels_count(bytes: u64) -> [u8; 64] {
+    let mut record = [0; 64];
+    record[..8].copy_from_slice(b"HAWSKRN1");
+    record[8] = 1;
+    record[16..24].copy_from_slice(&bytes.to_le_bytes());
+    let sum = record[..56]
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
+    record[56..].copy_from_slice(&sum.to_le_bytes());
+    record
+}
+
+#[test]
+fn statfs_shows_the_use_that_the_kernel_counts_and_the_limit() {
+    let stage = Stage::with_quota_group(32 * MIB);
+    fs::write(&stage.usage, kernels_count(3 * MIB)).unwrap();
+    let usage = stage.usage.clone();
+    let mut volume = Volume::on(stage, LIMITED);
+    let shown = |volume: &Volume| {
+        let statistics = rustix::fs::statvfs(&volume.path).unwrap();
+        (statistics.f_blocks * statistics.f_frsize, free(volume))
+    };
+    assert_eq!(shown(&volume), (32 * MIB, 29 * MIB));
+    fs::write(&usage, kernels_count(5 * MIB)).unwrap();
+    assert_eq!(shown(&volume), (32 * MIB, 27 * MIB));
+    // Half a record is not the driver's last word.
+    fs::write(&usage, &kernels_count(7 * MIB)[..32]).unwrap();
+    assert_eq!(shown(&volume), (32 * MIB, 27 * MIB));
+    fs::write(&usage, kernels_count(7 * MIB)).unwrap();
+    assert!(matches!(grow(&volume, 16 * MIB, 8192), reply::Kind::Refused(_)), "a volume never shrinks");
+    assert_eq!(grow(&volume, 64 * MIB, 16384), reply::Kind::Done(proto::control::Done {}));
+    assert_eq!(shown(&volume), (64 * MIB, 57 * MIB));
+    let now = volume.usage_now();
+    assert_eq!((now.used_bytes, now.capacity_bytes, now.inode_limit), (7 * MIB, 64 * MIB, 0));
+    volume.kill();
+    volume.serve_again(Setup { capacity_bytes: 64 * MIB, ..LIMITED });
+    assert_eq!(shown(&volume), (64 * MIB, 57 * MIB));
+}
+
+/// As on ext4 and XFS with a project, whose limit and use are in statfs(2) of the volume's directory.
+#[test]
+fn without_a_count_by_the_driver_statfs_is_that_of_the_directory() {
+    let volume = Volume::on(Stage::on_file_system("ext4"), LIMITED);
+    let of = |path: &Path| {
+        let found = rustix::fs::statvfs(path).unwrap();
+        (found.f_blocks * found.f_frsize, found.f_bfree * found.f_frsize, found.f_files, found.f_ffree)
+    };
+    assert_eq!(of(&volume.path), of(&volume.backing));
 }
 
 #[test]

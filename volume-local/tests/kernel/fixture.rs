@@ -56,8 +56,10 @@ pub(crate) struct Setup {
     pub(crate) descriptors: u32,
     /// 0: the daemon's default.
     pub(crate) known_inodes: u32,
-    /// The kernel reads and writes the files, and nothing limits the volume. Only with `successors`.
+    /// The kernel reads and writes the files, and the daemon counts nothing. Only with `successors`.
     pub(crate) passthrough: bool,
+    /// A quota of the file system limits the volume.
+    pub(crate) limited_by_kernel: bool,
     /// How many daemons can follow the first one. They are started with it, since a process that has
     /// a file of the volume open cannot start one: the new process closes its copy, and the FLUSH
     /// waits for a daemon.
@@ -71,7 +73,11 @@ impl Setup {
     }
 
     fn capacity(self) -> Capacity {
-        if self.passthrough { Capacity::None } else { Capacity::Daemon }
+        match (self.limited_by_kernel, self.passthrough) {
+            (true, _) => Capacity::Kernel,
+            (false, true) => Capacity::None,
+            (false, false) => Capacity::Daemon,
+        }
     }
 }
 
@@ -152,6 +158,14 @@ impl Stage {
         // The loop device goes with the mount, which goes with this thread's namespace.
         run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&stage.backing));
         open_to_all(&stage.backing);
+        stage
+    }
+
+    /// The backing directory is the root of a new Btrfs, which a quota group limits to `bytes`.
+    pub(crate) fn with_quota_group(bytes: u64) -> Self {
+        let stage = Self::on_file_system("btrfs");
+        tests::subvolume::enable_quotas(&stage.backing).unwrap();
+        linux::btrfs::quota::limit(File::open(&stage.backing).unwrap(), bytes).unwrap();
         stage
     }
 

@@ -22,6 +22,7 @@ const SETUP: Setup = Setup {
     descriptors: 0,
     known_inodes: 0,
     passthrough: false,
+    limited_by_kernel: false,
     successors: 1,
     changed_from_outside: false,
 };

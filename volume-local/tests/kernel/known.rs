@@ -29,6 +29,7 @@ const SETUP: Setup = Setup {
     descriptors: 0,
     known_inodes: 1000,
     passthrough: false,
+    limited_by_kernel: false,
     successors: 0,
     changed_from_outside: false,
 };

@@ -23,6 +23,7 @@ const SETUP: Setup = Setup {
     descriptors: 0,
     known_inodes: 0,
     passthrough: true,
+    limited_by_kernel: false,
     successors: 1,
     changed_from_outside: false,
 };

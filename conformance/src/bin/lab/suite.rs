@@ -27,14 +27,14 @@ pub(super) enum Suite {
     Takeover,
     /// Two pods that share a volume and talk over the bridge
     Demo,
-    /// A project quota on ext4 and on XFS, set and seen at work
+    /// Project quotas on ext4 and on XFS, set and seen at work, also with the driver and its volumes
     Quota,
     /// A node whose power is cut at random moments, and what it acknowledged
     PowerCut,
 }
 
 /// Programs of this machine that tests and plugins start, and their packages.
-pub(super) const PROGRAMS: [(&str, &str); 22] = [
+pub(super) const PROGRAMS: [(&str, &str); 24] = [
     ("ip", "iproute2"),
     ("bridge", "iproute2"),
     ("nft", "nftables"),
@@ -56,6 +56,8 @@ pub(super) const PROGRAMS: [(&str, &str); 22] = [
     ("setpriv", "util-linux"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
+    ("mkfs.btrfs", "btrfs-progs"),
+    ("btrfs", "btrfs-progs"),
     ("sqlite3", "sqlite3"),
 ];
 /// What iptables loads by itself.

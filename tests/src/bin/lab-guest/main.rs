@@ -6,6 +6,7 @@
 mod fallback;
 mod power_cut;
 mod project_quota;
+mod project_volumes;
 
 use std::process::ExitCode;
 
@@ -13,9 +14,11 @@ use anyhow::Result;
 
 type Test = (&'static str, fn() -> Result<()>);
 
-const PROJECT_QUOTA: [Test; 2] = [
+const PROJECT_QUOTA: [Test; 4] = [
     ("a_project_quota_is_enforced_on_ext4", project_quota::enforced_on_ext4),
     ("a_project_quota_is_enforced_on_xfs", project_quota::enforced_on_xfs),
+    ("the_kernel_limits_volumes_on_ext4", project_volumes::limited_on_ext4),
+    ("the_kernel_limits_volumes_on_xfs", project_volumes::limited_on_xfs),
 ];
 
 const FALLBACK: [Test; 1] = [(
@@ -39,7 +42,9 @@ fn main() -> ExitCode {
 fn run(tests: &[Test]) -> ExitCode {
     let mut failed = 0;
     for (name, test) in tests {
-        match test() {
+        // On a thread of its own: each has its own namespaces, and may panic.
+        let outcome = std::thread::spawn(*test).join();
+        match outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked"))) {
             Ok(()) => println!("test {name} ... ok"),
             Err(error) => {
                 println!("{error:#}\ntest {name} ... FAILED");

@@ -1,0 +1,164 @@
+//! Volumes that a project quota limits, with the driver, its keeper and its daemons.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::num::NonZeroU32;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use linux::project_quota::{find, project_of};
+use nix::errno::Errno;
+use proto::csi::{CapacityRange, ControllerExpandVolumeRequest};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
+use tests::csi::snapshots::{data, delete_snapshot, from_snapshot, of_size, snapshot};
+use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
+use tests::{Sandbox, eventually};
+
+const MIB: i64 = 1 << 20;
+const POD: &str = "one";
+
+pub(super) fn limited_on_ext4() -> Result<()> {
+    limited(FileSystem::Ext4, Errno::EDQUOT)
+}
+
+pub(super) fn limited_on_xfs() -> Result<()> {
+    limited(FileSystem::Xfs, Errno::ENOSPC)
+}
+
+/// `passed`: what the file system answers to writes that pass the daemon by.
+fn limited(kind: FileSystem, passed: Errno) -> Result<()> {
+    let sandbox = Sandbox::new();
+    let mount = LoopMount::with_project_quotas(&sandbox, "pool", kind, IMAGE_BYTES)?;
+    let scene = Scene::start_in(sandbox, Flags::process_with_keeper());
+    let caller = scene.caller();
+    let [volume, small] = [("pvc-1", 32 * MIB), ("pvc-2", MIB)].map(|(name, bytes)| {
+        caller.create(of_size(create_request(name), bytes, 0)).map(|volume| volume.volume_id)
+    });
+    let (volume, small) = (volume?, small?);
+    let record = scene.journal(&volume);
+    ensure!(record.contains("\"capacity\": \"kernel\""), "{record}");
+    let passes = record.contains("\"data_path\": \"passthrough\"");
+    let full = if passes { passed } else { Errno::ENOSPC };
+
+    let projects = [project(&scene, &volume)?, project(&scene, &small)?];
+    ensure!(projects[0] != projects[1], "{projects:?}: two volumes are one project");
+    let mounted = up(&caller, &volume)?;
+    ensure!(total(&mounted)? == 32 << 20, "{} bytes in all", total(&mounted)?);
+    let written = fill(&mounted.join("data"), full)?;
+    ensure!(written > 24 << 20 && written <= 32 << 20, "refused after {written} bytes");
+    eventually("statfs shows the use", TIMEOUT, || {
+        let used = used(&mounted)?;
+        ensure!(used >= written && used <= 32 << 20, "{used} bytes are used, {written} were written");
+        Ok(())
+    })?;
+
+    expand(&caller, &volume, 64 * MIB)?;
+    ensure!(total(&mounted)? == 64 << 20, "{} bytes in all", total(&mounted)?);
+    fs::write(mounted.join("more"), vec![7; 16 << 20]).context("a volume that has grown")?;
+    let of_project = find(File::open(mount.dir())?, projects[0])?.context("it is used")?;
+    ensure!(of_project.limits.bytes == 64 << 20, "{of_project:?}");
+    let more = fill(&mounted.join("rest"), full)?;
+    ensure!(written + (16 << 20) + more <= 64 << 20, "{more} bytes more");
+    if passes {
+        scene.kill_daemon();
+        ensure!(total(&mounted)? == 64 << 20, "another daemon: {} bytes in all", total(&mounted)?);
+        fill(&mounted.join("rest"), full)?;
+    }
+    fs::remove_file(mounted.join("rest"))?;
+    down(&caller, &volume)?;
+
+    // One inode for each 4 KiB, and 1024 at least; the root is one.
+    let mounted = up(&caller, &small)?;
+    let mut made = 0;
+    let refusal = loop {
+        match File::create(mounted.join(format!("file-{made}"))) {
+            Ok(_) => made += 1,
+            Err(e) => break e,
+        }
+        ensure!(made <= 1100, "{made} files were made");
+    };
+    ensure!(refusal.raw_os_error() == Some(Errno::ENOSPC as i32), "{refusal}");
+    ensure!(made > 900 && made < 1024, "{made} files were made");
+    down(&caller, &small)?;
+
+    if kind == FileSystem::Xfs {
+        restore(&scene, &caller, &volume, full)?;
+    }
+    for id in [&volume, &small] {
+        caller.delete(id)?;
+    }
+    for project in projects {
+        let left = find(File::open(mount.dir())?, project)?;
+        ensure!(left.is_none(), "project {project} is left: {left:?}");
+    }
+    scene.assert_nothing_left();
+    Ok(())
+}
+
+/// A restored volume is a project of its own, and what it shares counts in full.
+fn restore(scene: &Scene, caller: &Caller, volume: &str, full: Errno) -> Result<()> {
+    let made = retried(scene, "snapshot", || snapshot(caller, "snap-1", volume)).snapshot_id;
+    ensure!(project_of(File::open(data(scene, &made))?)?.is_none(), "a snapshot has a project");
+    let restored = caller.create(of_size(from_snapshot("pvc-3", &made), 80 * MIB, 0))?.volume_id;
+    ensure!(project(scene, &restored)? != project(scene, volume)?, "two volumes are one project");
+    let mounted = up(caller, &restored)?;
+    let before = used(&mounted)?;
+    ensure!(total(&mounted)? == 80 << 20 && before > 40 << 20, "{before} of {}", total(&mounted)?);
+    let more = fill(&mounted.join("beyond"), full)?;
+    ensure!(before + more <= 80 << 20, "{before} and {more} bytes");
+    down(caller, &restored)?;
+    caller.delete(&restored)?;
+    delete_snapshot(caller, &made)?;
+    Ok(())
+}
+
+fn project(scene: &Scene, volume: &str) -> Result<NonZeroU32> {
+    project_of(File::open(data(scene, volume))?)?.context("a volume without a project")
+}
+
+fn up(caller: &Caller, volume: &str) -> Result<std::path::PathBuf> {
+    caller.stage(volume)?;
+    caller.publish(volume, POD)?;
+    Ok(caller.target_path(POD))
+}
+
+fn down(caller: &Caller, volume: &str) -> Result<()> {
+    caller.unpublish(volume, POD)?;
+    caller.unstage(volume)?;
+    Ok(())
+}
+
+fn expand(caller: &Caller, volume_id: &str, required_bytes: i64) -> Result<()> {
+    let request = ControllerExpandVolumeRequest {
+        volume_id: volume_id.into(),
+        capacity_range: Some(CapacityRange { required_bytes, limit_bytes: 0 }),
+        ..Default::default()
+    };
+    caller.controller(async |mut c| c.controller_expand_volume(request).await)?;
+    Ok(())
+}
+
+fn total(path: &Path) -> Result<u64> {
+    let fs = nix::sys::statvfs::statvfs(path)?;
+    Ok(fs.blocks() * fs.fragment_size())
+}
+
+fn used(path: &Path) -> Result<u64> {
+    let fs = nix::sys::statvfs::statvfs(path)?;
+    Ok((fs.blocks() - fs.blocks_free()) * fs.fragment_size())
+}
+
+/// Writes a new file until `full`: the bytes that fit.
+fn fill(path: &Path, full: Errno) -> Result<u64> {
+    let mut file = File::create(path)?;
+    let piece = [7; 64 << 10];
+    let mut written = 0;
+    loop {
+        match file.write(&piece) {
+            Ok(count) => written += count as u64,
+            Err(e) if e.raw_os_error() == Some(full as i32) => return Ok(written),
+            Err(e) => return Err(e).with_context(|| format!("write after {written} bytes")),
+        }
+        ensure!(written <= 256 << 20, "{written} bytes were written, and the quota was not enforced");
+    }
+}
