@@ -14,7 +14,7 @@ use std::time::Duration;
 use linux::fd_passing::PacketSocket;
 use nix::sys::signal::Signal;
 use prost::Message;
-use proto::handover::{Answer, Failed, Hello, Prepared, Ready, VERSIONS, answer};
+use proto::handover::{Answer, FIRST_WITH_PROCEED, Failed, Hello, Prepared, Ready, VERSIONS, answer};
 use serde_json::Value;
 use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
 use tests::eventually;
@@ -116,7 +116,7 @@ fn faulty(fault: &str) -> String {
 fn a_daemon_with_a_fault() {
     let Ok(fault) = std::env::var("HAWSER_FAULT") else { return };
     let driver = PacketSocket::connect(Path::new(&std::env::var("HAWSER_DIAL").unwrap())).unwrap();
-    let newest_version = if fault == "earlier-version" { VERSIONS.newest - 1 } else { VERSIONS.newest };
+    let newest_version = if fault == "earlier-version" { FIRST_WITH_PROCEED - 1 } else { VERSIONS.newest };
     let nonce = std::env::var("HAWSER_NONCE").unwrap();
     let hello =
         Hello { newest_version, nonce, oldest_version: VERSIONS.oldest, release: "0.0.0-faulty".to_owned() };
