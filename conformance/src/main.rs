@@ -4,8 +4,9 @@
 
 mod cni;
 mod csi;
+mod posix;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use ::tests::binaries::{self, target_dir, workspace_root};
@@ -19,10 +20,13 @@ use xtask::progress::{exit_code, part};
 #[derive(Debug, Parser)]
 #[command(bin_name = "xtask conformance")]
 struct Arguments {
-    /// Default: all but lab
+    /// Default: all but posix and lab
     name: Option<Suite>,
-    /// Of suites `cni` and `csi`: only scenarios or specs whose name contains this
+    /// Of suites `cni`, `csi` and `posix`: only scenarios, specs or volumes whose name contains this
     scenario: Option<String>,
+    /// Of suite `posix`: the directory in which pjdfstest was built
+    #[arg(long, value_name = "DIR")]
+    pjdfstest: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -35,18 +39,21 @@ enum Suite {
     Cni,
     /// csi-sanity at our driver, on a pool that shares blocks and on one that does not; csi-test's mock driver under our kubelet
     Csi,
+    /// Tests of file systems that you have built, in volumes on each file system
+    Posix,
     /// Our tests on kernels of distributions (docs/LAB.md); by its name only, since emulation takes long
     Lab,
 }
 
 fn main() -> ExitCode {
-    let Arguments { name, scenario } = Arguments::parse();
-    exit_code(run(name, scenario.as_deref()))
+    let Arguments { name, scenario, pjdfstest } = Arguments::parse();
+    exit_code(run(name, scenario.as_deref(), pjdfstest.as_deref()))
 }
 
-fn run(only: Option<Suite>, scenario: Option<&str>) -> Result<()> {
+fn run(only: Option<Suite>, scenario: Option<&str>, pjdfstest: Option<&Path>) -> Result<()> {
     require_root("conformance")?;
-    let is_asked = |suite: &Suite| only.map_or(*suite != Suite::Lab, |only| only == *suite);
+    let by_name_only = [Suite::Posix, Suite::Lab];
+    let is_asked = |suite: &Suite| only.map_or(!by_name_only.contains(suite), |only| only == *suite);
     let suites = Suite::value_variants().iter().filter(|suite| is_asked(suite));
     for suite in suites {
         match suite {
@@ -54,6 +61,7 @@ fn run(only: Option<Suite>, scenario: Option<&str>) -> Result<()> {
             Suite::Registration => part("registration by a Go client", registration)?,
             Suite::Cni => cni::run(scenario)?,
             Suite::Csi => csi::run(scenario)?,
+            Suite::Posix => posix::run(pjdfstest, scenario)?,
             Suite::Lab => build::run(cargo().args(["xtask", "lab"]))?,
         }
     }

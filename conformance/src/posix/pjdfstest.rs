@@ -1,0 +1,149 @@
+//! github.com/pjd/pjdfstest: shell scripts that print a line in TAP for each assertion.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::ops::AddAssign;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use xtask::progress::complain;
+
+/// Scripts of which some assertions may fail, with the reason.
+const EXCEPTIONS: &[Exception] = &[];
+
+struct Exception {
+    script: &'static str,
+    reason: &'static str,
+}
+
+pub(super) struct Suite {
+    tests: PathBuf,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Counts {
+    pub(super) passed: usize,
+    pub(super) failed: usize,
+    /// Of scripts with an exception.
+    excepted: usize,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.excepted += other.excepted;
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed, {} failed as expected", self.passed, self.failed, self.excepted)
+    }
+}
+
+impl Suite {
+    /// `dir`: the clone, in which the program was built.
+    pub(super) fn open(dir: &Path) -> Result<Self> {
+        let dir = fs::canonicalize(dir).with_context(|| format!("--pjdfstest {}", dir.display()))?;
+        let program = dir.join("pjdfstest");
+        ensure!(
+            program.is_file(),
+            "--pjdfstest {}: {} is missing: build it",
+            dir.display(),
+            program.display()
+        );
+        Ok(Self { tests: dir.join("tests") })
+    }
+
+    /// All scripts, each in a directory of its own below `volume`.
+    pub(super) fn run(&self, volume: &Path) -> Result<Counts> {
+        let mut counts = Counts::default();
+        let mut expected: BTreeSet<&str> = EXCEPTIONS.iter().map(|exception| exception.script).collect();
+        for script in self.scripts()? {
+            let name = script.strip_prefix(&self.tests)?.display().to_string();
+            let exception = EXCEPTIONS.iter().find(|exception| exception.script == name);
+            let dir = volume.join(name.replace('/', "-"));
+            fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
+            let output = Command::new("sh").arg(&script).current_dir(&dir).output().context("start sh")?;
+            let said = String::from_utf8_lossy(&output.stdout);
+            let outcome = Outcome::read(&said).with_context(|| format!("{name}: {said}"))?;
+            counts.passed += outcome.passed;
+            match exception {
+                Some(exception) if !outcome.failed.is_empty() => {
+                    expected.remove(exception.script);
+                    counts.excepted += outcome.failed.len();
+                }
+                _ => counts.failed += outcome.failed.len(),
+            }
+            if exception.is_none() {
+                outcome.failed.iter().for_each(|line| complain(&format!("FAILED {name}: {line}")));
+            }
+            fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        }
+        for script in expected {
+            let reason = EXCEPTIONS.iter().find(|exception| exception.script == script).map(|e| e.reason);
+            complain(&format!("{script} passes, and is expected to fail: {}", reason.unwrap_or_default()));
+            counts.failed += 1;
+        }
+        Ok(counts)
+    }
+
+    /// In order.
+    fn scripts(&self) -> Result<BTreeSet<PathBuf>> {
+        let mut scripts = BTreeSet::new();
+        for dir in entries(&self.tests)?.into_iter().filter(|path| path.is_dir()) {
+            scripts
+                .extend(entries(&dir)?.into_iter().filter(|path| path.extension().is_some_and(|e| e == "t")));
+        }
+        Ok(scripts)
+    }
+}
+
+fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(dir).with_context(|| dir.display().to_string())?;
+    entries.map(|entry| Ok(entry?.path())).collect()
+}
+
+/// What a script printed.
+#[derive(Debug, Default)]
+struct Outcome {
+    passed: usize,
+    failed: Vec<String>,
+}
+
+impl Outcome {
+    /// TAP: a plan (`1..N`), then `ok` or `not ok` for each of its assertions.
+    fn read(said: &str) -> Result<Self> {
+        let (mut outcome, mut planned) = (Self::default(), None);
+        for line in said.lines() {
+            if let Some(count) = line.strip_prefix("1..") {
+                let digits: String = count.chars().take_while(char::is_ascii_digit).collect();
+                planned = Some(digits.parse::<usize>().with_context(|| line.to_owned())?);
+            } else if line.starts_with("ok ") || line.contains("# TODO") {
+                outcome.passed += 1;
+            } else if line.starts_with("not ok") {
+                outcome.failed.push(line.to_owned());
+            }
+        }
+        let made = outcome.passed + outcome.failed.len();
+        ensure!(planned == Some(made), "{made} assertions of {planned:?}");
+        Ok(outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_assertion_counts_and_a_script_that_broke_off_is_an_error() {
+        let outcome = Outcome::read("1..3\nok 1\nnot ok 2 - tried 'x'\nnot ok 3 # TODO later\n").unwrap();
+        assert_eq!((outcome.passed, outcome.failed), (2, vec!["not ok 2 - tried 'x'".to_owned()]));
+        assert_eq!(Outcome::read("1..0 # SKIP not here\n").unwrap().passed, 0);
+        Outcome::read("1..2\nok 1\n").unwrap_err();
+        Outcome::read("no plan\n").unwrap_err();
+    }
+}
