@@ -24,6 +24,7 @@ pub(crate) use mask::verify_magic;
 pub use mask::{KernelFs, Masks, open_kernel_fs};
 pub use target::{Target, ensure_target, resolve};
 
+use crate::mount::AccessTimes;
 use crate::{Error, Result};
 
 const OVERLAY: &str = "overlay";
@@ -44,6 +45,9 @@ pub struct Attributes {
     pub nosuid: bool,
     pub nodev: bool,
     pub noexec: bool,
+    /// [`AccessTimes::Kernels`]: as they are.
+    pub access_times: AccessTimes,
+    pub nodiratime: bool,
     pub propagation: Option<Propagation>,
     /// Also changes the mounts below.
     pub recursive: bool,
@@ -174,15 +178,22 @@ pub fn set_attributes(mount: impl AsFd, wanted: Attributes) -> Result<()> {
         (wanted.nosuid, MountAttrFlags::MOUNT_ATTR_NOSUID),
         (wanted.nodev, MountAttrFlags::MOUNT_ATTR_NODEV),
         (wanted.noexec, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        (wanted.nodiratime, MountAttrFlags::MOUNT_ATTR_NODIRATIME),
+        (wanted.access_times == AccessTimes::Never, MountAttrFlags::MOUNT_ATTR_NOATIME),
     ];
     let attr_set = flags.iter().filter(|(on, _)| *on).fold(0, |set, (_, flag)| set | u64::from(flag.bits()));
+    // The rules for access times exclude each other, and relatime is none of the bits.
+    let attr_clr = match wanted.access_times {
+        AccessTimes::Kernels => 0,
+        AccessTimes::Never | AccessTimes::Relative => u64::from(MountAttrFlags::MOUNT_ATTR__ATIME.bits()),
+    };
     let propagation = match wanted.propagation {
         None => 0,
         Some(Propagation::Private) => libc::MS_PRIVATE,
         Some(Propagation::Slave) => libc::MS_SLAVE,
         Some(Propagation::Shared) => libc::MS_SHARED,
     };
-    let attr = MountAttr { attr_set, attr_clr: 0, propagation, userns_fd: 0 };
+    let attr = MountAttr { attr_set, attr_clr, propagation, userns_fd: 0 };
     let mut at_flags = libc::AT_EMPTY_PATH;
     if wanted.recursive {
         at_flags |= libc::AT_RECURSIVE;

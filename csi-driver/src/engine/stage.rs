@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use linux::mountinfo::MountEntry;
-use proto::handover::{self, Assignment};
+use proto::handover::{self, Assignment, Role};
 
 use crate::backend::VolumeBackend;
 use crate::engine::daemons::{Daemons, Start};
@@ -255,6 +255,9 @@ impl Stages {
     ) -> Result<MountEntry> {
         let span = tracing::info_span!("stage.mount").entered();
         let assigned = self.backend.assign(volume_id, record.allowance())?;
+        for (_, directory) in assigned.descriptors.iter().filter(|(role, _)| *role == Role::Directory) {
+            mounts::set_access_times(directory, spec.access)?;
+        }
         if let Some(gid) = spec.access.group.filter(|_| !spec.access.read_only) {
             // The volume has no other user yet.
             self.backend.give_group(volume_id, gid)?;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use linux::mount::{AccessTimes, FuseConnections, FuseMountOptions, FuseName, MountFlags, UnmountMode};
 use linux::mountinfo::{self, MountEntry};
+use linux::rootfs::Attributes;
 use nix::errno::Errno;
 
 use crate::error::{Error, Result, Step};
@@ -81,6 +82,17 @@ pub(crate) fn flags(access: Access) -> MountFlags {
         nodiratime: has(MountFlag::Nodiratime),
         sync: has(MountFlag::Sync),
     }
+}
+
+/// Gives the volume's directory in the pool the rules for access times of `access`. The daemon's reads
+/// change the access times there, and FUSE's mount has no say in that.
+pub(crate) fn set_access_times(directory: &OwnedFd, access: Access) -> Result<()> {
+    let MountFlags { access_times, nodiratime, .. } = flags(access);
+    if access_times == AccessTimes::Kernels && !nodiratime {
+        return Ok(());
+    }
+    let wanted = Attributes { access_times, nodiratime, ..Attributes::default() };
+    linux::rootfs::set_attributes(directory, wanted).step("set the rules for access times")
 }
 
 /// Whether a mount has exactly the restrictions of `access`.

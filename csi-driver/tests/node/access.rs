@@ -55,6 +55,32 @@ fn assert_options(path: &Path, wanted: &[&str]) {
     }
 }
 
+/// The access time of a file that was changed after it was read, and is read again.
+fn access_time_after_a_read(pod: &Path) -> std::time::SystemTime {
+    let (path, long_ago) = (pod.join("file"), std::time::SystemTime::UNIX_EPOCH);
+    fs::write(&path, "content").unwrap();
+    fs::File::open(&path).unwrap().set_times(fs::FileTimes::new().set_accessed(long_ago)).unwrap();
+    // Not from the kernel's pages.
+    let unused = fs::File::open(&path).unwrap();
+    rustix::fs::fadvise(&unused, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    fs::read(&path).unwrap();
+    fs::metadata(&path).unwrap().accessed().unwrap()
+}
+
+#[test]
+fn noatime_and_relatime_of_a_stage_reach_the_files() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    for (name, option, changes) in [("pvc-1", "noatime", false), ("pvc-2", "relatime", true)] {
+        let id = caller.create_named(name).unwrap();
+        stage(&caller, &id, flags(&[option])).unwrap();
+        publish(&caller, &id, "one", flags(&[option])).unwrap();
+        let read_at = access_time_after_a_read(&caller.target_path("one"));
+        assert_eq!(read_at > std::time::SystemTime::UNIX_EPOCH, changes, "{option}: {read_at:?}");
+        caller.unpublish(&id, "one").unwrap();
+    }
+}
+
 fn mounts_at(path: &Path) -> usize {
     linux::mountinfo::read().unwrap().iter().filter(|mount| mount.mount_point == path).count()
 }

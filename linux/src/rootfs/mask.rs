@@ -15,6 +15,7 @@ use rustix::fs::{FsWord, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, StatVfsMo
 
 use super::device::{self, NULL};
 use super::{Attributes, attach, clone_tree_at, is_directory, new_fs, open_in_root, set_attributes};
+use crate::mount::AccessTimes;
 use crate::{Error, Result};
 
 /// linux/magic.h
@@ -25,6 +26,8 @@ const READ_ONLY: Attributes = Attributes {
     nosuid: true,
     nodev: false,
     noexec: true,
+    access_times: AccessTimes::Kernels,
+    nodiratime: false,
     propagation: None,
     recursive: false,
 };
