@@ -166,9 +166,9 @@ impl Stages {
         if parked.data != Some(self.backend.data_id(volume_id)?) {
             return Ok(Some("the volume's directory is another one"));
         }
-        // The size may have changed while the volume was parked. The answer also shows that the
-        // daemon works.
-        let limits = self.backend.limits(record.capacity_bytes);
+        // The size may have changed while the volume was parked, and quotas may have been off. The
+        // answer also shows that the daemon works.
+        let limits = self.backend.expand(volume_id, record.allowance())?;
         let resized =
             self.daemons.control(volume_id, limits::CONTROL).and_then(|control| control.set_capacity(limits));
         Ok(resized.err().map(|error| {

@@ -69,6 +69,14 @@ struct Limit {
     reserved: [u64; 2],
 }
 
+/// `struct btrfs_ioctl_qgroup_create_args`.
+#[repr(C)]
+struct Creation {
+    /// 0: removes it.
+    create: u64,
+    group: u64,
+}
+
 /// `struct btrfs_ioctl_quota_rescan_args`.
 #[repr(C)]
 #[derive(Default)]
@@ -84,10 +92,19 @@ const BTRFS_IOC_FS_INFO: Request<FileSystem> = unsafe { Request::new(0x8400_941f
 /// `_IOR(0x94, 43, struct btrfs_ioctl_qgroup_limit_args)`.
 // SAFETY: `Limit` is that structure, all numbers.
 const BTRFS_IOC_QGROUP_LIMIT: Request<Limit> = unsafe { Request::new(0x8030_942b) };
+/// `_IOW(0x94, 42, struct btrfs_ioctl_qgroup_create_args)`.
+// SAFETY: `Creation` is that structure, all numbers.
+const BTRFS_IOC_QGROUP_CREATE: Request<Creation> = unsafe { Request::new(0x4010_942a) };
 /// `_IOW(0x94, 44, struct btrfs_ioctl_quota_rescan_args)`.
 // SAFETY: `Rescan` is that structure, all numbers.
 const BTRFS_IOC_QUOTA_RESCAN: Request<Rescan> = unsafe { Request::new(0x4040_942c) };
 const BTRFS_QGROUP_LIMIT_MAX_RFER: u64 = 1;
+
+/// Whether sysfs shows the quotas of the file system of `file`, open for reading.
+pub fn are_shown(file: impl AsFd) -> Result<bool> {
+    let path = path_of(file)?;
+    path.try_exists().map_err(|e| Error::at("look at", &path, e))
+}
 
 /// What the file system of `file`, open for reading, counts and limits.
 pub fn quotas(file: impl AsFd) -> Result<Quotas> {
@@ -155,16 +172,29 @@ pub fn group(file: impl AsFd, subvolume: SubvolumeId) -> Result<Option<Group>> {
     Ok(Some(Group { referenced_bytes, reserved_bytes, limit_bytes }))
 }
 
+/// Removes the group of a subvolume that was deleted, on the file system of `file`. `EBUSY` from Linux
+/// 6.12 on, which does so itself once all of the subvolume is gone.
+pub fn remove(file: impl AsFd, subvolume: SubvolumeId) -> Result<()> {
+    let mut removed = Creation { create: 0, group: subvolume.0 };
+    BTRFS_IOC_QGROUP_CREATE
+        .send(file, &mut removed)
+        .map_err(|e| Error::new("remove the quota group of subvolume", subvolume, e))
+}
+
 /// The directory of sysfs for the file system of `file`.
 fn directory_of(file: impl AsFd) -> Result<PathBuf> {
-    let mut found = FileSystem { devices: [0; 2], id: [0; 16], unused: [0; 124] };
-    BTRFS_IOC_FS_INFO.send(file, &mut found).map_err(|e| Error::new("read the id of", "a file system", e))?;
-    let dir = Path::new(SYSFS).join(dashed(found.id));
+    let dir = path_of(file)?;
     match dir.try_exists() {
         Ok(true) => Ok(dir),
         Ok(false) => Err(Error::at("find", &dir, Errno::NOENT)),
         Err(e) => Err(Error::at("look at", &dir, e)),
     }
+}
+
+fn path_of(file: impl AsFd) -> Result<PathBuf> {
+    let mut found = FileSystem { devices: [0; 2], id: [0; 16], unused: [0; 124] };
+    BTRFS_IOC_FS_INFO.send(file, &mut found).map_err(|e| Error::new("read the id of", "a file system", e))?;
+    Ok(Path::new(SYSFS).join(dashed(found.id)))
 }
 
 /// As in /sys: 8-4-4-4-12 digits.

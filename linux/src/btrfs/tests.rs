@@ -21,7 +21,7 @@ fn on_btrfs(test: impl FnOnce(&Path) + Send) {
         File::create(&image).unwrap().set_len(512 * MIB).unwrap();
         std::fs::create_dir(&at).unwrap();
         run(Command::new("mkfs.btrfs").args(["-q", "-K"]).arg(&image));
-        run(Command::new("mount").args(["-n", "-t", "btrfs", "-o", "loop"]).args([&image, &at]));
+        run(Command::new("mount").args(["-n", "-t", "btrfs", "-o", "loop,commit=1"]).args([&image, &at]));
         test(&at);
         mount::unmount(&at, UnmountMode::Detach).unwrap();
     });
@@ -138,6 +138,24 @@ fn a_group_limits_what_its_subvolume_holds_and_its_snapshots_inherit_the_limit()
 
         quota::limit(&volume, 16 * MIB).unwrap();
         assert_eq!(fill(&at.join("volume/more"), 4 * MIB), (4 * MIB, None));
+    });
+}
+
+#[test]
+fn the_group_of_a_deleted_subvolume_is_gone_once_all_of_it_is() {
+    on_btrfs(|at| {
+        enable_quotas(at);
+        let volume = create(at, c"volume");
+        let id = subvolume::with_root(&volume).unwrap().unwrap();
+        fill(&at.join("volume/data"), MIB);
+        drop(volume);
+        subvolume::delete(open(at), id).unwrap();
+        // Removed by this call, or by the kernel itself.
+        drop(quota::remove(open(at), id));
+        rustix::fs::syncfs(open(at)).unwrap();
+        run(Command::new("btrfs").args(["subvolume", "sync", "-s", "1"]).arg(at));
+        drop(quota::remove(open(at), id));
+        assert_eq!(quota::group(open(at), id).unwrap(), None);
     });
 }
 

@@ -431,6 +431,7 @@ const LIMITED: Setup = Setup {
     known_inodes: 0,
     passthrough: false,
     limited_by_kernel: true,
+    changed_from_outside: false,
     successors: 0,
 };
 

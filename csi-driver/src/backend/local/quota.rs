@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use linux::btrfs::quota::{self as groups, Quotas};
-use linux::btrfs::subvolume;
+use linux::btrfs::subvolume::{self, SubvolumeId};
 use linux::project_quota::{self as projects, Limits};
 use rustix::fs::fstat;
 use rustix::io::Errno;
@@ -43,6 +43,10 @@ pub(super) fn kind(pool: &Path) -> linux::Result<Result<Kind, Missing>> {
     let missing = |reason: String, remedy: String| Ok(Err(Missing { reason, remedy }));
     let (dir, fs_type, path) = (open_root(pool)?, fs_type(pool)?, pool.display());
     match fs_type.as_str() {
+        "btrfs" if !groups::are_shown(&dir)? => missing(
+            format!("{fs_type}, and /sys/fs/btrfs does not show whether it has quotas"),
+            "mount sysfs at /sys".to_owned(),
+        ),
         "btrfs" => match groups::quotas(&dir)? {
             Quotas::Groups { .. } => Ok(Ok(Kind::Groups)),
             Quotas::Off => {
@@ -153,8 +157,15 @@ pub(super) fn project_of(directory: impl AsFd) -> linux::Result<Option<NonZeroU3
     }
 }
 
+/// Removes the group of a subvolume that was deleted. Newer kernels do so by themselves, later.
+pub(super) fn forget_group(pool: &OwnedFd, subvolume: SubvolumeId) {
+    if let Err(error) = groups::remove(pool, subvolume) {
+        tracing::debug!(%subvolume, error = linux::chain(&error), "the quota group stays for now");
+    }
+}
+
 /// Ends the limit of a project that has no files any more.
-pub(super) fn forget(pool: &OwnedFd, project: NonZeroU32) -> linux::Result<()> {
+pub(super) fn forget_project(pool: &OwnedFd, project: NonZeroU32) -> linux::Result<()> {
     projects::limit(pool, project, Limits { bytes: 0, inodes: 0 })
 }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use linux::btrfs::subvolume::{self, Changeable};
 use linux::tree::WITHIN;
-use rustix::fs::{CWD, Timespec, Timestamps};
+use rustix::fs::{Timespec, Timestamps};
 
 use super::quota::{self, Kind};
 use super::tree::{self, CopyMode};
@@ -172,29 +172,32 @@ fn open_parent(data: &Path) -> linux::Result<OwnedFd> {
 /// Removes what a volume or snapshot has in `path`, a directory of the pool. A missing one is a
 /// success. May be repeated after a kill or a failure at any point.
 pub(super) fn remove(path: &Path) -> linux::Result<()> {
-    let opened = linux::tree::open_dir(CWD, path, rustix::fs::ResolveFlags::NO_SYMLINKS);
-    let Ok(place) = opened else { return linux::tree::remove(path) };
-    let data = linux::tree::open_dir(&place, DATA_NAME, WITHIN);
-    let Ok(data) = data else { return linux::tree::remove(path) };
-    match subvolume::with_root(&data)? {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return linux::tree::remove(path);
+    };
+    let parent = open_root(parent)?;
+    let open_data = || {
+        let place = linux::tree::open_dir(&parent, name, WITHIN)?;
+        linux::tree::open_dir(&place, DATA_NAME, WITHIN)
+    };
+    // Missing, or not complete.
+    let Ok(data) = open_data() else { return linux::tree::remove(path) };
+    let project = match subvolume::with_root(&data)? {
         Some(id) => {
-            if let Err(error) = subvolume::delete(&place, id) {
+            match subvolume::delete(&parent, id) {
+                Ok(()) => quota::forget_group(&parent, id),
                 // Others are in it, or the kernel is older than Linux 5.7.
-                tracing::debug!(path = %path.display(), error = chain(&error), "removed file by file");
+                Err(error) => {
+                    tracing::debug!(path = %path.display(), error = chain(&error), "removed file by file");
+                }
             }
-            linux::tree::remove(path)
+            None
         }
-        None => {
-            let project = quota::project_of(&data)?;
-            drop(data);
-            linux::tree::remove(path)?;
-            drop(place);
-            match (project, path.parent()) {
-                (Some(project), Some(parent)) => quota::forget(&open_root(parent)?, project),
-                _ => Ok(()),
-            }
-        }
-    }
+        None => quota::project_of(&data)?,
+    };
+    drop(data);
+    linux::tree::remove(path)?;
+    project.map_or(Ok(()), |project| quota::forget_project(&parent, project))
 }
 
 /// [`remove`] of several, on a thread of its own. What stays is removed by the next driver.
