@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use keeper::daemon::Removed;
+use linux::credentials::Caller;
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
 
 use crate::failure::Result;
@@ -91,12 +92,19 @@ pub trait Backend: Pausing {
     fn forget(&self, node: NodeId, lookups: u64);
 
     fn getattr(&self, node: NodeId, handle: Option<Handle>, reply: impl Reply<Attributes>);
-    fn setattr(&self, node: NodeId, handle: Option<Handle>, changes: Changes, reply: impl Reply<Attributes>);
+    fn setattr(
+        &self,
+        by: Caller,
+        node: NodeId,
+        handle: Option<Handle>,
+        changes: Changes,
+        reply: impl Reply<Attributes>,
+    );
     /// `size` 0 asks for the length of the value.
     fn getxattr(&self, node: NodeId, name: &OsStr, size: usize, reply: impl Reply<Xattr>);
     fn setxattr(
         &self,
-        id: RequestId,
+        by: Requester,
         node: NodeId,
         name: &OsStr,
         value: &[u8],

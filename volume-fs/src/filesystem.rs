@@ -139,7 +139,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
 
     fn setattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -159,7 +159,8 @@ impl<B: Backend> Filesystem for Adapter<B> {
         let times = (atime.is_some() || mtime.is_some())
             .then(|| Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) });
         let changes = Changes { mode, uid, gid, size, times };
-        self.backend.setattr(node(ino), fh.map(handle), changes, answers::attributes(call, reply));
+        let answer = answers::attributes(call, reply);
+        self.backend.setattr(caller(request), node(ino), fh.map(handle), changes, answer);
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -273,7 +274,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
 
     fn write(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -288,7 +289,11 @@ impl<B: Backend> Filesystem for Adapter<B> {
         let clears_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         // The kernel has the writeback cache turned off.
         let is_mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        self.backend.write(handle(fh), Data { offset, bytes: data, clears_setid, is_mapped }, answer);
+        self.backend.write(
+            handle(fh),
+            Data { offset, bytes: data, by: caller(request), clears_setid, is_mapped },
+            answer,
+        );
     }
 
     fn flush(
@@ -379,7 +384,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         let call = self.call(Operation::Setxattr);
         let flags = XattrFlags::from_bits_retain(flags.cast_unsigned());
         let answer = answers::empty(call, reply);
-        self.backend.setxattr(id(request), node(ino), name, value, flags, answer);
+        self.backend.setxattr(requester(request), node(ino), name, value, flags, answer);
     }
 
     fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -449,6 +454,8 @@ impl<B: Backend> Filesystem for Adapter<B> {
         let position = match (whence, u64::try_from(offset)) {
             (libc::SEEK_DATA, Ok(offset)) => SeekFrom::Data(offset),
             (libc::SEEK_HOLE, Ok(offset)) => SeekFrom::Hole(offset),
+            // As of every position that is not in the file.
+            (libc::SEEK_DATA | libc::SEEK_HOLE, Err(_)) => return reply.error(FuseErrno::ENXIO),
             _ => return reply.error(FuseErrno::EINVAL),
         };
         let call = self.call(Operation::Lseek);
@@ -482,7 +489,11 @@ fn id(request: &Request) -> RequestId {
 }
 
 fn requester(request: &Request) -> Requester {
-    Requester { id: id(request), caller: Caller { uid: request.uid(), gid: request.gid() } }
+    Requester { id: id(request), caller: caller(request) }
+}
+
+fn caller(request: &Request) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid() }
 }
 
 fn open_flags(flags: i32) -> OFlags {

@@ -60,6 +60,7 @@ pub struct Position {
 pub struct Data<'a> {
     pub offset: u64,
     pub bytes: &'a [u8],
+    pub by: Caller,
     /// The write must clear suid and sgid (FUSE_WRITE_KILL_SUIDGID).
     pub clears_setid: bool,
     /// The kernel writes back what was stored in a shared mapping.

@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use keeper::daemon::Removed;
+use linux::credentials::Caller;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
 use volume_fs::backend::{Backend, CannotPause, DataReply, Held, KnownListing, Listing, Pausing, Reply};
@@ -30,7 +31,7 @@ use crate::quota::Quota;
 use crate::sweeper;
 use crate::trust;
 use crate::usage_file::{BootId, UsageFile};
-use crate::volume::{Access, Policies, Running, Shared, Volume};
+use crate::volume::{Access, NewXattr, Policies, Running, Shared, Volume};
 
 /// The driver's assignment, checked.
 #[derive(Debug)]
@@ -170,8 +171,15 @@ impl Backend for Local {
         reply(answer(self.volume.attributes(node, handle)));
     }
 
-    fn setattr(&self, node: NodeId, handle: Option<Handle>, changes: Changes, reply: impl Reply<Attributes>) {
-        self.change(move |volume| reply(answer(volume.change(node, handle, &changes))));
+    fn setattr(
+        &self,
+        by: Caller,
+        node: NodeId,
+        handle: Option<Handle>,
+        changes: Changes,
+        reply: impl Reply<Attributes>,
+    ) {
+        self.change(move |volume| reply(answer(volume.change(by, node, handle, &changes))));
     }
 
     fn getxattr(&self, node: NodeId, name: &OsStr, size: usize, reply: impl Reply<Xattr>) {
@@ -180,7 +188,7 @@ impl Backend for Local {
 
     fn setxattr(
         &self,
-        id: RequestId,
+        by: Requester,
         node: NodeId,
         name: &OsStr,
         value: &[u8],
@@ -188,8 +196,9 @@ impl Backend for Local {
         reply: impl Reply<()>,
     ) {
         let (name, value) = (name.to_owned(), value.to_vec());
-        self.change_once(id, move |volume, running| {
-            reply(answer(volume.set_xattr(running, node, &name, &value, flags)));
+        self.change_once(by.id, move |volume, running| {
+            let wanted = NewXattr { name: &name, value: &value, flags };
+            reply(answer(volume.set_xattr(running, by.caller, node, wanted)));
         });
     }
 
@@ -296,10 +305,10 @@ impl Backend for Local {
             Ok(_pass) => reply(answer(self.volume.write(handle, data))),
             // Only a change that waits is copied.
             Err(shut) => {
-                let Data { offset, clears_setid, is_mapped, .. } = data;
+                let Data { offset, by, clears_setid, is_mapped, .. } = data;
                 let bytes = data.bytes.to_vec();
                 self.change_later(shut, bytes.len(), move |volume| {
-                    let data = Data { offset, bytes: &bytes, clears_setid, is_mapped };
+                    let data = Data { offset, bytes: &bytes, by, clears_setid, is_mapped };
                     reply(answer(volume.write(handle, data)));
                 });
             }

@@ -41,6 +41,7 @@ use crate::state_table::{Opened, StateTable};
 use crate::trust::Trust;
 use crate::xattrs::AttributeBlocks;
 
+pub(crate) use self::attributes::NewXattr;
 pub(crate) use self::recovery::Shared;
 pub(crate) use self::running::Running;
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use keeper::daemon::Removed;
+use linux::credentials::Caller;
 use prost::Message;
 use proto::control::{Reply as Packet, reply};
 use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
@@ -188,9 +189,9 @@ impl Backend for Limited {
     fn lookup(&self, _: RequestId, _: Name<'_>, _: impl Reply<LookedUp>) {}
     fn forget(&self, _: NodeId, _: u64) {}
     fn getattr(&self, _: NodeId, _: Option<Handle>, _: impl Reply<Attributes>) {}
-    fn setattr(&self, _: NodeId, _: Option<Handle>, _: Changes, _: impl Reply<Attributes>) {}
+    fn setattr(&self, _: Caller, _: NodeId, _: Option<Handle>, _: Changes, _: impl Reply<Attributes>) {}
     fn getxattr(&self, _: NodeId, _: &OsStr, _: usize, _: impl Reply<Xattr>) {}
-    fn setxattr(&self, _: RequestId, _: NodeId, _: &OsStr, _: &[u8], _: XattrFlags, _: impl Reply<()>) {}
+    fn setxattr(&self, _: Requester, _: NodeId, _: &OsStr, _: &[u8], _: XattrFlags, _: impl Reply<()>) {}
     fn listxattr(&self, _: NodeId, _: usize, _: impl Reply<Xattr>) {}
     fn removexattr(&self, _: RequestId, _: NodeId, _: &OsStr, _: impl Reply<()>) {}
     fn readlink(&self, _: NodeId, _: impl DataReply) {}

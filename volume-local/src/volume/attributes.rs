@@ -5,7 +5,8 @@ use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Gid, OFlags, Uid, XattrFlags};
+use linux::credentials::{self, Caller, CapabilitySet};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, XattrFlags};
 use rustix::io::Errno;
 use volume_fs::figures::UsageNow;
 use volume_fs::file::{Attributes, Handle, NodeId, Statistics};
@@ -13,7 +14,7 @@ use volume_fs::request::{Changes, Xattr};
 
 use super::{OpenFile, Running, Volume, c_string, clearing_setid, mode_bits};
 use crate::charge::{self, BLOCK_BYTES};
-use crate::errno::Result;
+use crate::errno::{self, Result};
 use crate::nodes::stat;
 use crate::place::Place;
 use crate::state_table::requests::Effect;
@@ -23,9 +24,52 @@ use crate::xattrs;
 /// inode. xfs would store any number.
 const MOST_XATTR_BYTES: usize = 4096;
 
+const ACCESS_ACL: &CStr = c"system.posix_acl_access";
+
+/// Whether setting an ACL leaves the setgid bit, as it does for members of the file's group
+/// (posix_acl_update_mode of fs/posix_acl.c). Of a caller's groups only the first is known. For a
+/// directory the bit gives no rights: it stays.
+fn may_keep_setgid(by: Caller, file: &OwnedFd) -> Result<bool> {
+    let seen = rustix::fs::fstat(file)?;
+    let is_file = FileType::from_raw_mode(seen.st_mode) == FileType::RegularFile;
+    Ok(!is_file || is_member(by, seen.st_gid))
+}
+
+/// Whether the caller may set the setgid bit of a file of this group, as far as that is known.
+fn is_member(by: Caller, gid: u32) -> bool {
+    by.uid == 0 || by.gid == gid
+}
+
+/// Makes a change on behalf of `by`, which clears suid, and sgid as setattr_should_drop_sgid of
+/// fs/attr.c has it: not of a file that its group may not execute, if `by` is a member.
+pub(super) fn clearing_setid_for<T>(
+    by: Caller,
+    file: &OwnedFd,
+    change: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let seen = rustix::fs::fstat(file)?;
+    if !Mode::from_raw_mode(seen.st_mode).intersects(Mode::SUID | Mode::SGID) {
+        return change();
+    }
+    if !is_member(by, seen.st_gid) {
+        return clearing_setid(change);
+    }
+    let member = Caller { uid: 0, gid: seen.st_gid };
+    credentials::as_caller(member, CapabilitySet::empty(), || clearing_setid(change))
+        .map_err(errno::from_nix)?
+}
+
 /// Stored as it is set, and always listed.
 fn is_of_users(attribute: &CStr) -> bool {
     attribute.to_bytes().starts_with(b"user.")
+}
+
+/// An extended attribute that is to be set.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewXattr<'a> {
+    pub(crate) name: &'a OsStr,
+    pub(crate) value: &'a [u8],
+    pub(crate) flags: XattrFlags,
 }
 
 impl Volume {
@@ -39,6 +83,7 @@ impl Volume {
 
     pub(crate) fn change(
         &self,
+        by: Caller,
         NodeId(id): NodeId,
         handle: Option<Handle>,
         changes: &Changes,
@@ -46,16 +91,19 @@ impl Volume {
         self.writable()?;
         let fd = self.nodes.descriptor(id)?;
         if let Some(size) = changes.size {
-            self.truncate(id, &fd, handle, size)?;
+            self.truncate(by, id, &fd, handle, size)?;
         }
         let asked_for_nothing = changes.mode.or(changes.uid).or(changes.gid).is_none()
             && changes.size.is_none()
             && changes.times.is_none();
-        if changes.uid.is_some() || changes.gid.is_some() || asked_for_nothing {
+        let (uid, gid) = (changes.uid.map(Uid::from_raw), changes.gid.map(Gid::from_raw));
+        let chown = || rustix::fs::chownat(&*fd, c"", uid, gid, AtFlags::EMPTY_PATH);
+        if asked_for_nothing {
             // FUSE_HANDLE_KILLPRIV_V2 clears suid and sgid by an empty request (as chown(-1, -1)
-            // does).
-            let (uid, gid) = (changes.uid.map(Uid::from_raw), changes.gid.map(Gid::from_raw));
-            rustix::fs::chownat(&*fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+            // does), for example before fallocate(2).
+            clearing_setid_for(by, &fd, chown)?;
+        } else if changes.uid.is_some() || changes.gid.is_some() {
+            chown()?;
         }
         if let Some(mode) = changes.mode {
             // After chown, which clears suid and sgid.
@@ -67,9 +115,9 @@ impl Volume {
         self.attributes_now(&stat(&*fd)?)
     }
 
-    /// Always clears suid and sgid: the request has a flag that lets the caller keep them, but
-    /// fuser 0.18 does not pass it on. POSIX allows both.
-    fn truncate(&self, id: u64, node: &OwnedFd, handle: Option<Handle>, size: u64) -> Result<()> {
+    /// Always clears suid, and sgid of what the group may execute: the request has a flag that lets the
+    /// caller keep them, but fuser 0.18 does not pass it on. POSIX allows both.
+    fn truncate(&self, by: Caller, id: u64, node: &OwnedFd, handle: Option<Handle>, size: u64) -> Result<()> {
         let file = match handle.and_then(|handle| self.file(handle).ok()) {
             Some(open) => open,
             None => {
@@ -77,7 +125,8 @@ impl Volume {
                 Arc::new(OpenFile { id, flags, fd: self.reopen(node, flags)? })
             }
         };
-        self.settling(id, &file.fd, || clearing_setid(|| rustix::fs::ftruncate(&file.fd, size)))
+        let truncate = || rustix::fs::ftruncate(&file.fd, size);
+        self.settling(id, &file.fd, || clearing_setid_for(by, &file.fd, truncate))
     }
 
     /// A volume with a limit has its own figures: size minus free is its use. Available is never
@@ -112,10 +161,9 @@ impl Volume {
     pub(crate) fn set_xattr(
         &self,
         running: &mut Running,
+        by: Caller,
         NodeId(id): NodeId,
-        name: &OsStr,
-        value: &[u8],
-        flags: XattrFlags,
+        NewXattr { name, value, flags }: NewXattr<'_>,
     ) -> Result<()> {
         self.writable()?;
         if running.is_done() {
@@ -140,7 +188,12 @@ impl Volume {
             let at = Place { directory: id, name: name.clone() };
             running.note(|| Ok::<_, Errno>(Effect::Attribute { at, had, sets: true }))?;
         }
-        let set = file.set(&name, value, flags);
+        let set = || file.set(&name, value, flags);
+        let set = if name.as_c_str() == ACCESS_ACL && !may_keep_setgid(by, &fd)? {
+            clearing_setid(set)
+        } else {
+            set()
+        };
         self.trust.outdates(id);
         // An ACL that says what the mode says is not stored.
         let now = (set.is_ok() && is_of_users(&name)).then_some(wanted);

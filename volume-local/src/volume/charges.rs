@@ -303,7 +303,7 @@ mod tests {
     use super::*;
     use crate::nodes::NodeLimits;
     use crate::quota::Use;
-    use crate::volume::{Access, Policies, Running};
+    use crate::volume::{Access, NewXattr, Policies, Running};
 
     const CALLER: Caller = Caller { uid: 0, gid: 0 };
 
@@ -333,7 +333,8 @@ mod tests {
         let quota = Quota::new(limits, 4, None);
         quota.set_counted(found);
         let counted = volume(dir.path(), Some(Arc::new(quota)));
-        let data = Data { offset: 0, bytes: &[1; 4 * 4096], clears_setid: false, is_mapped: false };
+        let data =
+            Data { offset: 0, bytes: &[1; 4 * 4096], by: CALLER, clears_setid: false, is_mapped: false };
         let (_, handle) = create(&counted, "counted").unwrap();
         assert_eq!(counted.write(handle, data), Ok(2 * 4096), "what fits");
         assert_eq!(create(&counted, "second").unwrap_err(), Errno::NOSPC);
@@ -341,7 +342,9 @@ mod tests {
         let free = volume(dir.path(), None);
         let (id, handle) = create(&free, "second").unwrap();
         assert_eq!(free.write(handle, data), Ok(4 * 4096));
-        free.set_xattr(&mut begin(&free), id, OsStr::new("user.a"), &[1; 2048], XattrFlags::empty()).unwrap();
+        let attribute =
+            NewXattr { name: OsStr::new("user.a"), value: &[1; 2048], flags: XattrFlags::empty() };
+        free.set_xattr(&mut begin(&free), CALLER, id, attribute).unwrap();
         let (old, new) = (OsStr::new("second"), OsStr::new("third"));
         let name = |name| Name { directory: NodeId::ROOT, name };
         free.link(&mut begin(&free), id, name(new)).unwrap();

@@ -3,12 +3,13 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::Errno;
 use volume_fs::file::{Handle, NodeId, Opened};
 use volume_fs::request::{Data, Position};
 
-use super::{OpenFile, Running, Volume, clearing_setid, synchronise};
+use super::attributes::clearing_setid_for;
+use super::{OpenFile, Running, Volume, synchronise};
 use crate::backings;
 use crate::charge;
 use crate::errno::{self, Result};
@@ -103,14 +104,14 @@ impl Volume {
     /// The number of bytes of `data` that were written: as many as fit. `ENOSPC` if not all of a mapping's
     /// fit.
     pub(crate) fn write(&self, handle: Handle, data: Data<'_>) -> Result<usize> {
-        let Data { offset, bytes: data, clears_setid, is_mapped } = data;
+        let Data { offset, bytes: data, by, clears_setid, is_mapped } = data;
         let file = self.file(handle)?;
         let (fitting, change) = self.make_room(&file, offset, data.len() as u64)?;
         let all = data.len();
         let data = &data[..all.min(usize::try_from(fitting).unwrap_or(usize::MAX))];
         let write = || write_all(&file.fd, offset, data);
         // With our CAP_FSETID, the backing file would keep the bits.
-        let written = if clears_setid && has_setid(&file.fd)? { clearing_setid(write) } else { write() };
+        let written = if clears_setid { clearing_setid_for(by, &file.fd, write) } else { write() };
         self.settle(&file.fd, change);
         if is_mapped {
             self.trust.outdates(file.id);
@@ -188,11 +189,6 @@ impl Volume {
 /// The flags of an open for reading and writing.
 pub(super) fn both_ways(flags: OFlags) -> OFlags {
     (flags - OFlags::RWMODE) | OFlags::RDWR
-}
-
-fn has_setid(file: &OwnedFd) -> Result<bool> {
-    let mode = Mode::from_raw_mode(rustix::fs::fstat(file)?.st_mode);
-    Ok(mode.intersects(Mode::SUID | Mode::SGID))
 }
 
 fn write_all(file: &OwnedFd, offset: u64, data: &[u8]) -> Result<usize> {

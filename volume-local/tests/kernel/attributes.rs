@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{XattrFlags, getxattr, lgetxattr, listxattr, removexattr, setxattr};
 use rustix::io::Errno;
 
-use crate::fixture::{ALICE, ROOT, Setup, Stage, Volume, errno};
+use crate::fixture::{ALICE, BOB, ROOT, Setup, Stage, Volume, errno};
 
 fn mode(path: &std::path::Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o7777
@@ -44,6 +44,14 @@ fn trusted_attributes_are_refused_even_to_root() {
     assert_eq!(set, Err(Errno::PERM));
     setxattr(volume.backing.join("f"), c"trusted.hidden", b"x", XattrFlags::empty()).unwrap();
     assert_eq!(listxattr(volume.path("f"), &mut [0_u8; 64]), Ok(0));
+}
+
+#[test]
+fn security_attributes_are_refused_even_to_root() {
+    let volume = Volume::new();
+    fs::write(volume.path("f"), "").unwrap();
+    let set = setxattr(volume.path("f"), c"security.hawser", b"x", XattrFlags::empty());
+    assert_eq!(set, Err(Errno::PERM));
 }
 
 #[test]
@@ -159,6 +167,57 @@ fn suid_and_sgid_go_when_somebody_else_writes_truncates_or_when_the_owner_change
     set_mode(&path, 0o6755);
     volume.shell(ROOT, "chown 1001:2001 program");
     assert_eq!(mode(&path), 0o755);
+}
+
+/// As on the backing file system itself.
+#[test]
+fn members_keep_sgid_of_what_they_may_not_execute_and_others_do_not() {
+    let volume = Volume::new();
+    let commands = [
+        "echo x >> f",
+        "truncate -s 3 f",
+        "fallocate -l 9 f",
+        "fallocate -p -l 4096 f",
+        "setfacl -m u:1005:r f",
+    ];
+    let modes = [0o2666, 0o4666, 0o6666, 0o2676, 0o6676, 0o6777, 0o2767];
+    for command in commands {
+        for bits in modes {
+            for (user, group) in [(ALICE, 2001), (ALICE, 2005), (BOB, 2001)] {
+                if command.starts_with("setfacl") && user.uid == BOB.uid {
+                    continue;
+                }
+                let [through, native] = [&volume.path, &volume.backing.join("native")].map(|directory| {
+                    fs::create_dir_all(directory).unwrap();
+                    fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
+                    let file = directory.join("f");
+                    fs::write(&file, "content").unwrap();
+                    std::os::unix::fs::chown(&file, Some(1001), Some(group)).unwrap();
+                    set_mode(&file, bits);
+                    volume.shell(user, &format!("cd {} && {command}", directory.display()));
+                    let mode = mode(&file);
+                    fs::remove_file(&file).unwrap();
+                    mode
+                });
+                assert_eq!(through, native, "{command} of {bits:o} by {user:?}, group {group}");
+            }
+        }
+    }
+}
+
+/// Of a caller's groups FUSE names only the first.
+#[test]
+fn members_by_a_supplementary_group_lose_sgid_when_they_set_an_acl() {
+    let volume = Volume::new();
+    let member = crate::fixture::User { group: Some(2005), ..ALICE };
+    fs::write(volume.path("f"), "content").unwrap();
+    fs::create_dir(volume.path("d")).unwrap();
+    for name in ["f", "d"] {
+        std::os::unix::fs::chown(volume.path(name), Some(1001), Some(2005)).unwrap();
+        set_mode(&volume.path(name), 0o2775);
+        volume.shell(member, &format!("setfacl -m u:1005:r {name}"));
+    }
+    assert_eq!((mode(&volume.path("f")), mode(&volume.path("d"))), (0o775, 0o2775));
 }
 
 #[test]

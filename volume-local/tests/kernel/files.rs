@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 
@@ -252,6 +253,84 @@ fn fifos_and_sockets_work_between_users_of_the_volume() {
     let listener = std::os::unix::net::UnixListener::bind(volume.path("socket")).unwrap();
     let _dialled = std::os::unix::net::UnixStream::connect(volume.path("socket")).unwrap();
     listener.accept().unwrap();
+}
+
+#[test]
+fn data_and_holes_beyond_the_file_are_enxio() {
+    use rustix::fs::{SeekFrom, seek};
+    let volume = Volume::new();
+    fs::write(volume.path("f"), "content").unwrap();
+    let [through, native] = [&volume.path, &volume.backing].map(|directory| {
+        let file = File::open(directory.join("f")).unwrap();
+        // rustix's offsets have no sign.
+        let before = SeekFrom::Hole(u64::MAX);
+        let positions = [SeekFrom::Data(6), SeekFrom::Hole(6), SeekFrom::Data(7), SeekFrom::Hole(7)];
+        let beyond = [SeekFrom::Data(1 << 40), SeekFrom::Hole(1 << 40), SeekFrom::Data(u64::MAX), before];
+        positions.into_iter().chain(beyond).map(|position| seek(&file, position)).collect::<Vec<_>>()
+    });
+    assert_eq!(through, native);
+    assert_eq!(through[2..], [Err(rustix::io::Errno::NXIO); 6]);
+}
+
+#[test]
+fn moving_content_and_sharing_blocks_are_refused() {
+    use rustix::fs::{FallocateFlags, fallocate, ioctl_ficlone};
+    use rustix::io::Errno;
+    let volume = Volume::new();
+    let open =
+        |name| File::options().read(true).write(true).create_new(true).open(volume.path(name)).unwrap();
+    let (from, to) = (open("from"), open("to"));
+    from.set_len(1 << 20).unwrap();
+    for mode in [FallocateFlags::COLLAPSE_RANGE, FallocateFlags::INSERT_RANGE] {
+        assert_eq!(fallocate(&from, mode, 4096, 4096), Err(Errno::OPNOTSUPP), "{mode:?}");
+    }
+    assert_eq!(ioctl_ficlone(&to, &from), Err(Errno::OPNOTSUPP));
+}
+
+#[test]
+fn the_time_of_birth_is_not_reported() {
+    use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+    let volume = Volume::new();
+    fs::write(volume.path("f"), "").unwrap();
+    let found = statx(CWD, volume.path("f"), AtFlags::empty(), StatxFlags::BTIME).unwrap();
+    assert_eq!(found.stx_mask & StatxFlags::BTIME.bits(), 0);
+}
+
+/// struct file_handle, with space for a handle of FUSE.
+#[repr(C)]
+struct FileHandle {
+    bytes: u32,
+    kind: i32,
+    handle: [u8; 128],
+}
+
+#[test]
+#[expect(unsafe_code, reason = "no crate wraps these calls")]
+fn a_file_handle_is_stale_once_the_kernel_has_forgotten_the_file() {
+    let volume = Volume::new();
+    fs::write(volume.path("f"), "").unwrap();
+    let name = std::ffi::CString::new(volume.path("f").into_os_string().into_encoded_bytes()).unwrap();
+    let mut handle = FileHandle { bytes: 128, kind: 0, handle: [0; 128] };
+    let mut mount = 0;
+    let root = File::open(&volume.path).unwrap();
+    // SAFETY: the name ends with NUL, and the handle has the space that it names.
+    let made = unsafe {
+        let handle = &raw mut handle;
+        libc::syscall(libc::SYS_name_to_handle_at, libc::AT_FDCWD, name.as_ptr(), handle, &raw mut mount, 0)
+    };
+    assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
+    let mut open = || {
+        let flags = libc::O_PATH | libc::O_CLOEXEC;
+        // SAFETY: as above; the result is a new descriptor.
+        unsafe {
+            let fd = libc::syscall(libc::SYS_open_by_handle_at, root.as_raw_fd(), &raw mut handle, flags);
+            let fd = i32::try_from(fd).unwrap();
+            if fd < 0 { Err(std::io::Error::last_os_error()) } else { Ok(File::from_raw_fd(fd)) }
+        }
+    };
+    drop(open().unwrap());
+    volume.remount(nix::mount::MsFlags::empty()).unwrap();
+    assert_eq!(errno(open()), libc::ESTALE);
 }
 
 #[test]
