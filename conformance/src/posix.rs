@@ -17,8 +17,8 @@ use xtask::build;
 use xtask::foreign::debian_program;
 use xtask::progress::{part, say};
 
-/// Set for the process that runs the suites: the binaries under test.
-const BIN_DIR: &str = "HAWSER_BIN_DIR";
+/// Set for the process that runs the suites: the driver, which the other binaries are beside.
+const DRIVER: &str = "CARGO_BIN_EXE_hawser-csi";
 /// Sparse.
 const POOL_BYTES: u64 = 4 << 30;
 const VOLUME_BYTES: i64 = 2 << 30;
@@ -71,7 +71,7 @@ pub(super) fn run(pjdfstest: Option<&Path>, only: Option<&str>) -> Result<()> {
     {
         debian_program(program, package)?;
     }
-    if std::env::var_os(BIN_DIR).is_none() {
+    if std::env::var_os(DRIVER).is_none() {
         return again(&part("build the static binaries", build::products)?);
     }
     let mut counts = pjdfstest::Counts::default();
@@ -88,7 +88,7 @@ pub(super) fn run(pjdfstest: Option<&Path>, only: Option<&str>) -> Result<()> {
 /// This process once more, with the binaries that the scene is to use.
 fn again(bin_dir: &Path) -> Result<()> {
     let mut command = Command::new(std::env::current_exe().context("this program")?);
-    build::run(command.args(std::env::args_os().skip(1)).env(BIN_DIR, bin_dir))
+    build::run(command.args(std::env::args_os().skip(1)).env(DRIVER, bin_dir.join("hawser-csi")))
 }
 
 /// On a thread of its own: entering a sandbox is for a thread's whole life.

@@ -2,24 +2,37 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::ops::AddAssign;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
 use xtask::progress::complain;
 
 /// Scripts of which some assertions may fail, with the reason.
-const EXCEPTIONS: &[Exception] = &[];
+const EXCEPTIONS: &[Exception] = &[
+    Exception { script: "mknod/02.t", reason: REFUSED },
+    Exception { script: "mknod/03.t", reason: REFUSED },
+    Exception { script: "mknod/11.t", reason: REFUSED },
+    Exception { script: "unlink/00.t", reason: REFUSED },
+];
+const REFUSED: &str = "it makes device nodes";
 
 struct Exception {
     script: &'static str,
     reason: &'static str,
 }
 
+/// In scripts: what a volume refuses to make, since device nodes give access to the node's hardware.
+const DEVICE_NODES: &str = " block char ";
+
 pub(super) struct Suite {
+    /// Scripts that try each type of file, without device nodes.
     tests: PathBuf,
+    _copy: TempDir,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -55,7 +68,12 @@ impl Suite {
             dir.display(),
             program.display()
         );
-        Ok(Self { tests: dir.join("tests") })
+        // Users of all ids start it.
+        let copy = tempfile::Builder::new().permissions(Permissions::from_mode(0o755)).tempdir()?;
+        fs::copy(&program, copy.path().join("pjdfstest"))?;
+        let tests = copy.path().join("tests");
+        copy_scripts(&dir.join("tests"), &tests)?;
+        Ok(Self { tests, _copy: copy })
     }
 
     /// All scripts, each in a directory of its own below `volume`.
@@ -70,6 +88,10 @@ impl Suite {
             let output = Command::new("sh").arg(&script).current_dir(&dir).output().context("start sh")?;
             let said = String::from_utf8_lossy(&output.stdout);
             let outcome = Outcome::read(&said).with_context(|| format!("{name}: {said}"))?;
+            let text = fs::read_to_string(&script)?;
+            // A script that names types of files makes fewer assertions than it has planned.
+            let is_shorter = text.contains(" in regular ") || text.contains(" in none regular ");
+            ensure!(outcome.missing == 0 || is_shorter, "{name}: {} assertions are missing", outcome.missing);
             counts.passed += outcome.passed;
             match exception {
                 Some(exception) if !outcome.failed.is_empty() => {
@@ -102,6 +124,21 @@ impl Suite {
     }
 }
 
+/// Two levels of directories.
+fn copy_scripts(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir(to)?;
+    for path in entries(from)? {
+        let copy = to.join(path.file_name().context("an entry has a name")?);
+        if path.is_dir() {
+            copy_scripts(&path, &copy)?;
+        } else {
+            let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            fs::write(&copy, text.replace(DEVICE_NODES, " "))?;
+        }
+    }
+    Ok(())
+}
+
 fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(dir).with_context(|| dir.display().to_string())?;
     entries.map(|entry| Ok(entry?.path())).collect()
@@ -112,6 +149,8 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
 struct Outcome {
     passed: usize,
     failed: Vec<String>,
+    /// Planned and not made: those of device nodes.
+    missing: usize,
 }
 
 impl Outcome {
@@ -129,7 +168,9 @@ impl Outcome {
             }
         }
         let made = outcome.passed + outcome.failed.len();
-        ensure!(planned == Some(made), "{made} assertions of {planned:?}");
+        let planned = planned.context("no plan")?;
+        ensure!(made <= planned && (made > 0 || planned == 0), "{made} assertions of {planned}");
+        outcome.missing = planned - made;
         Ok(outcome)
     }
 }
@@ -143,7 +184,8 @@ mod tests {
         let outcome = Outcome::read("1..3\nok 1\nnot ok 2 - tried 'x'\nnot ok 3 # TODO later\n").unwrap();
         assert_eq!((outcome.passed, outcome.failed), (2, vec!["not ok 2 - tried 'x'".to_owned()]));
         assert_eq!(Outcome::read("1..0 # SKIP not here\n").unwrap().passed, 0);
-        Outcome::read("1..2\nok 1\n").unwrap_err();
+        assert_eq!(Outcome::read("1..2\nok 1\n").unwrap().missing, 1);
+        Outcome::read("1..2\n").unwrap_err();
         Outcome::read("no plan\n").unwrap_err();
     }
 }
