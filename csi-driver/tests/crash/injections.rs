@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use anyhow::{Context, Result, anyhow, ensure};
 use tests::trace_steps::{Fault, Injection, Step};
 
-use crate::world::{Rpc, World};
+use crate::world::{Pool, Rpc, World};
 
 /// Threads make some of their calls in another order, or not at all, the next time.
 const ATTEMPTS: usize = 10;
@@ -36,6 +36,15 @@ pub(crate) fn inject_everywhere(
     inject_all(World::new(rpc), record, choose, inject);
 }
 
+/// The same on a Btrfs with quota groups.
+pub(crate) fn inject_everywhere_with_quota_groups(
+    rpc: Rpc,
+    choose: impl Fn(&Step) -> Vec<Fault>,
+    inject: impl Fn(&mut World, Injection, usize) -> Result<bool>,
+) {
+    inject_all(World::on(rpc, Pool::QuotaGroups), record, choose, inject);
+}
+
 /// Injects every fault that `choose` has for a step of an undisturbed `run` until it takes effect;
 /// `inject` says whether it did, and what was not as it should be. Its number is the fault's.
 pub(crate) fn inject_all(
@@ -44,7 +53,7 @@ pub(crate) fn inject_all(
     choose: impl Fn(&Step) -> Vec<Fault>,
     inject: impl Fn(&mut World, Injection, usize) -> Result<bool>,
 ) {
-    let rpc = world.rpc;
+    let (rpc, pool) = (world.rpc, world.pool);
     let steps = run(&mut world).expect("undisturbed");
     let injections: Vec<Injection> = steps
         .iter()
@@ -57,7 +66,7 @@ pub(crate) fn inject_all(
             .unwrap_or_else(|_| Err(anyhow!("a panic, above")));
         outcome.unwrap_or_else(|finding| {
             findings.push(format!("{}, {:?}: {finding:#}", injection.step, injection.fault));
-            *world = World::new(rpc);
+            *world = World::on(rpc, pool);
             true
         })
     };

@@ -3,7 +3,9 @@
 use anyhow::Result;
 use tests::trace_steps::{Fault, Injection, Kind, Step};
 
-use crate::injections::{call_with_fault, ensure_refused, go_on, inject_everywhere};
+use crate::injections::{
+    call_with_fault, ensure_refused, go_on, inject_everywhere, inject_everywhere_with_quota_groups,
+};
 use crate::world::{Rpc, World};
 
 pub(crate) fn kills(step: &Step) -> Vec<Fault> {
@@ -143,4 +145,34 @@ fn park_survives_kills() {
 #[test]
 fn unpark_survives_kills() {
     survives(Rpc::Unpark);
+}
+
+#[test]
+fn create_volume_of_a_subvolume_survives_kills() {
+    inject_everywhere_with_quota_groups(Rpc::CreateVolume, kills, retried);
+}
+
+#[test]
+fn restore_of_a_subvolume_survives_kills() {
+    inject_everywhere_with_quota_groups(Rpc::Restore, kills, retried);
+}
+
+#[test]
+fn clone_of_a_subvolume_survives_kills() {
+    inject_everywhere_with_quota_groups(Rpc::Clone, kills, retried);
+}
+
+#[test]
+fn delete_volume_of_a_subvolume_survives_kills() {
+    inject_everywhere_with_quota_groups(Rpc::DeleteVolume, kills, retried);
+}
+
+#[test]
+fn create_snapshot_of_a_subvolume_survives_kills() {
+    inject_everywhere_with_quota_groups(Rpc::CreateSnapshot, kills, retried);
+}
+
+#[test]
+fn delete_snapshot_of_a_subvolume_survives_kills() {
+    inject_everywhere_with_quota_groups(Rpc::DeleteSnapshot, kills, retried);
 }

@@ -22,6 +22,7 @@ use tests::csi::snapshots::{
     self, BLOCKING_COPY, data, delete_snapshot, from_snapshot, from_volume, get_snapshot, list_snapshots,
 };
 use tests::loop_device::FileSystem;
+use tests::subvolume;
 use tests::trace_steps::{Injection, Places, Trace, Tracing};
 use tests::{Daemon, LeakCheck, eventually};
 use tonic::Status;
@@ -136,9 +137,19 @@ impl Rpc {
     }
 }
 
+/// The file system of the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pool {
+    /// What the call needs.
+    Usual,
+    /// Btrfs with quota groups: volumes and snapshots are subvolumes.
+    QuotaGroups,
+}
+
 /// Names that are empty are of nothing.
 pub(crate) struct World {
     pub(crate) rpc: Rpc,
+    pub(crate) pool: Pool,
     pub(crate) scene: Scene,
     volume: String,
     /// Of what is copied.
@@ -149,13 +160,20 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(rpc: Rpc) -> Self {
+        Self::on(rpc, Pool::Usual)
+    }
+
+    pub(crate) fn on(rpc: Rpc, pool: Pool) -> Self {
         let mut flags = Flags::process();
         if rpc.attaches() {
             flags.0.push("--attach".to_owned());
         }
-        let scene = rpc.copies_on().map_or_else(|| Scene::start(flags), snapshots::scene_on);
+        let scene = match pool {
+            Pool::QuotaGroups => snapshots::scene_with_quota_groups(flags),
+            Pool::Usual => rpc.copies_on().map_or_else(|| Scene::start(flags), snapshots::scene_on),
+        };
         let none = String::new;
-        Self { rpc, scene, volume: none(), source: none(), snapshot: none(), context: HashMap::new() }
+        Self { rpc, pool, scene, volume: none(), source: none(), snapshot: none(), context: HashMap::new() }
     }
 
     /// The kernel tells a daemon a moment later that a removed file has no user any more.
@@ -357,10 +375,33 @@ impl World {
         caller.node(async |mut n| n.node_stage_volume(request).await).map(drop)
     }
 
+    /// Each volume and snapshot is a subvolume, each volume has its limit, and there are no others.
+    fn ensure_limited(&self) -> Result<()> {
+        let pool = self.scene.sandbox.path("pool");
+        let mut wanted = Vec::new();
+        for kind in ["snapshots", "volumes"] {
+            for entry in fs::read_dir(pool.join(kind))? {
+                let name = entry?.file_name().to_string_lossy().into_owned();
+                if kind == "volumes" {
+                    let (_, limit) = subvolume::group(&data(&self.scene, &name))?;
+                    ensure!(limit == Some(GI.cast_unsigned()), "{name} has the limit {limit:?}");
+                }
+                wanted.push(format!("{kind}/{name}/data"));
+            }
+        }
+        let mut found = subvolume::list(&pool)?;
+        (found.sort(), wanted.sort());
+        ensure!(found == wanted, "subvolumes: {found:?}, not {wanted:?}");
+        Ok(())
+    }
+
     /// What was asked for is there, and nothing besides.
     pub(crate) fn ensure_as_asked(&mut self) -> Result<()> {
         let caller = self.scene.caller();
         let data_of = |id: &str| data(&self.scene, id);
+        if self.pool == Pool::QuotaGroups {
+            self.ensure_limited()?;
+        }
         match self.rpc {
             Rpc::CreateVolume => {
                 self.ensure_listed(&caller, &[(&self.volume, GI)])?;

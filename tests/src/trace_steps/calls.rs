@@ -87,7 +87,9 @@ const KNOWN: [(c_long, &str, &[Argument], Kind); 56] = [
 ];
 
 /// linux/fs.h: `_IOW(0x94, 9, int)`.
-const FICLONE: u64 = 0x4004_9409;
+/// FICLONE; of Btrfs: a new subvolume, a snapshot, a deletion and a limit; of ext4 and XFS: a project.
+const CHANGING_IOCTLS: [u64; 6] =
+    [0x4004_9409, 0x5000_9418, 0x5000_9417, 0x5000_943f, 0x8030_942b, 0x401c_5820];
 const CREATING: u64 = (libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
 const CLONE_THREAD: u64 = libc::CLONE_THREAD as u64;
 /// A descriptor that stands for the working directory.
@@ -116,7 +118,7 @@ pub(super) fn describe(
         "open" => creates(r.rsi),
         "openat" => creates(r.rdx),
         "openat2" => creates(number_at(r.rdx)?),
-        "ioctl" if r.rsi != FICLONE => return None,
+        "ioctl" if !CHANGING_IOCTLS.contains(&r.rsi) => return None,
         "clone" if r.rdi & CLONE_THREAD != 0 => Kind::Thread,
         "clone3" if number_at(r.rdi)? & CLONE_THREAD != 0 => Kind::Thread,
         _ => kind,
