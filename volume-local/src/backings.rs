@@ -7,10 +7,13 @@
 //! The keeper registers the files. What it has registered stays with the connection, whichever daemon
 //! and keeper live: so the numbers are in the state table, and a successor continues with them.
 //!
-//! Invariant: a file is registered exactly as long as it has handles, but for the moment between the two
-//! in which a kill leaves it registered: a successor ends that.
+//! Files that were closed stay registered for a while, so that the next open needs no keeper: some
+//! hundred, none that has lost its last name, and none that the kernel has forgotten.
+//!
+//! Invariant: what is registered is an open file or one of these. A kill may leave more: a successor ends
+//! all registrations without a handle.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,6 +28,10 @@ use crate::state_table::{BackingRecord, HandleRecord, RecordId, StateTable};
 const KEEPER_ANSWERS: Duration = Duration::from_millis(200);
 /// How long no file is registered after the keeper has failed to: each attempt costs an open its time.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// Closed files that stay registered.
+const MOST_IDLE: usize = 256;
+/// How many of them end at a time: each packet alone would wake the keeper.
+const ENDED_AT_ONCE: usize = 64;
 /// Numbers that a predecessor may have got and not written down: it has registered one at a time.
 const MOST_UNRECORDED: u32 = 16;
 
@@ -37,8 +44,10 @@ pub(crate) struct Backings {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of every node with an open file.
+    /// Of every node with an open file, and of those that stay registered.
     ways: HashMap<u64, Way>,
+    /// Nodes in the order of their last closes. Some were opened since, or ended.
+    idle: VecDeque<u64>,
     /// Opens for writing with a backing file.
     writers: usize,
     /// Of the last request to the keeper.
@@ -128,11 +137,29 @@ impl Backings {
         if backing.is_some() {
             state.writers = state.writers.saturating_sub(writer);
         }
-        if is_last {
-            state.ways.remove(&node);
-            if let Some(backing) = backing {
-                self.end(backing);
+        match backing {
+            Some(_) if is_last => {
+                state.idle.push_back(node);
+                if state.idle.len() >= MOST_IDLE + ENDED_AT_ONCE {
+                    let ended: Vec<u64> = state.idle.drain(..ENDED_AT_ONCE).collect();
+                    ended.into_iter().for_each(|node| self.end_idle(&mut state, node));
+                }
             }
+            None if is_last => drop(state.ways.remove(&node)),
+            _ => {}
+        }
+    }
+
+    /// The node has lost its last name, or the kernel has forgotten it: it does not stay registered.
+    pub(crate) fn is_gone(&self, node: u64) {
+        self.end_idle(&mut self.locked(), node);
+    }
+
+    fn end_idle(&self, state: &mut State, node: u64) {
+        if state.ways.get(&node).is_some_and(|way| way.opens == 0)
+            && let Some(Way { backing: Some(backing), .. }) = state.ways.remove(&node)
+        {
+            self.end(backing);
         }
     }
 

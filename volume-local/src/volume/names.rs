@@ -54,6 +54,11 @@ impl Volume {
     pub(crate) fn forget(&self, NodeId(id): NodeId, lookups: u64) {
         self.settle_before_forget(id);
         self.nodes.forget(id, lookups);
+        if let Some(passing) = &self.passing
+            && !self.nodes.contains(id)
+        {
+            passing.is_gone(id);
+        }
     }
 
     pub(crate) fn make_directory(
@@ -413,6 +418,9 @@ impl Volume {
         };
         let names_left = !is_directory && links > 0;
         self.discharge(running.slot(), id, takes, Loss { names_left, is_known: held.is_some() });
+        if let Some(passing) = self.passing.as_ref().filter(|_| !names_left) {
+            passing.is_gone(id);
+        }
         if let Some(held) = held {
             self.nodes.removed(id, place, Removal { uid, held: Arc::clone(&held), names_left });
             // It was opened after it was looked at.

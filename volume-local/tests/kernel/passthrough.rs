@@ -13,7 +13,7 @@ use proto::control::{Quiesce, Quiesced, Refused, reply, request};
 use crate::files::store_by_mapping;
 use crate::fixture::{BOB, ROOT, Setup, Volume, here};
 use crate::metrics::requests;
-use crate::pauses::{quiesce, resume};
+use crate::pauses::resume;
 
 const SETUP: Setup = Setup {
     capacity_bytes: 0,
@@ -57,6 +57,7 @@ fn the_daemon_sees_neither_reads_nor_writes() {
     assert_eq!(file.metadata().unwrap().len(), expected.len() as u64);
     assert_eq!([requests(&volume, "read"), requests(&volume, "write")], [0, 0]);
     drop((file, appended));
+    fs::remove_file(volume.path("f")).unwrap();
     volume.wait_for_registered(0);
     let (status, said) = volume.unmount();
     assert_eq!((status.code(), said.as_str()), (Some(0), ""));
@@ -91,6 +92,7 @@ fn open_and_close_in_every_order(volume: &mut Volume, mut change: impl FnMut(&mu
         }
     }
     drop(open);
+    fs::remove_file(volume.path("f")).unwrap();
     volume.wait_for_registered(0);
 }
 
@@ -152,13 +154,18 @@ fn open_files_pass_while_there_is_no_daemon_and_after_it() {
     // The second open of a file that is open has the same backing file.
     assert_eq!(volume.registered(), before);
     drop((file, gone));
-    volume.wait_for_registered(0);
+    // The one with a name stays registered, and its next open takes the same number.
+    volume.wait_for_registered(1);
+    let stays = volume.registered();
     let file = read_write().open(volume.path("f")).unwrap();
+    assert_eq!(volume.registered(), stays);
     volume.kill();
     // close(2) may wait for a daemon.
     let closing = std::thread::spawn(move || drop(file));
     volume.take_over(SETUP);
     closing.join().unwrap();
+    assert_eq!(volume.registered(), stays);
+    fs::remove_file(volume.path("f")).unwrap();
     volume.wait_for_registered(0);
     assert_eq!([requests(&volume, "read"), requests(&volume, "write")], [0, 0]);
 }
@@ -204,12 +211,37 @@ fn nothing_stays_registered_that_is_not_open_while_daemons_are_killed() {
     assert!(rounds.iter().all(|rounds| *rounds > 0), "{rounds:?}");
     // The next registration ends what a killed daemon has got and not written down. There is none for a
     // second after the keeper did not answer in time.
+    for number in 0..8 {
+        fs::remove_file(volume.path(&format!("f{number}"))).unwrap();
+    }
     let begun = Instant::now();
     while !volume.registered().is_empty() {
         assert!(begun.elapsed() < here(Duration::from_secs(30)), "{:?}", volume.registered());
-        drop(File::open(volume.path("f0")).unwrap());
+        fs::write(volume.path("probe"), "z").unwrap();
+        fs::remove_file(volume.path("probe")).unwrap();
         std::thread::park_timeout(Duration::from_millis(50));
     }
+}
+
+#[test]
+fn closed_files_stay_registered_up_to_a_bound() {
+    const FILES: usize = 1000;
+    let volume = Volume::with(SETUP);
+    for number in 0..FILES {
+        fs::write(volume.path(&format!("f{number}")), "x").unwrap();
+        assert!(volume.registered().len() <= 330, "{} after {number}", volume.registered().len());
+    }
+    let before = volume.registered();
+    assert!(before.len() >= 200, "{}", before.len());
+    for number in FILES - 100..FILES {
+        assert_eq!(fs::read(volume.path(&format!("f{number}"))).unwrap(), b"x");
+    }
+    // None of them was registered anew.
+    assert_eq!(volume.registered().last(), before.last());
+    for number in 0..FILES {
+        fs::remove_file(volume.path(&format!("f{number}"))).unwrap();
+    }
+    volume.wait_for_registered(0);
 }
 
 #[test]
@@ -279,8 +311,8 @@ fn a_pause_is_refused_while_a_file_is_open_for_writing() {
     let volume = Volume::with(SETUP);
     let control = volume.control();
     let file = read_write().open(volume.path("f")).unwrap();
-    let asked = request::Kind::Quiesce(Quiesce { lease_ms: LONG_LEASE, passing_may_write: false });
-    let reply::Kind::Refused(Refused { reason, .. }) = control.ask(asked) else { panic!("not refused") };
+    let quiet = || request::Kind::Quiesce(Quiesce { lease_ms: LONG_LEASE, passing_may_write: false });
+    let reply::Kind::Refused(Refused { reason, .. }) = control.ask(quiet()) else { panic!("not refused") };
     assert!(reason.contains("dataPath: daemon"), "{reason}");
     // Nothing is held back by the pause that was refused.
     fs::write(volume.path("g"), "x").unwrap();
@@ -289,8 +321,11 @@ fn a_pause_is_refused_while_a_file_is_open_for_writing() {
     file.write_all_at(b"passes", 0).unwrap();
     assert!(resume(&control).held);
     drop(file);
-    volume.wait_for_registered(0);
-    quiesce(&control, LONG_LEASE);
+    // The daemon learns of the close a moment later.
+    let begun = Instant::now();
+    while matches!(control.ask(quiet()), reply::Kind::Refused(_)) {
+        assert!(begun.elapsed() < here(Duration::from_secs(30)), "the file stays open");
+    }
     // A reader is let in, a writer waits.
     assert_eq!(fs::read(volume.path("f")).unwrap(), b"passes");
     let path = volume.path("f");

@@ -25,7 +25,7 @@ const LONG_LEASE: u32 = 30_000;
 /// For something that must not happen.
 const A_WHILE: Duration = Duration::from_millis(200);
 
-pub(crate) fn quiesce(control: &Control, lease_ms: u32) -> Quiesced {
+fn quiesce(control: &Control, lease_ms: u32) -> Quiesced {
     match control.ask(request::Kind::Quiesce(Quiesce { lease_ms, passing_may_write: false })) {
         reply::Kind::Quiesced(quiesced) => quiesced,
         other => panic!("{other:?}"),
