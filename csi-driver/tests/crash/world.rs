@@ -390,7 +390,8 @@ impl World {
             }
         }
         let mut found = subvolume::list(&pool)?;
-        (found.sort(), wanted.sort());
+        found.sort();
+        wanted.sort();
         ensure!(found == wanted, "subvolumes: {found:?}, not {wanted:?}");
         Ok(())
     }

@@ -71,6 +71,7 @@ fn build_binaries(suites: &[Suite]) -> Result<TestBinaries> {
     products()?;
     let mut tools = cargo();
     tools.args(["build", "--target", binaries::TARGET, "--bin", "xtask", "--bin", "lab-guest"]);
+    tools.args(["--features", "tests/csi"]);
     build::run(suite::static_flags(&mut tools))?;
     let mut packages: Vec<&str> = suites.iter().flat_map(|suite| suite.packages()).copied().collect();
     packages.sort_unstable();
