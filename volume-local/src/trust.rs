@@ -67,6 +67,11 @@ impl Trust {
         self.names_stay.store(true, Ordering::Relaxed);
     }
 
+    /// Whether files change only by requests.
+    pub(crate) fn knows_all_changes(&self) -> bool {
+        !self.changed_from_outside
+    }
+
     pub(crate) fn of_attributes(&self) -> Validity {
         if self.changed_from_outside { Validity::Second } else { Validity::Endless }
     }
