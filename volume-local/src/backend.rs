@@ -29,9 +29,9 @@ use crate::nodes::NodeLimits;
 use crate::pruner;
 use crate::quota::Quota;
 use crate::sweeper;
-use crate::trust;
+use crate::trust::{self, Access};
 use crate::usage_file::{BootId, UsageFile};
-use crate::volume::{Access, NewXattr, Policies, Running, Shared, Volume};
+use crate::volume::{NewXattr, Policies, Running, Shared, Volume};
 
 /// The driver's assignment, checked.
 #[derive(Debug)]

@@ -273,6 +273,18 @@ impl Nodes {
         self.most_nameless
     }
 
+    /// Whether the directory is known to have no default ACL.
+    pub(crate) fn lacks_default_acl(&self, id: u64) -> bool {
+        self.table().nodes.get(&id).is_some_and(|node| node.lacks_default_acl)
+    }
+
+    /// The kernel has locked the directory, so no request changes its attributes meanwhile.
+    pub(crate) fn set_lacks_default_acl(&self, id: u64, lacks: bool) {
+        if let Some(node) = self.table().nodes.get_mut(&id) {
+            node.lacks_default_acl = lacks;
+        }
+    }
+
     /// Whether the kernel knows this node.
     pub(crate) fn contains(&self, id: u64) -> bool {
         self.table().nodes.contains_key(&id)

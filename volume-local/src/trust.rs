@@ -25,12 +25,19 @@ use volume_fs::file::Validity;
 use volume_fs::notifications::Kernel;
 use volume_fs::service::DataPath;
 
-use crate::volume::Access;
-
 const STACK_BYTES: usize = 128 << 10;
 
 /// A process that was answered is scheduled within this time, or a second time of it.
 const ANSWERS_ARE_TAKEN: Duration = Duration::from_secs(1);
+
+/// Who changes the volume's files.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Access {
+    /// Not its users.
+    pub(crate) read_only: bool,
+    /// Programs other than this daemon.
+    pub(crate) changed_from_outside: bool,
+}
 
 #[derive(Debug)]
 pub(crate) struct Trust {
@@ -65,6 +72,11 @@ impl Trust {
     /// Called before the first request: the kernel has FUSE_NOTIFY_PRUNE.
     pub(crate) fn kernel_prunes(&self) {
         self.names_stay.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether files change only by requests.
+    pub(crate) fn knows_all_changes(&self) -> bool {
+        !self.changed_from_outside
     }
 
     pub(crate) fn of_attributes(&self) -> Validity {

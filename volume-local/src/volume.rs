@@ -38,7 +38,7 @@ use crate::nodes::{NodeLimits, Nodes, stat};
 use crate::place::Place;
 use crate::quota::{Quota, Use};
 use crate::state_table::{Opened, StateTable};
-use crate::trust::Trust;
+use crate::trust::{Access, Trust};
 use crate::xattrs::AttributeBlocks;
 
 pub(crate) use self::attributes::NewXattr;
@@ -70,15 +70,6 @@ pub(crate) struct Volume {
     trust: Arc<Trust>,
     /// What a successor needs; `None` if none can follow.
     table: Option<Arc<StateTable>>,
-}
-
-/// Who changes the volume's files.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Access {
-    /// Not its users.
-    pub(crate) read_only: bool,
-    /// Programs other than this daemon.
-    pub(crate) changed_from_outside: bool,
 }
 
 #[derive(Debug)]

@@ -60,6 +60,8 @@ pub(super) struct Node {
     /// The pruner's round in which it was last used.
     pub(super) touched: u32,
     pub(super) used: bool,
+    /// A directory without a default ACL: seen, and changed by no request since.
+    pub(super) lacks_default_acl: bool,
     pub(super) in_clock: bool,
     /// In the state table; `None` without one.
     pub(super) record: Option<RecordId>,

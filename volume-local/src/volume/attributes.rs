@@ -195,6 +195,7 @@ impl Volume {
             set()
         };
         self.trust.outdates(id);
+        self.nodes.set_lacks_default_acl(id, false);
         // An ACL that says what the mode says is not stored.
         let now = (set.is_ok() && is_of_users(&name)).then_some(wanted);
         self.settle_attributes(&fd, &file, now, change);
@@ -247,6 +248,7 @@ impl Volume {
         })?;
         let removed = file.remove(&name);
         self.trust.outdates(id);
+        self.nodes.set_lacks_default_acl(id, false);
         self.settle_attributes(&fd, &file, left.filter(|_| removed.is_ok()), change);
         removed
     }

@@ -303,7 +303,8 @@ mod tests {
     use super::*;
     use crate::nodes::NodeLimits;
     use crate::quota::Use;
-    use crate::volume::{Access, NewXattr, Policies, Running};
+    use crate::trust::Access;
+    use crate::volume::{NewXattr, Policies, Running};
 
     const CALLER: Caller = Caller { uid: 0, gid: 0 };
 

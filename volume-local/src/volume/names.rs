@@ -68,9 +68,9 @@ impl Volume {
         permissions: Permissions,
         caller: Caller,
     ) -> Result<Known> {
-        self.create_name(running, name, |parent, name| {
-            let mode = self.granted(parent, permissions)?;
-            as_caller(caller, || rustix::fs::mkdirat(parent, name, mode))
+        self.create_name(running, name, |parent, new| {
+            let mode = self.granted(name.directory.0, parent, permissions)?;
+            as_caller(caller, || rustix::fs::mkdirat(parent, new, mode))
         })
     }
 
@@ -87,9 +87,9 @@ impl Volume {
             Special::Fifo => BackingType::Fifo,
             Special::Socket => BackingType::Socket,
         };
-        self.create_name(running, name, |parent, name| {
-            let mode = self.granted(parent, permissions)?;
-            as_caller(caller, || rustix::fs::mknodat(parent, name, kind, mode, 0))
+        self.create_name(running, name, |parent, new| {
+            let mode = self.granted(name.directory.0, parent, permissions)?;
+            as_caller(caller, || rustix::fs::mknodat(parent, new, kind, mode, 0))
         })
     }
 
@@ -128,7 +128,7 @@ impl Volume {
             let opened = self.open_file(running, known.attributes.id, passed_on)?;
             return Ok((known, opened));
         }
-        let mode = self.granted(&parent, permissions)?;
+        let mode = self.granted(directory, &parent, permissions)?;
         self.files.admit()?;
         self.nodes.admit(directory)?;
         let inode = self.admit_file()?;
@@ -311,14 +311,20 @@ impl Volume {
 
     /// Applies the umask, unless a default ACL defines the permissions of new files (acl(5)): the
     /// backing file system applies that.
-    fn granted(&self, parent: &OwnedFd, permissions: Permissions) -> Result<Mode> {
+    fn granted(&self, directory: u64, parent: &OwnedFd, permissions: Permissions) -> Result<Mode> {
         let Permissions { mode, umask } = permissions;
         if mode & umask & 0o777 == 0 {
             return Ok(mode_bits(mode));
         }
+        if self.nodes.lacks_default_acl(directory) {
+            return Ok(mode_bits(mode & !umask));
+        }
         match self.descriptors.xattrs(parent.as_fd()).size(c"system.posix_acl_default") {
             Ok(_) => Ok(mode_bits(mode)),
-            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(mode_bits(mode & !umask)),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => {
+                self.nodes.set_lacks_default_acl(directory, self.trust.knows_all_changes());
+                Ok(mode_bits(mode & !umask))
+            }
             Err(errno) => Err(errno),
         }
     }
@@ -413,8 +419,8 @@ impl Volume {
         let takes = charge(&found.seen, 0);
         let Found { id, seen, held } = found;
         let links = match &held {
-            Some(held) => stat(held).map_or(0, |now| now.stx_nlink),
-            None => seen.stx_nlink.saturating_sub(1),
+            Some(held) if !self.trust.knows_all_changes() => stat(held).map_or(0, |now| now.stx_nlink),
+            _ => seen.stx_nlink.saturating_sub(1),
         };
         let names_left = !is_directory && links > 0;
         self.discharge(running.slot(), id, takes, Loss { names_left, is_known: held.is_some() });

@@ -273,6 +273,21 @@ fn data_and_holes_beyond_the_file_are_enxio() {
 }
 
 #[test]
+fn direct_reads_and_writes_need_no_alignment() {
+    use std::os::unix::fs::{FileExt, OpenOptionsExt};
+    let volume = Volume::new();
+    fs::write(volume.path("f"), "some content").unwrap();
+    let flags = libc::O_DIRECT;
+    let file = File::options().read(true).write(true).custom_flags(flags).open(volume.path("f")).unwrap();
+    file.write_all_at(b"new", 5).unwrap();
+    let mut part = [0; 7];
+    file.read_exact_at(&mut part, 5).unwrap();
+    assert_eq!(&part, b"newtent");
+    assert_eq!(fs::read_to_string(volume.path("f")).unwrap(), "some newtent");
+    assert_eq!(fs::read_to_string(volume.backing.join("f")).unwrap(), "some newtent");
+}
+
+#[test]
 fn moving_content_and_sharing_blocks_are_refused() {
     use rustix::fs::{FallocateFlags, fallocate, ioctl_ficlone};
     use rustix::io::Errno;

@@ -119,6 +119,39 @@ fn a_walk_over_many_files_never_makes_the_kernel_know_twice_the_bound() {
     assert!(most <= MOST_KNOWN, "{most} inodes were known");
 }
 
+/// Of the daemon, without its program.
+fn memory_kib(volume: &Volume) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", volume.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Below the bound: the kernel forgets when it is short of memory, or here by a remount.
+#[test]
+fn a_walk_over_many_files_leaves_the_memory_that_was_there_before() {
+    const MANY: usize = 40_000;
+    let volume = Volume::with(Setup { known_inodes: 0, ..SETUP });
+    for number in 0..MANY {
+        let directory = volume.backing.join(format!("d{}", number % 40));
+        if number < 40 {
+            fs::create_dir(&directory).unwrap();
+        }
+        File::create(directory.join(format!("f{number}"))).unwrap();
+    }
+    let control = volume.control();
+    let mut left = Vec::new();
+    for _ in 0..3 {
+        assert_eq!(walk(&volume.path), MANY);
+        assert!(stats(&control).known_inodes > MANY as u64);
+        let known = memory_kib(&volume);
+        volume.remount(nix::mount::MsFlags::empty()).unwrap();
+        until("all is forgotten", || stats(&control).known_inodes == 1);
+        until("most of the memory is given back", || memory_kib(&volume) < known / 2);
+        left.push(memory_kib(&volume));
+    }
+    assert!(left[2] < left[1] + 1024, "{left:?} KiB after each walk");
+}
+
 #[test]
 fn what_is_mounted_inside_a_volume_survives_the_forgetting() {
     let volume = Volume::with(SETUP);

@@ -104,3 +104,20 @@ fn root_changes_owners_and_an_owner_gives_to_a_group_of_its_own() {
     assert_eq!(owner(&volume.path("f")), (1001, 3000));
     assert!(!volume.try_shell(member, "chgrp 3001 f").status.success());
 }
+
+/// The daemon remembers which directories have none.
+#[test]
+fn a_default_acl_counts_from_the_moment_it_is_set_until_it_is_removed() {
+    let volume = Volume::new();
+    fs::create_dir(volume.path("d")).unwrap();
+    let mode_of_new = |name: &str| {
+        volume.shell(ROOT, &format!("umask 077; mkdir d/{name}; touch d/{name}.f"));
+        let mode = |name: String| fs::metadata(volume.path(&name)).unwrap().mode() & 0o777;
+        (mode(format!("d/{name}")), mode(format!("d/{name}.f")))
+    };
+    assert_eq!(mode_of_new("a"), (0o700, 0o600));
+    volume.shell(ROOT, "setfacl -d -m u::rwx,g::rx,o::rx d");
+    assert_eq!(mode_of_new("b"), (0o755, 0o644));
+    volume.shell(ROOT, "setfacl -k d");
+    assert_eq!(mode_of_new("c"), (0o700, 0o600));
+}
