@@ -49,13 +49,14 @@ pub fn dir() -> PathBuf {
 /// The binary `name` of the package whose test or bench runs, which cargo built with it.
 pub fn under_test(name: &str) -> Result<PathBuf> {
     // Where cargo does not start the test, such as in the laboratory, the binary
-    // lies above the directory of the test's own.
+    // lies above the directory of the test's own, or beside a program that is no test.
     let path = match std::env::var_os(format!("CARGO_BIN_EXE_{name}")) {
         Some(path) => PathBuf::from(path),
         None => {
             let own = std::env::current_exe().context("the path of the test")?;
             let built = own.ancestors().nth(2).context("the directory of the test")?;
-            built.join(name)
+            let beside = own.with_file_name(name);
+            if beside.is_file() { beside } else { built.join(name) }
         }
     };
     ensure!(path.is_file(), "{}: not built with the tests of its package", path.display());
