@@ -125,7 +125,7 @@ fn examples() -> Vec<Error> {
         Error::DaemonVersion {
             volume_id: volume_id(),
             daemon: Versions { oldest: 2, newest: 2 },
-            driver: Versions { oldest: 3, newest: 5 },
+            driver: Versions { oldest: 3, newest: 6 },
         },
         Error::HandOver { volume_id: volume_id(), reason: text("REASON") },
         Error::WrongDescriptor { volume_id: volume_id(), role: "ROLE_FUSE_DEVICE", reason: text("REASON") },
