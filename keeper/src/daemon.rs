@@ -89,7 +89,7 @@ impl Removed {
                     if is_this {
                         return Ok(backing);
                     }
-                    self.unregister_backing(backing)?;
+                    self.unregister_backing(backing, limit)?;
                 }
                 (Kind::NotRegistered(refusal), _) if is_this => {
                     return Err(Error::Refused { op: OP, refusal });
@@ -103,9 +103,12 @@ impl Removed {
         }
     }
 
-    /// Ends a registration. There is no answer. Files that are open with it stay open.
-    pub fn unregister_backing(&self, backing: u32) -> Result<(), Error> {
-        self.send("UNREGISTER_BACKING", DaemonRequest::UnregisterBacking { backing }, &[])
+    /// Ends a registration. There is no answer. Files that are open with it stay open. `limit` is for the
+    /// socket to take the request.
+    pub fn unregister_backing(&self, backing: u32, limit: Duration) -> Result<(), Error> {
+        let deadline = Instant::now() + limit;
+        let request = DaemonRequest::UnregisterBacking { backing };
+        self.send_until("UNREGISTER_BACKING", request, &[], deadline)
     }
 
     /// The nodes that the keeper has refused since the last call, without waiting. It keeps at most 64

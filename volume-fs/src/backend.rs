@@ -67,7 +67,7 @@ pub enum Held {
 pub trait Pausing: Send + Sync + 'static {
     /// Calls `paused`, from any thread, once nothing changes and the use is known. After that
     /// nothing changes until [`Self::resume`]; applications' changes wait. A pause that cannot be is
-    /// ended before `paused` gets the error.
+    /// ended by [`Self::resume`] too.
     fn pause(
         &self,
         held: Held,

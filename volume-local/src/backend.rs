@@ -131,20 +131,14 @@ impl Pausing for Local {
         paused: impl FnOnce(std::result::Result<Counted, CannotPause>) + Send + 'static,
     ) {
         let (capacity, volume) = (Arc::clone(&self.capacity), Arc::clone(&self.volume));
-        let gate = Arc::downgrade(&self.gate);
         self.gate.pause(move || {
-            // Counted when the gate is shut: no open for writing can follow.
-            let writers = if held == Held::All { volume.passing_writers() } else { 0 };
-            if writers == 0 {
+            // Asked when the gate is shut: no open for writing can follow.
+            if held == Held::RequestsOnly || !volume.may_be_written() {
                 return paused(Ok(capacity.usage().used));
             }
-            if let Some(gate) = gate.upgrade() {
-                gate.resume();
-            }
-            paused(Err(CannotPause(format!(
-                "dataPath passthrough: files are open for writing ({writers} opens), which the kernel writes \
-                 without the daemon: close them, or use a class with dataPath: daemon"
-            ))));
+            let reason = "dataPath passthrough: files were opened for writing since the volume was staged, and the \
+                          kernel may still write them: unstage the volume first, or use a class with dataPath: daemon";
+            paused(Err(CannotPause(reason.to_owned())));
         });
     }
 
@@ -403,7 +397,9 @@ impl Backend for Local {
     }
 
     fn replace_keeper(&self, keeper: Removed) -> std::result::Result<usize, String> {
-        self.volume.nodes().replace_keeper(keeper)
+        let replaced = self.volume.nodes().replace_keeper(keeper);
+        self.volume.keeper_was_replaced();
+        replaced
     }
 
     /// If no change is in progress, the next daemon need not count.

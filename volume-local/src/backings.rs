@@ -13,11 +13,13 @@
 //! Invariant: what is registered is an open file or one of these. A kill may leave more: a successor ends
 //! all registrations without a handle.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use keeper::daemon::Removed;
 use rustix::fs::OFlags;
 use volume_fs::file::BackingId;
 
@@ -46,15 +48,23 @@ pub(crate) struct Backings {
 struct State {
     /// Of every node with an open file, and of those that stay registered.
     ways: HashMap<u64, Way>,
-    /// Nodes in the order of their last closes. Some were opened since, or ended.
-    idle: VecDeque<u64>,
-    /// Opens for writing with a backing file.
-    writers: usize,
+    /// Nodes in the order of their last closes, with [`Way::closes`]. Some were opened since, or ended.
+    idle: VecDeque<(u64, u64)>,
+    /// Registrations that are to end, until the keeper has certainly read that.
+    ended: Vec<Ended>,
+    /// Of `ended`, so many were sent to `told`.
+    sent: usize,
+    told: Option<Arc<Removed>>,
+    /// A backing file was opened for writing on this connection, as far as this daemon can know. A mapping
+    /// outlives the handle (fs/backing-file.c, `backing_file_mmap`), so the last close does not end the
+    /// writes.
+    was_written: bool,
     /// Of the last request to the keeper.
     request: u64,
     /// Files take the daemon's way until then.
     pause: Option<Instant>,
-    /// The last number that an earlier daemon has written down. `None`: nothing of it is left to end.
+    /// The last number that was written down before one that may have been lost: an earlier daemon's, or
+    /// that of an answer that came too late. `None`: none is lost.
     earlier: Option<u32>,
 }
 
@@ -65,6 +75,17 @@ struct Way {
     writers: usize,
     /// `None`: the daemon's way.
     backing: Option<Backing>,
+    /// How often the last handle was closed.
+    closes: u64,
+    /// The file has lost its last name.
+    is_gone: bool,
+}
+
+#[derive(Debug)]
+struct Ended {
+    number: u32,
+    /// So that a successor ends it too.
+    record: Option<RecordId>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -78,6 +99,15 @@ pub(crate) fn writes(flags: OFlags) -> bool {
     flags.intersects(OFlags::WRONLY | OFlags::RDWR)
 }
 
+impl State {
+    /// The node has no open file.
+    fn end(&mut self, node: u64) {
+        if let Some(Way { backing: Some(Backing { number, record }), .. }) = self.ways.remove(&node) {
+            self.ended.push(Ended { number, record: Some(record) });
+        }
+    }
+}
+
 impl Backings {
     pub(crate) fn new(keeper: Arc<KeeperSocket>, table: Arc<StateTable>) -> Self {
         Self { keeper, table, state: Mutex::default() }
@@ -87,9 +117,11 @@ impl Backings {
     pub(crate) fn restore<'a>(
         &self,
         files: impl Iterator<Item = &'a HandleRecord>,
-        backings: Vec<(RecordId, BackingRecord)>,
+        mut backings: Vec<(RecordId, BackingRecord)>,
     ) {
         let mut state = self.locked();
+        // Of two records of one node, the one with the larger number is in use.
+        backings.sort_unstable_by_key(|(_, backing)| Reverse(backing.number));
         for file in files {
             let way = state.ways.entry(file.node).or_default();
             way.opens += 1;
@@ -99,13 +131,14 @@ impl Backings {
             match state.ways.get_mut(&node) {
                 Some(way) if way.backing.is_none() => {
                     way.backing = Some(Backing { number, record });
-                    let writers = way.writers;
-                    state.writers += writers;
                 }
-                _ => self.end(Backing { number, record }),
+                _ => state.ended.push(Ended { number, record: Some(record) }),
             }
         }
+        // Files that are closed may be mapped.
+        state.was_written = true;
         state.earlier = Some(self.table.last_backing());
+        self.send_ended(&mut state);
     }
 
     /// Called for every open of a file, before it is answered: which way it takes. `file` is open for
@@ -120,8 +153,8 @@ impl Backings {
         let (writer, backing) = (usize::from(writes(flags)), way.backing);
         way.opens += 1;
         way.writers += writer;
-        if backing.is_some() {
-            state.writers += writer;
+        if backing.is_some() && writer > 0 {
+            state.was_written = true;
         }
         backing.map(|backing| BackingId(backing.number))
     }
@@ -130,37 +163,48 @@ impl Backings {
     pub(crate) fn leave(&self, node: u64, flags: OFlags) {
         let mut state = self.locked();
         let Some(way) = state.ways.get_mut(&node) else { return };
-        let (writer, backing) = (usize::from(writes(flags)), way.backing);
+        let backing = way.backing;
         way.opens = way.opens.saturating_sub(1);
-        way.writers = way.writers.saturating_sub(writer);
-        let is_last = way.opens == 0;
-        if backing.is_some() {
-            state.writers = state.writers.saturating_sub(writer);
+        way.writers = way.writers.saturating_sub(usize::from(writes(flags)));
+        if way.opens > 0 {
+            return;
         }
-        match backing {
-            Some(_) if is_last => {
-                state.idle.push_back(node);
-                if state.idle.len() >= MOST_IDLE + ENDED_AT_ONCE {
-                    let ended: Vec<u64> = state.idle.drain(..ENDED_AT_ONCE).collect();
-                    ended.into_iter().for_each(|node| self.end_idle(&mut state, node));
+        if backing.is_none() {
+            state.ways.remove(&node);
+            return;
+        }
+        way.closes += 1;
+        let (closes, is_gone) = (way.closes, way.is_gone);
+        if is_gone {
+            state.end(node);
+            self.send_ended(&mut state);
+            return;
+        }
+        state.idle.push_back((node, closes));
+        if state.idle.len() >= MOST_IDLE + ENDED_AT_ONCE {
+            for (node, closes) in state.idle.drain(..ENDED_AT_ONCE).collect::<Vec<_>>() {
+                if state.ways.get(&node).is_some_and(|way| way.opens == 0 && way.closes == closes) {
+                    state.end(node);
                 }
             }
-            None if is_last => drop(state.ways.remove(&node)),
-            _ => {}
+            self.send_ended(&mut state);
         }
     }
 
     /// The node has lost its last name, or the kernel has forgotten it: it does not stay registered.
     pub(crate) fn is_gone(&self, node: u64) {
-        self.end_idle(&mut self.locked(), node);
+        let mut state = self.locked();
+        let Some(way) = state.ways.get_mut(&node) else { return };
+        way.is_gone = true;
+        if way.opens == 0 {
+            state.end(node);
+            self.send_ended(&mut state);
+        }
     }
 
-    fn end_idle(&self, state: &mut State, node: u64) {
-        if state.ways.get(&node).is_some_and(|way| way.opens == 0)
-            && let Some(Way { backing: Some(backing), .. }) = state.ways.remove(&node)
-        {
-            self.end(backing);
-        }
+    /// Another keeper is there, which was not told what has ended.
+    pub(crate) fn keeper_was_replaced(&self) {
+        self.send_ended(&mut self.locked());
     }
 
     /// Whether a first open of this node would ask the keeper.
@@ -169,9 +213,9 @@ impl Backings {
         !state.ways.contains_key(&node) && state.pause.is_none_or(|until| until <= Instant::now())
     }
 
-    /// How many opens can write without this daemon.
-    pub(crate) fn writers(&self) -> usize {
-        self.locked().writers
+    /// Whether files may be written without this daemon.
+    pub(crate) fn may_be_written(&self) -> bool {
+        self.locked().was_written
     }
 
     /// Whether the kernel may write the node's file without a request.
@@ -184,7 +228,7 @@ impl Backings {
             return None;
         }
         state.request += 1;
-        let keeper = self.keeper.now();
+        let keeper = self.send_ended(state);
         let number = match keeper.register_backing(state.request, file.as_fd(), KEEPER_ANSWERS) {
             Ok(number) => number,
             Err(error) => {
@@ -193,35 +237,49 @@ impl Backings {
                     tracing::warn!(error, "files are read and written by the daemon for now");
                 }
                 state.pause = Some(Instant::now() + AFTER_FAILURE);
+                // The answer may have come too late, or a keeper has died with it.
+                state.earlier.get_or_insert_with(|| self.table.last_backing());
                 return None;
             }
         };
         state.pause = None;
-        // The kernel counts up. One that an earlier daemon got and did not write down lies between.
+        // It answers in order: what was sent before is read.
+        let read = std::mem::take(&mut state.sent);
+        for Ended { record, .. } in state.ended.drain(..read) {
+            record.into_iter().for_each(|record| self.table.remove(record));
+        }
+        // The kernel counts up. A number that was got and not written down lies between.
         if let Some(last) = state.earlier.take() {
-            let unrecorded = last.saturating_add(1)..number;
-            unrecorded.rev().take(MOST_UNRECORDED as usize).for_each(|number| self.unregister(number));
+            let lost = (last.saturating_add(1)..number).rev().take(MOST_UNRECORDED as usize);
+            state.ended.extend(lost.map(|number| Ended { number, record: None }));
         }
         match self.table.put_backing(BackingRecord { node, number }) {
             Some(record) => Some(Backing { number, record }),
             // A successor would answer the next open with another number.
             None => {
-                self.unregister(number);
+                state.ended.push(Ended { number, record: None });
                 None
             }
         }
     }
 
-    /// In this order: what is still written down may be ended twice, and nothing is forgotten.
-    fn end(&self, Backing { number, record }: Backing) {
-        self.unregister(number);
-        self.table.remove(record);
-    }
-
-    fn unregister(&self, number: u32) {
-        if let Err(error) = self.keeper.now().unregister_backing(number) {
-            tracing::debug!(error = linux::chain(&error), number, "a backing file stays registered");
+    /// Sends the keeper of now what has ended, as far as it takes that without a wait. What an earlier
+    /// keeper was sent is sent again: it may be lost, and what has ended may be ended twice.
+    fn send_ended(&self, state: &mut State) -> Arc<Removed> {
+        let keeper = self.keeper.now();
+        if !state.told.as_ref().is_some_and(|told| Arc::ptr_eq(told, &keeper)) {
+            (state.told, state.sent) = (Some(Arc::clone(&keeper)), 0);
         }
+        while let Some(Ended { number, .. }) = state.ended.get(state.sent) {
+            match keeper.unregister_backing(*number, Duration::ZERO) {
+                Ok(()) => state.sent += 1,
+                Err(error) => {
+                    tracing::debug!(error = linux::chain(&error), "the keeper is to be told later");
+                    break;
+                }
+            }
+        }
+        keeper
     }
 
     fn locked(&self) -> MutexGuard<'_, State> {

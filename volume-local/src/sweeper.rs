@@ -36,6 +36,7 @@ fn sweep(volume: &Volume, kernel: &Kernel) -> Result<(), Errno> {
     for id in nodes.restored() {
         if !kernel.knows(id)? {
             nodes.drop_unknown(id);
+            volume.is_unknown(id);
         }
     }
     loop {
@@ -44,6 +45,7 @@ fn sweep(volume: &Volume, kernel: &Kernel) -> Result<(), Errno> {
         for (id, lookups) in doubtful {
             if !kernel.knows(id)? {
                 nodes.drop_doubtful(id, lookups);
+                volume.is_unknown(id);
             }
         }
     }

@@ -177,7 +177,14 @@ pub(crate) fn start(trust: Arc<Trust>, kernel: Arc<Kernel>) -> std::io::Result<(
 fn discard(trust: &Trust, kernel: &Kernel) -> Result<(), Errno> {
     loop {
         for id in trust.wait_for_outdated() {
-            let _is_known = kernel.knows(id)?;
+            match kernel.knows(id) {
+                Err(errno @ (Errno::NODEV | Errno::NOTCONN | Errno::PERM | Errno::BADF)) => {
+                    return Err(errno);
+                }
+                // Such as a lack of memory.
+                Err(error) => tracing::debug!(%error, id, "attributes are not discarded"),
+                Ok(_is_known) => {}
+            }
         }
     }
 }

@@ -185,9 +185,22 @@ impl Volume {
         self.passing.is_some()
     }
 
-    /// How many opens can write without this daemon.
-    pub(crate) fn passing_writers(&self) -> usize {
-        self.passing.as_ref().map_or(0, Backings::writers)
+    /// The kernel has forgotten a node, perhaps not for the last time.
+    pub(crate) fn is_unknown(&self, id: u64) {
+        if let Some(passing) = &self.passing
+            && !self.nodes.contains(id)
+        {
+            passing.is_gone(id);
+        }
+    }
+
+    pub(crate) fn keeper_was_replaced(&self) {
+        self.passing.iter().for_each(Backings::keeper_was_replaced);
+    }
+
+    /// Whether files may be written without this daemon.
+    pub(crate) fn may_be_written(&self) -> bool {
+        self.passing.as_ref().is_some_and(Backings::may_be_written)
     }
 
     /// Returns memory after many nodes were dropped.

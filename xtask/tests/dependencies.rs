@@ -146,7 +146,11 @@ fn no_product_but_linux_relaxes_the_ban_on_unsafe_code() {
             let text = std::fs::read_to_string(&source).expect("a source file");
             let relaxed =
                 ["expect", "allow"].iter().any(|level| text.contains(&format!("{level}({}_code", "unsafe")));
-            assert!(!relaxed || EXCEPTIONS.iter().any(|exception| source.ends_with(exception)), "{} relaxes unsafe_code", source.display());
+            assert!(
+                !relaxed || EXCEPTIONS.iter().any(|exception| source.ends_with(exception)),
+                "{} relaxes unsafe_code",
+                source.display()
+            );
         }
         let manifest = std::fs::read_to_string(&package.manifest_path).expect("a manifest");
         assert!(

@@ -22,7 +22,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use linux::btrfs::{quota as groups, subvolume};
 use linux::tree::Trash;
@@ -60,6 +61,9 @@ const USAGE: &str = "usage";
 /// Used by a copy to find hard links; beside `data` until the copy is complete.
 const LINKS: &str = "links";
 
+/// Of a count that something has ended.
+const COUNT_AGAIN: Duration = Duration::from_secs(30);
+
 /// How the pool is configured.
 #[derive(Debug)]
 pub(crate) struct PoolSettings {
@@ -92,8 +96,8 @@ pub(crate) struct Pool {
     leaving: Trash,
     /// True until the driver listens.
     is_starting: AtomicBool,
-    /// The driver has asked Btrfs to count its quota groups anew.
-    is_counting: AtomicBool,
+    /// When the driver has asked Btrfs to count its quota groups anew, until the count was right.
+    counted: Mutex<Option<Instant>>,
 }
 
 /// What the pool's file system supports.
@@ -139,7 +143,7 @@ impl Pool {
             bytes_per_inode: OnceLock::new(),
             looks: Shared::default(),
             is_starting: AtomicBool::new(false),
-            is_counting: AtomicBool::new(false),
+            counted: Mutex::new(None),
         })
     }
 
@@ -231,14 +235,18 @@ impl Pool {
             if quota::kind(&self.dir)? != Ok(quota::Kind::Groups) {
                 return Ok(());
             }
-            groups::count_through_deletions(&dir)?;
-            let is_inexact = groups::quotas(&dir)? == groups::Quotas::Groups { exact: false };
-            if is_inexact && !self.is_counting.swap(true, Ordering::Relaxed) {
-                tracing::warn!(pool = %self.dir.display(), "the pool's quota groups are inexact: they are counted anew");
-                groups::rescan(&dir)?;
+            if let Err(error) = groups::count_through_deletions(&dir) {
+                tracing::debug!(error = chain(&error), "the pool's quota groups");
             }
-            if !is_inexact {
-                self.is_counting.store(false, Ordering::Relaxed);
+            let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+            if groups::quotas(&dir)? != (groups::Quotas::Groups { exact: false }) {
+                *counted = None;
+                return Ok(());
+            }
+            if counted.is_none_or(|begun| begun.elapsed() >= COUNT_AGAIN) {
+                tracing::warn!(pool = %self.dir.display(), "the pool's quota groups are inexact: they are counted anew");
+                *counted = Some(Instant::now());
+                groups::rescan(&dir)?;
             }
             Ok(())
         };
@@ -441,7 +449,10 @@ impl VolumeBackend for Pool {
                 let data = open_root(&dir)?;
                 // Quotas that were off for some time have forgotten it.
                 quota::limit(kind, &data, limits)?;
-                publish(&data, &usage_path)?;
+                // A full pool has no room for it. It is repeated while the volume is served.
+                if let Err(error) = publish(&data, &usage_path) {
+                    tracing::warn!(error = chain(&error), "the kernel's count is not passed on");
+                }
             }
             let tree = linux::mount::open_tree_clone(&dir)?;
             let found = rustix::fs::fstat(&tree).map_err(|e| linux::Error::at("stat", &dir, e))?;

@@ -36,7 +36,9 @@ impl Expansion {
                 wanted: wanted.to_string(),
             });
         }
-        let limits = self.backend.expand(volume_id, record.allowance())?;
+        // The new size is recorded.
+        let expanded = self.backend.expand(volume_id, record.allowance());
+        let limits = expanded.map_err(|e| Error::uncleared(volume_id, e))?;
         match self.resize_daemon(volume_id, &mut record, limits) {
             Ok(()) => {}
             // It has just ended: the next daemon gets the size when it is staged.

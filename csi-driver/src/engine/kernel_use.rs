@@ -25,14 +25,18 @@ pub(crate) async fn serve(
             () = tokio::time::sleep(EVERY) => {}
         }
         let (journal, backend) = (journal.clone(), backend.clone());
-        // A panic there is in the log; the next round starts anew.
-        let _done = tokio::task::spawn_blocking(move || {
+        let round = tokio::task::spawn_blocking(move || {
             let limited = limited_by_kernel(&journal);
             if !limited.is_empty() {
                 backend.publish_use(&limited);
             }
-        })
-        .await;
+        });
+        tokio::select! {
+            // The pool may be stuck.
+            _ = stopped.wait_for(|stop| *stop) => return,
+            // A panic there is in the log; the next round starts anew.
+            _ = round => {}
+        }
     }
 }
 

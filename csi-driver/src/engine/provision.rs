@@ -61,7 +61,11 @@ impl Provisioner {
                 check_same(&found, &spec)?;
                 if found.filled {
                     // Its creation may have been interrupted.
-                    return self.backend.create(volume_id, found.allowance()).map(|()| found);
+                    return match self.backend.create(volume_id, found.allowance()) {
+                        Ok(()) => Ok(found),
+                        // The volume stays.
+                        Err(e) => Err(Error::uncleared(volume_id, e)),
+                    };
                 }
                 found
             }

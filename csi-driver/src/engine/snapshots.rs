@@ -28,7 +28,7 @@ use crate::model::counts::Counts;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
 use crate::model::name::VolumeName;
-use crate::model::policies::{Allowance, CapacityPolicy};
+use crate::model::policies::{Allowance, CapacityPolicy, DataPath};
 use crate::model::records::{SnapshotPhase, SnapshotRecord, Source, Timestamp, VolumeRecord};
 use crate::model::snapshot_mode::SnapshotMode;
 
@@ -376,7 +376,15 @@ impl Snapshots {
         clone: Option<(&VolumeId, Allowance)>,
         control: Option<Control>,
     ) -> Result<Option<Quiesced>> {
-        let Some(control) = control else { return Ok(None) };
+        let Some(control) = control else {
+            // Nobody can be asked, and files that are open are still read and written.
+            let passes = volume.policies().data_path == DataPath::Passthrough && volume.stage.is_some();
+            if passes && !self.backend.cuts_at_once(id, clone)? {
+                let reason = "no daemon serves it, and the kernel may still write to it".to_owned();
+                return Err(Error::DaemonCannot { volume_id: id.clone(), what: "Quiesce", reason });
+            }
+            return Ok(None);
+        };
         if let Some(stage) = &volume.stage {
             // Flushes pages written through mappings to the daemon.
             let (path, asking) = (stage.staging_path.clone(), self.daemons.hangs.asking(id));

@@ -74,7 +74,8 @@ impl Stages {
             access: how.access,
             settings: LaunchSettings::of(&record.parameters, record.policies(), &how.overrides),
         };
-        if spec.settings.data_path == DataPath::Passthrough && !self.daemons.keeper.keeps_connections() {
+        let passes = spec.settings.data_path == DataPath::Passthrough;
+        if passes && record.stage.is_none() && !self.daemons.keeper.keeps_connections() {
             let reason = "the driver runs without a keeper, which registers the files";
             return Err(Error::CannotPass { volume_id: volume_id.clone(), reason });
         }

@@ -92,8 +92,9 @@ impl Daemon {
 
     /// Of the next event alone.
     pub(super) fn interest(&self) -> EventFlags {
-        let mut events = EventFlags::RDHUP | EventFlags::ONESHOT;
-        events.set(EventFlags::IN, self.registered.len() < MOST_REGISTERED);
+        let reads = EventFlags::IN | EventFlags::RDHUP;
+        let mut events = EventFlags::ONESHOT;
+        events.set(reads, self.registered.len() < MOST_REGISTERED);
         events.set(EventFlags::OUT, self.is_owed_a_packet());
         events
     }
@@ -192,7 +193,14 @@ impl Daemon {
     ) -> Result<(), Refusal> {
         let needs_descriptor =
             matches!(request, DaemonRequest::PutRemoved { .. } | DaemonRequest::RegisterBacking { .. });
-        let fd = received.take_descriptor(needs_descriptor)?;
+        let fd = match (received.take_descriptor(needs_descriptor), request) {
+            // Its daemon waits for an answer of this kind.
+            (Err(refusal), DaemonRequest::RegisterBacking { number }) => {
+                self.registered.push_back((number, Err(refusal)));
+                return Ok(());
+            }
+            (fd, _) => fd?,
+        };
         match request {
             DaemonRequest::PutRemoved { node } => {
                 let fd = fd.ok_or(Refusal::NoDescriptor)?;
@@ -208,12 +216,8 @@ impl Daemon {
             DaemonRequest::RegisterBacking { number } => {
                 let fd = fd.ok_or(Refusal::NoDescriptor)?;
                 let registered = held.register_backing(self.volume, fd.as_fd());
-                match registered {
-                    // The kernel has the file open on a mount of this node, so this waits for nothing.
-                    Ok(_) => drop(fd),
-                    Err(_) => held.close(fd),
-                }
-                self.registers = true;
+                self.registers |= registered.is_ok();
+                held.close(fd);
                 self.registered.push_back((number, registered));
             }
             DaemonRequest::UnregisterBacking { backing } => held.unregister_backing(self.volume, backing)?,

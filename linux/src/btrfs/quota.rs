@@ -152,6 +152,20 @@ pub fn limit(directory: impl AsFd, bytes: u64) -> Result<()> {
         .map_err(|e| Error::new("limit the quota group of a subvolume to", format!("{bytes} bytes"), e))
 }
 
+/// Ends the limit of the group of the subvolume that `directory` is in.
+///
+/// # Errors
+///
+/// `ENOTCONN`: quotas are off.
+pub fn unlimit(directory: impl AsFd) -> Result<()> {
+    // BTRFS_QGROUP_CLEAR_VALUE of linux/btrfs.h.
+    let mut wanted =
+        Limit { flags: BTRFS_QGROUP_LIMIT_MAX_RFER, most_referenced: u64::MAX, ..Limit::default() };
+    BTRFS_IOC_QGROUP_LIMIT
+        .send(directory, &mut wanted)
+        .map_err(|e| Error::new("end the limit of", "the quota group of a subvolume", e))
+}
+
 /// The group of a subvolume on the file system of `file`. `None` if there is no such group: quotas
 /// are off, or the subvolume is gone.
 pub fn group(file: impl AsFd, subvolume: SubvolumeId) -> Result<Option<Group>> {

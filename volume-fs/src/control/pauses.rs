@@ -117,6 +117,7 @@ impl<B: Pausing> Pauses<B> {
             }
             Err(cannot) => {
                 self.now = None;
+                self.backend.resume();
                 let cannot = Refused { reason: cannot.to_string(), is_precondition: true };
                 Some((who, reply::Kind::Refused(cannot)))
             }

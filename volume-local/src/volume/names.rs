@@ -54,11 +54,7 @@ impl Volume {
     pub(crate) fn forget(&self, NodeId(id): NodeId, lookups: u64) {
         self.settle_before_forget(id);
         self.nodes.forget(id, lookups);
-        if let Some(passing) = &self.passing
-            && !self.nodes.contains(id)
-        {
-            passing.is_gone(id);
-        }
+        self.is_unknown(id);
     }
 
     pub(crate) fn make_directory(

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use volume_fs::file::NodeId;
 use volume_fs::service::Succession;
 
 use super::Volume;
@@ -87,6 +88,7 @@ impl Volume {
         if let Some(passing) = &self.passing {
             passing.restore(opened.iter(), backings);
         }
+        self.trust.outdates(NodeId::ROOT.0);
         let kept = self.nodes.restore_kept(kept);
         if let Some(table) = self.table.clone() {
             table.requests.settle(|effect| self.is_done(effect));

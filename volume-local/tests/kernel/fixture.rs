@@ -541,6 +541,14 @@ impl Volume {
         }
     }
 
+    /// The keeper ends; nothing that is sent to it arrives.
+    pub(crate) fn end_keeper(&self) {
+        let kept = self.kept.as_ref().expect("the volume was served with `successors`");
+        let (socket, serving) = kept.keeper.serving.lock().unwrap().take().expect("a daemon is connected");
+        rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).unwrap();
+        serving.join().unwrap();
+    }
+
     /// From now on the keeper registers no file, or does again.
     pub(crate) fn let_keeper_refuse(&self, refuses: bool) {
         let kept = self.kept.as_ref().expect("the volume was served with `successors`");

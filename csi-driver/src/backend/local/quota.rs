@@ -37,6 +37,8 @@ pub(super) struct Missing {
 /// Project numbers of volumes: other programs use small ones, and Kubernetes 1048577 and more.
 const FIRST_PROJECT: u32 = 1 << 30;
 const PROJECTS: u32 = 1 << 30;
+/// Of XFS and ext4; some have smaller ones.
+const BLOCK_BYTES: u64 = 4096;
 
 /// How the file system of the pool limits a directory.
 pub(super) fn kind(pool: &Path) -> linux::Result<Result<Kind, Missing>> {
@@ -114,6 +116,15 @@ pub(super) fn limit_new(
     projects::assign(data, project)
 }
 
+/// Ends the limit of the group of a subvolume.
+pub(super) fn unlimit_group(data: &OwnedFd) -> linux::Result<()> {
+    match groups::unlimit(data) {
+        // Quotas are off.
+        Err(e) if e.errno() == nix::errno::Errno::ENOTCONN => Ok(()),
+        unlimited => unlimited,
+    }
+}
+
 /// Gives the `data` of a volume these limits, unless it has them.
 pub(super) fn limit(kind: Kind, data: &OwnedFd, limits: VolumeLimits) -> linux::Result<()> {
     match kind {
@@ -123,8 +134,8 @@ pub(super) fn limit(kind: Kind, data: &OwnedFd, limits: VolumeLimits) -> linux::
             if found == Some(limits.bytes) { Ok(()) } else { groups::limit(data, limits.bytes) }
         }
         Kind::Projects => {
-            let Some(project) = projects::project_of(data)? else {
-                return Err(unlimited("belongs to no project"));
+            let Some(project) = project_of(data)? else {
+                return Err(unlimited("belongs to no project of this driver's"));
             };
             let found = projects::find(data, project)?.map(|known| known.limits);
             let wanted = of_project(limits);
@@ -148,13 +159,18 @@ pub(super) fn used(data: impl AsFd) -> linux::Result<Option<Count>> {
     Ok(Some(Count { bytes: used.bytes, inodes: used.inodes }))
 }
 
-/// The project of a directory, also where files have no attributes of that kind.
+/// The project that this driver gave a directory, also where files have no attributes of that kind. An
+/// administrator may have put the whole pool into another project, which its directories inherit.
 pub(super) fn project_of(directory: impl AsFd) -> linux::Result<Option<NonZeroU32>> {
     use nix::errno::Errno::{EINVAL, ENOTTY, EOPNOTSUPP};
     match projects::project_of(directory) {
         Err(e) if matches!(e.errno(), ENOTTY | EOPNOTSUPP | EINVAL) => Ok(None),
-        found => found,
+        found => Ok(found?.filter(|project| is_own(*project))),
     }
+}
+
+fn is_own(project: NonZeroU32) -> bool {
+    (FIRST_PROJECT..FIRST_PROJECT + PROJECTS).contains(&project.get())
 }
 
 /// Removes the group of a subvolume that was deleted. Newer kernels do so by themselves, later.
@@ -166,12 +182,19 @@ pub(super) fn forget_group(pool: &OwnedFd, subvolume: SubvolumeId) {
 
 /// Ends the limit of a project that has no files any more.
 pub(super) fn forget_project(pool: &OwnedFd, project: NonZeroU32) -> linux::Result<()> {
-    projects::limit(pool, project, Limits { bytes: 0, inodes: 0 })
+    use nix::errno::Errno::{EINVAL, ENOSYS, EOPNOTSUPP, ESRCH};
+    match projects::limit(pool, project, Limits { bytes: 0, inodes: 0 }) {
+        // The file system has no quotas any more.
+        Err(e) if matches!(e.errno(), EINVAL | ENOSYS | EOPNOTSUPP | ESRCH) => Ok(()),
+        forgotten => forgotten,
+    }
 }
 
 fn of_project(limits: VolumeLimits) -> Limits {
-    // Stored in whole KiB, rounded up: a limit is never more than the volume's.
-    Limits { bytes: limits.bytes / 1024 * 1024, inodes: limits.inodes }
+    // Stored in whole KiB or blocks, rounded up: a limit is never more than the volume's. None at all would
+    // be no limit.
+    let bytes = (limits.bytes / BLOCK_BYTES * BLOCK_BYTES).max(BLOCK_BYTES);
+    Limits { bytes, inodes: limits.inodes }
 }
 
 /// A number that no file has and that has no limit, on the file system of `mount`. The same volume
@@ -220,5 +243,17 @@ mod tests {
         let limits = |bytes| of_project(VolumeLimits { bytes, inodes: 5 });
         assert_eq!(limits(4097), Limits { bytes: 4096, inodes: 5 });
         assert_eq!(limits(4096), Limits { bytes: 4096, inodes: 5 });
+    }
+
+    #[test]
+    fn the_smallest_volume_has_a_limit() {
+        assert_eq!(of_project(VolumeLimits { bytes: 1, inodes: 5 }), Limits { bytes: 4096, inodes: 5 });
+    }
+
+    #[test]
+    fn a_project_of_an_administrator_is_not_a_volumes() {
+        let own = |number| is_own(NonZeroU32::new(number).unwrap());
+        assert!(own(FIRST_PROJECT) && own(FIRST_PROJECT + PROJECTS - 1));
+        assert!(!own(42) && !own(FIRST_PROJECT - 1) && !own(FIRST_PROJECT + PROJECTS));
     }
 }

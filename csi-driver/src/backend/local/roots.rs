@@ -126,6 +126,10 @@ impl Pool {
         subvolume::snapshot(from, open_parent(&data)?, DATA_NAME, root.changeable)?;
         self.limit_new(place, &data, root)?;
         let data = open_root(&data)?;
+        if root.limits.is_none() && root.changeable == Changeable::Yes {
+            // A snapshot has the limit of its source.
+            quota::unlimit_group(&data)?;
+        }
         match quota::used(&data)? {
             Some(count) => Ok(count),
             None => tree::count_tree(data.as_fd(), &progress.stop),
