@@ -52,9 +52,9 @@ struct State {
     idle: VecDeque<(u64, u64)>,
     /// Registrations that are to end, until the keeper has certainly read that.
     ended: Vec<Ended>,
-    /// Of `ended`, so many were sent to `told`.
+    /// Of `ended`, so many were sent to `sent_to`.
     sent: usize,
-    told: Option<Arc<Removed>>,
+    sent_to: Option<Arc<Removed>>,
     /// A backing file was opened for writing on this connection, as far as this daemon can know. A mapping
     /// outlives the handle (fs/backing-file.c, `backing_file_mmap`), so the last close does not end the
     /// writes.
@@ -202,7 +202,7 @@ impl Backings {
         }
     }
 
-    /// Another keeper is there, which was not told what has ended.
+    /// Another keeper is there, which was not sent what has ended.
     pub(crate) fn keeper_was_replaced(&self) {
         self.send_ended(&mut self.locked());
     }
@@ -267,14 +267,14 @@ impl Backings {
     /// keeper was sent is sent again: it may be lost, and what has ended may be ended twice.
     fn send_ended(&self, state: &mut State) -> Arc<Removed> {
         let keeper = self.keeper.now();
-        if !state.told.as_ref().is_some_and(|told| Arc::ptr_eq(told, &keeper)) {
-            (state.told, state.sent) = (Some(Arc::clone(&keeper)), 0);
+        if !state.sent_to.as_ref().is_some_and(|sent_to| Arc::ptr_eq(sent_to, &keeper)) {
+            (state.sent_to, state.sent) = (Some(Arc::clone(&keeper)), 0);
         }
         while let Some(Ended { number, .. }) = state.ended.get(state.sent) {
             match keeper.unregister_backing(*number, Duration::ZERO) {
                 Ok(()) => state.sent += 1,
                 Err(error) => {
-                    tracing::debug!(error = linux::chain(&error), "the keeper is to be told later");
+                    tracing::debug!(error = linux::chain(&error), "the keeper gets this later");
                     break;
                 }
             }
