@@ -17,21 +17,29 @@ use crate::usage_file::UsageFile;
 /// Measures the whole tree of the volume.
 pub(crate) type Count = Box<dyn FnOnce() -> Result<Use> + Send>;
 
-/// The capacity of one volume. Its limits are known from the start.
+/// The capacity of one volume. Its limits are known from the start. The default methods are those of a
+/// policy whose use the daemon does not count.
 pub(crate) trait Policy: Debug + Send + Sync {
     /// What requests ask for admission and charge; `None` if the kernel enforces the limits.
-    fn quota(&self) -> Option<Arc<Quota>>;
+    fn quota(&self) -> Option<Arc<Quota>> {
+        None
+    }
 
     /// Whether the volume may not change before [`Self::prepare`] calls `prepared`.
-    fn must_prepare(&self) -> bool;
+    fn must_prepare(&self) -> bool {
+        false
+    }
 
-    /// Called once if [`Self::must_prepare`], before the first request. `count` may be called in
+    /// Called once if [`Self::must_prepare`], before the first request. `_count` may be called in
     /// another thread: nothing changes the volume until `prepared` is called.
     ///
     /// # Errors
     ///
     /// The step that failed: the volume cannot be served.
-    fn prepare(self: Arc<Self>, count: Count, prepared: Box<dyn FnOnce() + Send>) -> volume_fs::Result<()>;
+    fn prepare(self: Arc<Self>, _count: Count, prepared: Box<dyn FnOnce() + Send>) -> volume_fs::Result<()> {
+        prepared();
+        Ok(())
+    }
 
     fn usage(&self) -> UsageNow;
 
@@ -39,7 +47,7 @@ pub(crate) trait Policy: Debug + Send + Sync {
     fn expand(&self, wanted: Limits) -> std::result::Result<(), Shrinks>;
 
     /// Called last, if the volume is prepared and nothing changes it any more.
-    fn end(&self);
+    fn end(&self) {}
 }
 
 /// Nothing keeps the volume within its size, and nothing counts what it holds.
@@ -56,19 +64,6 @@ impl Unlimited {
 }
 
 impl Policy for Unlimited {
-    fn quota(&self) -> Option<Arc<Quota>> {
-        None
-    }
-
-    fn must_prepare(&self) -> bool {
-        false
-    }
-
-    fn prepare(self: Arc<Self>, _count: Count, prepared: Box<dyn FnOnce() + Send>) -> volume_fs::Result<()> {
-        prepared();
-        Ok(())
-    }
-
     fn usage(&self) -> UsageNow {
         UsageNow::default()
     }
@@ -76,8 +71,6 @@ impl Policy for Unlimited {
     fn expand(&self, _wanted: Limits) -> std::result::Result<(), Shrinks> {
         Ok(())
     }
-
-    fn end(&self) {}
 }
 
 /// A quota of the file system keeps the volume within its limits.
@@ -122,19 +115,6 @@ impl LimitedByKernel {
 }
 
 impl Policy for LimitedByKernel {
-    fn quota(&self) -> Option<Arc<Quota>> {
-        None
-    }
-
-    fn must_prepare(&self) -> bool {
-        false
-    }
-
-    fn prepare(self: Arc<Self>, _count: Count, prepared: Box<dyn FnOnce() + Send>) -> volume_fs::Result<()> {
-        prepared();
-        Ok(())
-    }
-
     fn usage(&self) -> UsageNow {
         let mut counted = locked(&self.counted);
         *counted = self.usage_file.kernels_count().or(*counted);
@@ -155,8 +135,6 @@ impl Policy for LimitedByKernel {
         *limits = wanted;
         Ok(())
     }
-
-    fn end(&self) {}
 }
 
 fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {

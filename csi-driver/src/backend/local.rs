@@ -7,11 +7,13 @@
 //! renamed to `<pool>/trash/<id>`. All four parents have mode 0700: on the host only root gets in,
 //! and a volume's users choose the modes inside it.
 
+mod counting;
 mod inodes;
 mod leftovers;
 mod presence;
 mod quota;
 mod roots;
+mod traits;
 mod tree;
 mod usage;
 
@@ -22,15 +24,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
 
-use linux::btrfs::{quota as groups, subvolume};
+use linux::btrfs::subvolume;
 use linux::tree::Trash;
 use nix::sys::stat::{FileStat, lstat};
 use proto::handover::{Local, Role, assignment};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
-use rustix::io::Errno;
+use rustix::fs::{CWD, ResolveFlags};
 
 use crate::backend::copies::{Count, Progress};
 use crate::backend::{Assigned, Diagnosis, VolumeBackend};
@@ -45,6 +46,7 @@ use crate::model::policies::{Allowance, CapacityPolicy, Lacking, Policies, Suppo
 use crate::model::records::{DataId, Source};
 use crate::model::snapshot_mode::SnapshotMode;
 use crate::model::topology::Topology;
+use counting::publish;
 use inodes::Inodes;
 use leftovers::leftovers_in;
 use presence::Presence;
@@ -60,9 +62,6 @@ const DATA: &str = "data";
 const USAGE: &str = "usage";
 /// Used by a copy to find hard links; beside `data` until the copy is complete.
 const LINKS: &str = "links";
-
-/// Of a count that something has ended.
-const COUNT_AGAIN: Duration = Duration::from_secs(30);
 
 /// How the pool is configured.
 #[derive(Debug)]
@@ -98,14 +97,6 @@ pub(crate) struct Pool {
     is_starting: AtomicBool,
     /// When the driver has asked Btrfs to count its quota groups anew, until the count was right.
     counted: Mutex<Option<Instant>>,
-}
-
-/// What the pool's file system supports.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Traits {
-    /// `Err`: the reason why the test could not run, as on a full disk. It is repeated later.
-    can_reflink: std::result::Result<bool, String>,
-    fs_type: String,
 }
 
 /// One volume or snapshot: the directory it belongs in, and its name there.
@@ -226,33 +217,6 @@ impl Pool {
         let Some((kind, limits)) = self.root_of(id, allowed)?.limits else { return Ok(()) };
         let data = open_root(&self.data_dir(id)).step("limit volume")?;
         quota::limit(kind, &data, limits).step("limit volume")
-    }
-
-    /// Lets Btrfs count through deletions, and again where its count is wrong.
-    fn keep_counting(&self) {
-        let keep = || -> linux::Result<()> {
-            let dir = open_root(&self.dir)?;
-            if quota::kind(&self.dir)? != Ok(quota::Kind::Groups) {
-                return Ok(());
-            }
-            if let Err(error) = groups::count_through_deletions(&dir) {
-                tracing::debug!(error = chain(&error), "the pool's quota groups");
-            }
-            let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-            if groups::quotas(&dir)? != (groups::Quotas::Groups { exact: false }) {
-                *counted = None;
-                return Ok(());
-            }
-            if counted.is_none_or(|begun| begun.elapsed() >= COUNT_AGAIN) {
-                tracing::warn!(pool = %self.dir.display(), "the pool's quota groups are inexact: they are counted anew");
-                *counted = Some(Instant::now());
-                groups::rescan(&dir)?;
-            }
-            Ok(())
-        };
-        if let Err(error) = keep() {
-            tracing::debug!(error = chain(&error), "look at the pool's quota groups");
-        }
     }
 
     fn complete(&self, place: Place<'_>) -> linux::Result<()> {
@@ -580,18 +544,6 @@ impl VolumeBackend for Pool {
     }
 }
 
-/// Writes down what the kernel counts for a daemon that cannot ask it: statfs(2) of a project has that
-/// count, and that of a subvolume has not.
-fn publish(data: &OwnedFd, usage_path: &Path) -> linux::Result<()> {
-    if subvolume::with_root(data)?.is_none() {
-        return Ok(());
-    }
-    match quota::used(data)? {
-        Some(used) => usage::publish(&usage::open(usage_path)?, used),
-        None => Ok(()),
-    }
-}
-
 /// Empty for a directory that cannot be listed.
 fn entries_of(dirs: [&Path; 2]) -> Vec<PathBuf> {
     let entries = dirs.map(std::fs::read_dir).into_iter().flatten().flatten().flatten();
@@ -626,47 +578,6 @@ fn is_absent(path: &Path) -> bool {
 /// Opens a directory of the pool's own; symbolic links are followed.
 fn open_root(dir: &Path) -> linux::Result<OwnedFd> {
     linux::tree::open_dir(CWD, dir, ResolveFlags::empty()).map_err(|e| linux::Error::at("open", dir, e))
-}
-
-/// Finds out what the pool's file system supports.
-fn traits_of(dir: &Path) -> Result<Traits> {
-    let can_reflink = can_reflink(dir).step("try whether the pool can reflink").map_err(|e| chain(&e));
-    Ok(Traits { can_reflink, fs_type: fs_type(dir).step("look at pool")? })
-}
-
-/// Clones one file in `dir` to see whether the file system supports it.
-fn can_reflink(dir: &Path) -> linux::Result<bool> {
-    let at_dir = |op| move |e: Errno| linux::Error::at(op, dir, e);
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let [source, copy] = [(); 2].map(|()| rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR));
-    let (source, copy) = match (source, copy) {
-        // A file system without unnamed files has no reflinks either.
-        (Err(Errno::OPNOTSUPP | Errno::ISDIR), _) => return Ok(false),
-        (source, copy) => {
-            (source.map_err(at_dir("open a file in"))?, copy.map_err(at_dir("open a file in"))?)
-        }
-    };
-    rustix::io::pwrite(&source, &[1; 4096], 0).map_err(at_dir("write a file in"))?;
-    match rustix::fs::ioctl_ficlone(&copy, &source) {
-        Ok(()) => Ok(true),
-        Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY) => Ok(false),
-        Err(e) => Err(at_dir("clone a file in")(e)),
-    }
-}
-
-/// The names of the file systems that pools are used on, by their statfs(2) magic numbers.
-fn fs_type(dir: &Path) -> linux::Result<String> {
-    let found = rustix::fs::statfs(dir).map_err(|e| linux::Error::at("statfs", dir, e))?;
-    Ok(match found.f_type {
-        0x9123_683e => "btrfs".to_owned(),
-        0xef53 => "ext4".to_owned(),
-        0x6969 => "nfs".to_owned(),
-        0x794c_7630 => "overlay".to_owned(),
-        0x0102_1994 => "tmpfs".to_owned(),
-        0x5846_5342 => "xfs".to_owned(),
-        0x2fc1_2fc1 => "zfs".to_owned(),
-        other => format!("a file system of type {other:#x}"),
-    })
 }
 
 #[cfg(test)]

@@ -54,9 +54,7 @@ fn data_goes_past_the_daemon_while_daemon_and_keeper_are_killed() {
     let written: Vec<u8> = (0..10_u64).flat_map(u64::to_le_bytes).collect();
     assert_eq!(fs::read(target.join("open")).unwrap(), written);
     drop(open);
-    caller.unpublish(&id, "one").unwrap();
-    caller.unstage(&id).unwrap();
-    caller.delete(&id).unwrap();
+    caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
     end_keeper(&scene);
 }

@@ -14,19 +14,9 @@ use crate::files::store_by_mapping;
 use crate::fixture::{BOB, ROOT, Setup, Volume, here};
 use crate::metrics::requests;
 use crate::pauses::resume;
+use crate::takeover;
 
-const SETUP: Setup = Setup {
-    capacity_bytes: 0,
-    inode_limit: 0,
-    read_only: false,
-    confine: true,
-    descriptors: 0,
-    known_inodes: 0,
-    passthrough: true,
-    limited_by_kernel: false,
-    successors: 1,
-    changed_from_outside: false,
-};
+const SETUP: Setup = Setup { passthrough: true, ..takeover::SETUP };
 
 const LONG_LEASE: u32 = 30_000;
 /// For something that must not happen.

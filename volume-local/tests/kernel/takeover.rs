@@ -15,7 +15,7 @@ use crate::known;
 
 const KILLS: usize = 40;
 
-const SETUP: Setup = Setup {
+pub(crate) const SETUP: Setup = Setup {
     capacity_bytes: 0,
     inode_limit: 0,
     read_only: false,

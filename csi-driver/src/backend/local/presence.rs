@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, Mode, fstat, fstatfs, mkdirat, statat};
 use rustix::io::Errno;
 
-use super::{PARTS, Traits, open_root, traits_of};
+use super::traits::{Traits, traits_of};
+use super::{PARTS, open_root};
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::private_dir::private_dir_all;
 

@@ -16,7 +16,8 @@ use linux::project_quota::{self as projects, Limits};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
-use super::{fs_type, open_root};
+use super::open_root;
+use super::traits::fs_type;
 use crate::backend::copies::Count;
 use crate::model::capacity::VolumeLimits;
 

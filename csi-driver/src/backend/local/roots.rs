@@ -1,8 +1,8 @@
 //! How the data of a volume or snapshot are made in `incoming`, and removed.
 //!
 //! A directory, or a subvolume of Btrfs: where the kernel limits the volume, and where data pass
-//! through, so that the file system can cut it. A removal deletes a subvolume at once, whatever a
-//! killed call left in it, and ends the limit of a project.
+//! through, so that the file system can cut it. A removal deletes a subvolume at once, with all that
+//! a killed call left in it, and ends the limit of a project.
 
 use std::ffi::CStr;
 use std::fs::Permissions;
