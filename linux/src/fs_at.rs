@@ -3,10 +3,10 @@
 //!
 //! Errors of single files are plain errnos: they go to an application that knows its request.
 
-#![expect(unsafe_code, reason = "no crate wraps name_to_handle_at(2)")]
+#![expect(unsafe_code, reason = "no crate wraps name_to_handle_at(2) and open_by_handle_at(2)")]
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, XattrFlags};
@@ -172,6 +172,8 @@ impl AsFd for DescriptorDir {
     }
 }
 
+/// FILEID_INO64_GEN of linux/exportfs.h.
+const FILEID_INO64_GEN: i32 = 0x81;
 /// MAX_HANDLE_SZ of linux/fs.h.
 const MAX_HANDLE_BYTES: u32 = 128;
 /// A handle that only identifies a file, for file systems that cannot open by handle (Linux 6.5).
@@ -199,6 +201,39 @@ pub fn generation(file: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<u64> 
             other => other,
         },
         other => other,
+    }
+}
+
+const LOWER_HALF: u64 = 0xffff_ffff;
+
+/// Opens a file of a FUSE mount by its node id, if the kernel knows the node (CAP_DAC_READ_SEARCH): else
+/// `ESTALE`. No name is looked up. `generation`: that of the node's entry, of which the kernel compares the
+/// lower half. `mount`: any file of it, not O_PATH.
+pub fn open_fuse_node(
+    mount: BorrowedFd<'_>,
+    node: u64,
+    generation: u64,
+    flags: OFlags,
+) -> rustix::io::Result<OwnedFd> {
+    // fuse_encode_fh of fs/fuse/inode.c: the id, upper half first, then the generation.
+    let halves = [node >> 32, node & LOWER_HALF, generation & LOWER_HALF]
+        .map(|half| u32::try_from(half).unwrap_or_default().to_ne_bytes());
+    let mut own = FileHandle {
+        handle_bytes: 12,
+        handle_type: FILEID_INO64_GEN,
+        handle: [0; MAX_HANDLE_BYTES as usize],
+    };
+    for (at, half) in own.handle.chunks_exact_mut(4).zip(halves) {
+        at.copy_from_slice(&half);
+    }
+    let flags = (flags | OFlags::CLOEXEC).bits();
+    // SAFETY: `own` is a file_handle with space for more bytes than its length field says.
+    let opened =
+        unsafe { libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), &raw mut own, flags) };
+    match i32::try_from(opened) {
+        // SAFETY: a new descriptor that nothing else owns.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }
 

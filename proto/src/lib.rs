@@ -77,7 +77,7 @@ pub mod handover {
 pub mod control {
     /// What this build's daemons speak. A daemon outlives drivers, so a driver asks a daemon of an
     /// earlier version nothing that this version lacks.
-    pub const VERSION: u32 = 2;
+    pub const VERSION: u32 = 3;
 
     /// The first version whose daemons take another keeper, and return their descriptors.
     pub const FIRST_WITH_KEEPERS: u32 = 2;

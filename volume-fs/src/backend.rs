@@ -171,6 +171,9 @@ pub trait Backend: Pausing {
     fn start(self: Arc<Self>, kernel: Kernel) -> crate::Result<()>;
     /// The volume's figures. Must never wait.
     fn figures(&self) -> Figures;
+    /// Files that are open for writing, with their generations, by ascending id from the one after `after`
+    /// on; at most `most`.
+    fn written(&self, after: NodeId, most: usize) -> Vec<(NodeId, u64)>;
     /// Sets both limits or none; unchanged limits are a success. Must never wait.
     fn set_limits(&self, wanted: Limits) -> std::result::Result<(), Shrinks>;
     /// Another keeper holds the removed files from now on: it gets those that the earlier one held.

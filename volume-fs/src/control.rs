@@ -19,7 +19,9 @@ use keeper::daemon::Removed;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use prost::Message;
-use proto::control::{Descriptors, Done, Pong, Reply, Request, Stats, Usage, reply, request};
+use proto::control::{
+    Descriptors, Done, Pong, Reply, Request, Stats, Usage, Written, reply, request, written,
+};
 use proto::handover::Role;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -33,6 +35,7 @@ use crate::backend::Backend;
 use crate::config::RELEASE;
 use crate::descriptors::check_packet_socket;
 use crate::figures::{Figures, Limits};
+use crate::file::NodeId;
 use crate::metrics::{Gauges, Metrics};
 use crate::notifications::MountPoints;
 
@@ -41,6 +44,8 @@ use crate::notifications::MountPoints;
 const MOST_CONNECTIONS: usize = 8;
 /// All mount points in a volume; other requests need less than a tenth.
 const MOST_REQUEST_BYTES: usize = 64 << 10;
+/// Files in one reply, which then has at most 25 KiB.
+const MOST_WRITTEN: usize = 1000;
 const STACK_BYTES: usize = 128 << 10;
 
 /// Sockets that listen already.
@@ -257,6 +262,7 @@ impl<B: Backend> Control<B> {
                 let roles = self.left.iter().map(|(role, _)| i32::from(*role)).collect();
                 reply::Kind::Descriptors(Descriptors { roles })
             }
+            request::Kind::GetWritten(wanted) => reply::Kind::Written(self.written(wanted.after)),
             request::Kind::ReplaceKeeper(_) => refused("a descriptor that was not received".to_owned()),
             request::Kind::MountPoints(list) => {
                 if self.subject.mount_points.answer(list.round, list.paths) {
@@ -277,6 +283,12 @@ impl<B: Backend> Control<B> {
             inode_limit: now.limits.inodes,
             counting: now.counting,
         }
+    }
+
+    fn written(&self, after: u64) -> Written {
+        let files = self.subject.backend.written(NodeId(after), MOST_WRITTEN);
+        let files = files.into_iter().map(|(NodeId(node), generation)| written::File { node, generation });
+        Written { files: files.collect() }
     }
 
     fn stats(&self) -> Stats {

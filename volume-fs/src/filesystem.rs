@@ -60,11 +60,13 @@ const RESENT: u64 = 1 << 63;
 pub(crate) struct Wanted {
     /// FUSE_PASSTHROUGH, Linux 6.9.
     pub(crate) passthrough: bool,
+    /// FUSE_WRITEBACK_CACHE. The kernel refuses passthrough on such a connection.
+    pub(crate) writeback_cache: bool,
 }
 
 impl Wanted {
-    pub(crate) fn of(data_path: DataPath) -> Self {
-        Self { passthrough: data_path == DataPath::Passthrough }
+    pub(crate) fn of(data_path: DataPath, writeback_cache: bool) -> Self {
+        Self { passthrough: data_path == DataPath::Passthrough, writeback_cache }
     }
 }
 
@@ -102,6 +104,11 @@ fn negotiate(wanted: Wanted, config: &mut KernelConfig) -> io::Result<()> {
         config.set_max_stack_depth(BACKING_DEPTH).map_err(|nearest| {
             io::Error::other(format!("max_stack_depth: {nearest} is the nearest possible"))
         })?;
+    }
+    if wanted.writeback_cache {
+        config
+            .add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE)
+            .map_err(|_| io::Error::other("writeback cache: this kernel lacks FUSE_WRITEBACK_CACHE"))?;
     }
     config
         .set_max_write(MAX_WRITE_BYTES)
@@ -287,11 +294,10 @@ impl<B: Backend> Filesystem for Adapter<B> {
         let call = self.call(Operation::Write);
         let answer = answers::written(call, Some(Arc::clone(&self.metrics)), reply);
         let clears_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        // The kernel has the writeback cache turned off.
-        let is_mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let from_pages = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         self.backend.write(
             handle(fh),
-            Data { offset, bytes: data, by: caller(request), clears_setid, is_mapped },
+            Data { offset, bytes: data, by: caller(request), clears_setid, from_pages },
             answer,
         );
     }

@@ -61,6 +61,8 @@ pub(crate) struct Assignment<A> {
     pub(crate) capacity: Capacity,
     /// Other programs change the volume's directory.
     pub(crate) changed_from_outside: bool,
+    /// The kernel keeps what is written and sends it later.
+    pub(crate) writeback_cache: bool,
     pub(crate) listeners: Listeners,
     pub(crate) for_backend: A,
     pub(crate) succession: Option<Succession>,
@@ -214,6 +216,14 @@ impl<A> Assignment<A> {
         if (data_path, capacity) == (DataPath::Passthrough, Capacity::Daemon) {
             return Err(("capacity", "of the daemon, which sees no write that passes through".to_owned()));
         }
+        let writeback_cache = wire.writeback_cache;
+        if writeback_cache && (data_path == DataPath::Passthrough || wire.changed_from_outside) {
+            let reason = match data_path {
+                DataPath::Passthrough => "with a data path that passes the kernel's pages by",
+                DataPath::Daemon => "for a directory that other programs change",
+            };
+            return Err(("writeback_cache", reason.to_owned()));
+        }
         if wire.waits_for_proceed && !wire.continues {
             return Err(("waits_for_proceed", "without continues".to_owned()));
         }
@@ -250,6 +260,7 @@ impl<A> Assignment<A> {
             data_path,
             capacity,
             changed_from_outside: wire.changed_from_outside,
+            writeback_cache,
             listeners,
             for_backend,
             succession,

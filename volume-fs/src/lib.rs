@@ -100,6 +100,7 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
         data_path: assignment.data_path,
         capacity: assignment.capacity,
         changed_from_outside: assignment.changed_from_outside,
+        writeback_cache: assignment.writeback_cache,
         event_loops: assignment.threads.unwrap_or(serve.threads),
         descriptors,
         descriptor_limit,
@@ -148,7 +149,7 @@ fn prepare<A>(assignment: &mut Assignment<A>, threads: usize, driver: &Assigned)
     let Some(succession) = assignment.succession.as_mut().filter(|given| given.keeper.is_none()) else {
         return Ok(true);
     };
-    let wanted = Wanted::of(assignment.data_path);
+    let wanted = Wanted::of(assignment.data_path, assignment.writeback_cache);
     connection::check(wanted, &StateTable::open(&succession.state_table)?, threads)?;
     succession.keeper = driver.wait_for_proceed()?;
     Ok(succession.keeper.is_some())
@@ -189,7 +190,7 @@ fn start<S: Service>(
     assignment: Assignment<S::Assigned>,
     terms: Terms,
 ) -> Result<Started<S::Backend>> {
-    let (threads, wanted) = (terms.event_loops, Wanted::of(terms.data_path));
+    let (threads, wanted) = (terms.event_loops, Wanted::of(terms.data_path, terms.writeback_cache));
     let Assignment { fuse_device, listeners, for_backend, succession, .. } = assignment;
     let continues = succession.as_ref().is_some_and(|succession| succession.continues);
     let (table, succession, left) = match succession {

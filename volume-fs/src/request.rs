@@ -63,8 +63,9 @@ pub struct Data<'a> {
     pub by: Caller,
     /// The write must clear suid and sgid (FUSE_WRITE_KILL_SUIDGID).
     pub clears_setid: bool,
-    /// The kernel writes back what was stored in a shared mapping.
-    pub is_mapped: bool,
+    /// The kernel writes back its pages: what was stored in a shared mapping, or with the writeback cache
+    /// what write(2) left there.
+    pub from_pages: bool,
 }
 
 /// The answer to getxattr and listxattr.

@@ -62,6 +62,8 @@ pub struct Terms {
     pub capacity: Capacity,
     /// Other programs change the volume's directory.
     pub changed_from_outside: bool,
+    /// The kernel keeps what is written and sends it later.
+    pub writeback_cache: bool,
     /// Most requests that are served at the same time.
     pub event_loops: usize,
     /// The process's own descriptors.

@@ -83,7 +83,8 @@ impl Local {
             known: terms.known_inode_limit,
             event_loops: terms.event_loops,
         };
-        let policies = Policies { data_path: terms.data_path, quota: capacity.quota() };
+        let (data_path, writeback_cache) = (terms.data_path, terms.writeback_cache);
+        let policies = Policies { data_path, quota: capacity.quota(), writeback_cache };
         let access = Access { read_only, changed_from_outside };
         let volume = Volume::open(assigned.directory, access, descriptors, limits, policies, shared)?;
         Ok(Self { volume: Arc::new(volume), gate, capacity, continues })
@@ -299,10 +300,10 @@ impl Backend for Local {
             Ok(_pass) => reply(answer(self.volume.write(handle, data))),
             // Only a change that waits is copied.
             Err(shut) => {
-                let Data { offset, by, clears_setid, is_mapped, .. } = data;
+                let Data { offset, by, clears_setid, from_pages, .. } = data;
                 let bytes = data.bytes.to_vec();
                 self.change_later(shut, bytes.len(), move |volume| {
-                    let data = Data { offset, bytes: &bytes, by, clears_setid, is_mapped };
+                    let data = Data { offset, bytes: &bytes, by, clears_setid, from_pages };
                     reply(answer(volume.write(handle, data)));
                 });
             }
@@ -390,6 +391,10 @@ impl Backend for Local {
             open_files: self.volume.open_files(),
             known: self.volume.nodes().known_now(),
         }
+    }
+
+    fn written(&self, after: NodeId, most: usize) -> Vec<(NodeId, u64)> {
+        self.volume.written(after, most)
     }
 
     fn set_limits(&self, wanted: Limits) -> std::result::Result<(), Shrinks> {

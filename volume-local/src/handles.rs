@@ -2,7 +2,7 @@
 //!
 //! A handle of an earlier daemon is opened again at its first use.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -142,6 +142,18 @@ impl<T: OfNode> Handles<T> {
         self.read().of_node.keys().copied().collect()
     }
 
+    /// The nodes that have an open handle with such flags, above `after`: the first `most` of them.
+    pub(crate) fn nodes_after(&self, after: u64, most: usize, with: impl Fn(u32) -> bool) -> Vec<u64> {
+        let open = self.read();
+        let all = open.all.values().map(|entry| match &entry.item {
+            Item::Open(item) => (item.node(), item.flags()),
+            Item::Earlier(record) => (record.node, record.flags),
+        });
+        let wanted: BTreeSet<u64> =
+            all.filter(|(node, flags)| *node > after && with(*flags)).map(|(node, _)| node).collect();
+        wanted.into_iter().take(most).collect()
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.read().all.len()
     }
@@ -213,6 +225,17 @@ mod tests {
         assert!(!handles.has(7));
         assert_eq!(handles.get(first, unopened), Err(Errno::BADF));
         assert_ne!(handles.insert(File(8), 2), first);
+    }
+
+    #[test]
+    fn nodes_are_listed_once_each_and_in_order_from_any_of_them_on() {
+        let handles = Handles::new(9, Opened::File, None);
+        for node in [5, 3, 9, 3] {
+            handles.insert(File(node), node);
+        }
+        assert_eq!(handles.nodes_after(0, 2, |_| true), [3, 5]);
+        assert_eq!(handles.nodes_after(5, 2, |_| true), [9]);
+        assert_eq!(handles.nodes_after(0, 2, |flags| flags != 0), []);
     }
 
     #[test]

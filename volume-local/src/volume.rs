@@ -16,7 +16,7 @@ mod recovery;
 mod running;
 
 use std::collections::HashSet;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use linux::credentials::{self, CapabilitySet};
 use linux::fs_at::{self, DescriptorDir};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
-use volume_fs::file::{Attributes, Handle, Known, Validity};
+use volume_fs::file::{Attributes, Handle, Known, NodeId, Validity};
 use volume_fs::service::DataPath;
 
 use crate::attributes::Origin;
-use crate::backings::Backings;
+use crate::backings::{self, Backings};
 use crate::count;
 use crate::directory::Directory;
 use crate::errno::{self, Result};
@@ -65,6 +65,8 @@ pub(crate) struct Volume {
     /// On Btrfs, whose block counts omit names: each further name of a file counts as an inode.
     names_take_inodes: bool,
     read_only: bool,
+    /// The kernel keeps what is written and sends it later.
+    writeback_cache: bool,
     /// Files that the kernel reads and writes itself; `None`: the daemon does.
     passing: Option<Backings>,
     trust: Arc<Trust>,
@@ -96,6 +98,8 @@ pub(crate) struct Policies {
     pub(crate) data_path: DataPath,
     /// `None`: not this daemon.
     pub(crate) quota: Option<Arc<Quota>>,
+    /// The kernel keeps what is written and sends it later.
+    pub(crate) writeback_cache: bool,
 }
 
 impl Volume {
@@ -108,7 +112,7 @@ impl Volume {
         policies: Policies,
         shared: Option<Shared>,
     ) -> volume_fs::Result<Self> {
-        let Policies { data_path, quota } = policies;
+        let Policies { data_path, quota, writeback_cache } = policies;
         let read_only = access.read_only;
         let root = Arc::new(directory);
         let (table, keeper, earlier) = match shared {
@@ -151,6 +155,7 @@ impl Volume {
             quota,
             names_take_inodes,
             read_only,
+            writeback_cache,
             passing,
             table,
         };
@@ -173,6 +178,18 @@ impl Volume {
 
     pub(crate) fn nodes(&self) -> &Nodes {
         &self.nodes
+    }
+
+    /// The files that are open for writing, with their generations, above `after`: the first `most`.
+    pub(crate) fn written(&self, NodeId(after): NodeId, most: usize) -> Vec<(NodeId, u64)> {
+        let written = |flags| backings::writes(OFlags::from_bits_retain(flags));
+        let nodes = self.files.nodes_after(after, most, written).into_iter();
+        nodes.map(|id| (NodeId(id), self.generation_of(id).unwrap_or_default())).collect()
+    }
+
+    fn generation_of(&self, id: u64) -> Result<u64> {
+        let file = self.nodes.descriptor(id)?;
+        generation(file.as_fd(), c"", &stat(&*file)?)
     }
 
     /// The nodes with an open file.
@@ -244,16 +261,9 @@ impl Volume {
         self.nodes.with_descriptors(|| self.descriptors.reopen(node.as_fd(), flags))
     }
 
-    fn known(&self, seen: &Statx, file: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<Known> {
+    fn known(&self, seen: &Statx, file: BorrowedFd<'_>, name: &CStr) -> Result<Known> {
         let attributes = self.attributes_now(seen)?;
-        let generation = match fs_at::generation(file, name) {
-            // Without handles, or if a container's own filter refuses the call, the birth time
-            // distinguishes successive files nearly as well.
-            Err(Errno::OPNOTSUPP | Errno::PERM | Errno::NOSYS) => {
-                seen.stx_btime.tv_sec.cast_unsigned().rotate_left(30) ^ u64::from(seen.stx_btime.tv_nsec)
-            }
-            other => other?,
-        };
+        let generation = generation(file, name, seen)?;
         Ok(Known { attributes, generation, name_valid: self.trust.of_name() })
     }
 
@@ -291,6 +301,18 @@ fn copy_single_blocks(descriptors: &DescriptorDir, root: &OwnedFd) {
 /// Changes a file as a process without CAP_FSETID would: suid and sgid are cleared.
 fn clearing_setid<T>(change: impl FnOnce() -> Result<T>) -> Result<T> {
     credentials::without_capability(CapabilitySet::FSETID, change).map_err(errno::from_nix)?
+}
+
+/// Distinguishes successive files with the same inode number.
+fn generation(file: BorrowedFd<'_>, name: &CStr, seen: &Statx) -> Result<u64> {
+    match fs_at::generation(file, name) {
+        // Without handles, or if a container's own filter refuses the call, the birth time
+        // distinguishes successive files nearly as well.
+        Err(Errno::OPNOTSUPP | Errno::PERM | Errno::NOSYS) => {
+            Ok(seen.stx_btime.tv_sec.cast_unsigned().rotate_left(30) ^ u64::from(seen.stx_btime.tv_nsec))
+        }
+        other => other,
+    }
 }
 
 fn synchronise(file: BorrowedFd<'_>, data_only: bool) -> Result<()> {

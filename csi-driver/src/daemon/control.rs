@@ -19,8 +19,8 @@ use linux::fd_passing::PacketSocket;
 use nix::errno::Errno;
 use prost::Message;
 use proto::control::{
-    GetDescriptors, GetUsage, Ping, Pong, Quiesce, Refused, ReplaceKeeper, Reply, Request, Resume,
-    SetCapacity, Usage, VERSION, reply, request,
+    GetDescriptors, GetUsage, GetWritten, Ping, Pong, Quiesce, Refused, ReplaceKeeper, Reply, Request,
+    Resume, SetCapacity, Usage, VERSION, Written, reply, request, written,
 };
 use proto::handover::Role;
 
@@ -121,6 +121,17 @@ impl Control {
         let (used_bytes, used_inodes) = (quiesced.used_bytes, quiesced.used_inodes);
         let (at, since) = (Timestamp::now(), Instant::now());
         Ok(Quiesced { at, since, used_bytes, used_inodes, control: self, passing, _noted: noted })
+    }
+
+    /// The files of nodes above `after` that are open for writing, by ascending node; none after the last.
+    /// Node and generation are what the daemon says.
+    pub(crate) fn written(&self, after: u64) -> Result<Vec<written::File>> {
+        match self.ask("GetWritten", request::Kind::GetWritten(GetWritten { after }))? {
+            reply::Kind::Written(Written { files }) if files.is_sorted_by(|a, b| a.node < b.node) => {
+                Ok(files.into_iter().filter(|file| file.node > after).collect())
+            }
+            other => Err(self.unexpected("GetWritten", &other)),
+        }
     }
 
     /// Gives the daemon the socket to a keeper that takes the place of its own. On success, the keeper

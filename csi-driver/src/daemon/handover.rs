@@ -304,13 +304,15 @@ impl Conversation {
 
     /// A daemon of an earlier version would not see what its volume needs.
     fn check_policies(&self, version: u32, offer: &Offer<'_>) -> Result<()> {
-        let Assignment { data_path, capacity, .. } = offer.assignment;
-        let are_known = version >= FIRST_WITH_POLICIES
-            || data_path == i32::from(DataPath::Daemon) && capacity == i32::from(Capacity::Daemon);
+        let Assignment { data_path, capacity, writeback_cache, .. } = offer.assignment;
+        let are_default = data_path == i32::from(DataPath::Daemon)
+            && capacity == i32::from(Capacity::Daemon)
+            && !writeback_cache;
+        let are_known = version >= FIRST_WITH_POLICIES || are_default;
         if are_known {
             return Ok(());
         }
-        Err(self.refused("a daemon of an earlier version knows neither data paths nor capacity policies"))
+        Err(self.refused("a daemon of an earlier version knows neither data paths nor capacity policies nor writeback caches"))
     }
 
     /// Sends the Assignment, with what a daemon of this version knows of.

@@ -107,6 +107,7 @@ impl WarmDaemons {
             data_path: _,
             capacity: _,
             changed_from_outside: _,
+            writeback_cache: _,
         } = settings;
         let has_default_pod = *name_prefix == default.name_prefix
             && *labels == default.labels

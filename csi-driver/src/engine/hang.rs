@@ -10,13 +10,14 @@ mod killed;
 mod tally;
 
 use std::collections::BTreeSet;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use linux::mount::FuseConnections;
 use nix::errno::Errno;
+use proto::control::written;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -64,6 +65,28 @@ pub(crate) fn flush(path: &Path, connection_minor: u32) -> linux::Result<OwnedFd
         .and_then(rustix::fs::syncfs)
         .map_err(|e| linux::Error::at("syncfs", path, e))?;
     Ok(mount)
+}
+
+/// Waits until the kernel has sent what it keeps of these files of the volume at `path` to the daemon, and
+/// the daemon has answered. syncfs(2) does not wait for the answers (fs/fs-writeback.c, fs/fuse/file.c);
+/// close(2) of any descriptor does.
+pub(crate) fn write_back(path: &Path, connection_minor: u32, files: &[written::File]) -> linux::Result<()> {
+    let mount = own_mount(path, connection_minor)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())
+        .map_err(|e| linux::Error::at("open volume at", path, e))?;
+    for written::File { node, generation } in files {
+        let what = || format!("node {node} of the volume at {}", path.display());
+        // The daemon may name any file of its volume, also a FIFO.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        match linux::fs_at::open_fuse_node(root.as_fd(), *node, *generation, flags) {
+            Ok(file) => nix::unistd::close(file).map_err(|e| linux::Error::new("write back", what(), e))?,
+            // The kernel no longer knows it, so it keeps nothing of it.
+            Err(rustix::io::Errno::STALE | rustix::io::Errno::NOENT) => {}
+            Err(errno) => return Err(linux::Error::new("open", what(), errno)),
+        }
+    }
+    Ok(())
 }
 
 #[derive(Debug)]

@@ -11,13 +11,13 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::backend::VolumeBackend;
 use crate::backend::copies::{Count, Progress};
 use crate::daemon::control::{Control, PassingWrites, Paused, Quiesced};
 use crate::engine::daemons::Daemons;
-use crate::engine::hang::flush;
+use crate::engine::hang::{flush, write_back};
 use crate::engine::jobs::{Job, Jobs};
 use crate::engine::locks::{Lock, Locks, VolumeGuard};
 use crate::engine::stage::Stages;
@@ -29,7 +29,7 @@ use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
 use crate::model::name::VolumeName;
 use crate::model::policies::{Allowance, CapacityPolicy, DataPath};
-use crate::model::records::{SnapshotPhase, SnapshotRecord, Source, Timestamp, VolumeRecord};
+use crate::model::records::{SnapshotPhase, SnapshotRecord, Source, StageRecord, Timestamp, VolumeRecord};
 use crate::model::snapshot_mode::SnapshotMode;
 
 /// The reason recorded for a copy that the driver's end interrupted.
@@ -397,12 +397,38 @@ impl Snapshots {
             if let Err(error) = flushed {
                 tracing::warn!(volume_id = %id, error = chain(&error), "syncfs before a snapshot");
             }
+            if volume.parameters.writeback_cache {
+                self.write_back(id, stage, &control)?;
+            }
         }
         let passing = match self.backend.cuts_at_once(id, clone)? {
             true => PassingWrites::GoOn,
             false => PassingWrites::Refused,
         };
         control.quiesce(limits::QUIESCE, passing, self.daemons.hangs.holding_back(id)).map(Some)
+    }
+
+    /// Makes the kernel send what write(2) left in its cache, and waits for the daemon's answers: a pause
+    /// would keep them out of the cut.
+    fn write_back(&self, id: &VolumeId, stage: &StageRecord, control: &Control) -> Result<()> {
+        let what = format!("write back volume {id}");
+        let (begun, mut after) = (Instant::now(), 0);
+        loop {
+            let files = control.written(after)?;
+            let Some(last) = files.last() else { return Ok(()) };
+            after = last.node;
+            let left = limits::SYNCFS.saturating_sub(begun.elapsed());
+            let (path, asking) = (stage.staging_path.clone(), self.daemons.hangs.asking(id));
+            let minor = stage.serving.map(|serving| serving.connection_minor).unwrap_or_default();
+            let written = self.flushes.within(id, what.clone(), left, move || {
+                let _ours = asking;
+                write_back(&path, minor, &files)
+            })?;
+            written.map_err(|error| {
+                let reason = chain(&error);
+                Error::DaemonCannot { volume_id: id.clone(), what: "Quiesce", reason }
+            })?;
+        }
     }
 
     /// Does `work` during a pause, and renews its lease until the work ends. Returns the pause's

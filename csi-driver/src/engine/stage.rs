@@ -315,6 +315,7 @@ impl Stages {
             data_path: wire_data_path(settings.data_path).into(),
             capacity: wire_capacity(settings.capacity).into(),
             changed_from_outside: settings.changed_from_outside,
+            writeback_cache: settings.writeback_cache,
             ..Assignment::default()
         }
     }

@@ -22,6 +22,7 @@ const KNOWN: &[&str] = &[
     "dataPath",
     "capacity",
     "changedFromOutside",
+    "writebackCache",
     "mountPodNamePrefix",
     "mountPodLabels",
     "mountPodCpuRequest",
@@ -57,6 +58,8 @@ pub(crate) struct Parameters {
     pub capacity: Option<CapacityPolicy>,
     /// Programs on the node change the volume's files without its mount.
     pub changed_from_outside: bool,
+    /// The kernel keeps what is written and sends it to the daemon later.
+    pub writeback_cache: bool,
     pub pod: PodParameters,
 }
 
@@ -85,11 +88,9 @@ impl Parameters {
                         Some(one_of(field, value, &CapacityPolicy::ALL, CapacityPolicy::as_str)?);
                 }
                 "changedFromOutside" => {
-                    let field = "parameters.changedFromOutside";
-                    let values = [true, false];
-                    let name = |changed| if changed { "true" } else { "false" };
-                    parsed.changed_from_outside = one_of(field, value, &values, name)?;
+                    parsed.changed_from_outside = switch("parameters.changedFromOutside", value)?;
                 }
+                "writebackCache" => parsed.writeback_cache = switch("parameters.writebackCache", value)?,
                 name if parsed.pod.parse(name, value)? => {}
                 name if name.starts_with(KUBERNETES_PREFIX) => {}
                 _ => {
@@ -104,7 +105,9 @@ impl Parameters {
     }
 
     pub(crate) fn wanted_policies(&self) -> Wanted {
-        Wanted { data_path: self.data_path, capacity: self.capacity }
+        // Only the daemon's data path has one.
+        let with_cache = self.writeback_cache.then_some(DataPath::Daemon);
+        Wanted { data_path: self.data_path.or(with_cache), capacity: self.capacity }
     }
 
     /// The policies of a volume whose record names none: an earlier version created it.
@@ -116,6 +119,20 @@ impl Parameters {
     }
 
     fn check_policies(&self) -> Result<()> {
+        if self.writeback_cache {
+            let reason = match (self.data_path, self.changed_from_outside) {
+                (Some(DataPath::Passthrough), _) => {
+                    Some("the kernel has none for dataPath passthrough: choose daemon")
+                }
+                (_, true) => Some(
+                    "with it the kernel does not see what others write, as changedFromOutside says they do",
+                ),
+                _ => None,
+            };
+            if let Some(reason) = reason {
+                return Err(Error::invalid("parameters.writebackCache", "true", reason));
+            }
+        }
         let (Some(DataPath::Passthrough), Some(CapacityPolicy::Daemon)) = (self.data_path, self.capacity)
         else {
             return Ok(());
@@ -143,6 +160,9 @@ impl fmt::Display for Parameters {
         if self.changed_from_outside {
             write!(f, " changedFromOutside=true")?;
         }
+        if self.writeback_cache {
+            write!(f, " writebackCache=true")?;
+        }
         write!(f, "{}", self.pod)
     }
 }
@@ -166,6 +186,11 @@ fn one_of<T: Copy>(
         let known: Vec<&str> = known.iter().copied().map(name).collect();
         Error::invalid(field, value, format!("known are {}", known.join(", ")))
     })
+}
+
+/// `field` names the parameter.
+fn switch(field: &'static str, value: &str) -> Result<bool> {
+    one_of(field, value, &[true, false], |is_on| if is_on { "true" } else { "false" })
 }
 
 /// `field` names the parameter or mount option.
@@ -215,6 +240,19 @@ mod tests {
         assert!(message.starts_with("parameters.capacity: \"daemon\": "), "{message}");
         let message = parse(&[("capacity", "quota")]).unwrap_err().to_string();
         assert_eq!(message, "parameters.capacity: \"quota\": known are daemon, kernel, none");
+    }
+
+    #[test]
+    fn a_writeback_cache_is_refused_where_the_kernel_cannot_have_one() {
+        let cache = ("writebackCache", "true");
+        let parsed = parse(&[cache]).unwrap();
+        assert_eq!(parsed.wanted_policies().data_path, Some(DataPath::Daemon));
+        for other in [("dataPath", "passthrough"), ("changedFromOutside", "true")] {
+            let message = parse(&[cache, other]).unwrap_err().to_string();
+            assert!(message.starts_with("parameters.writebackCache: \"true\": "), "{message}");
+            parse(&[("writebackCache", "false"), other]).unwrap();
+        }
+        assert_eq!(parse(&[("writebackCache", "false")]).unwrap().wanted_policies().data_path, None);
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub(crate) struct LaunchSettings {
     pub capacity: CapacityPolicy,
     /// Programs on the node change the volume's files without its mount.
     pub changed_from_outside: bool,
+    /// The kernel keeps what is written and sends it to the daemon later.
+    pub writeback_cache: bool,
 }
 
 impl Default for LaunchSettings {
@@ -57,6 +59,7 @@ impl LaunchSettings {
             data_path: policies.data_path,
             capacity: policies.capacity,
             changed_from_outside: parameters.changed_from_outside,
+            writeback_cache: parameters.writeback_cache,
         }
     }
 

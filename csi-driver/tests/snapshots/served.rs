@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
 use tests::csi::snapshots::{
-    REFLINKING, assert_refused, data, delete_snapshot, fill, from_snapshot, from_volume, scene_on,
+    REFLINKING, assert_refused, data, delete_snapshot, fill, from_snapshot, from_volume, of_size, scene_on,
     scene_with_quota_groups, snapshot, with,
 };
 use tests::eventually;
@@ -140,13 +140,17 @@ fn a_snapshot_under_writes_is_one_moment() {
     }
 }
 
-/// Through the daemon and past it.
+/// Through the daemon, past it, and through the daemon later.
 #[test]
 fn what_is_synchronised_before_a_write_is_in_every_cut_that_has_the_write() {
-    for (data_path, flags) in [("daemon", Flags::process()), ("passthrough", Flags::process_with_keeper())] {
+    for (data_path, cache, flags) in [
+        ("daemon", "false", Flags::process()),
+        ("passthrough", "false", Flags::process_with_keeper()),
+        ("daemon", "true", Flags::process()),
+    ] {
         let scene = scene_with_quota_groups(flags);
         let caller = scene.caller();
-        let request = with(create_request("pvc-1"), &[("dataPath", data_path)]);
+        let request = with(create_request("pvc-1"), &[("dataPath", data_path), ("writebackCache", cache)]);
         let volume = caller.create(request).unwrap().volume_id;
         caller.stage(&volume).unwrap();
         caller.publish(&volume, POD).unwrap();
@@ -175,6 +179,63 @@ fn what_is_synchronised_before_a_write_is_in_every_cut_that_has_the_write() {
         assert_eq!(records(&mounted), [pairs, pairs]);
         take_away(&scene, &caller, &volume);
     }
+}
+
+/// The kernel is made to send it, and the cut waits for the daemon's answers.
+#[test]
+fn what_was_written_to_the_writeback_cache_is_in_the_cut() {
+    let scene = scene_on(REFLINKING[0]);
+    let caller = scene.caller();
+    let volume =
+        caller.create(with(create_request("pvc-1"), &[("writebackCache", "true")])).unwrap().volume_id;
+    caller.stage(&volume).unwrap();
+    caller.publish(&volume, POD).unwrap();
+    let mounted = caller.target_path(POD);
+    let large = vec![7; 48 << 20];
+    let mut file = File::create(mounted.join("large")).unwrap();
+    file.write_all(&large).unwrap();
+    let writer = Writer::start(&mounted, Between::Nothing);
+    let mut last = 0;
+    for n in 0..5 {
+        let before = writer.goes_beyond(last + 1000);
+        let made = retried(&scene, "snapshot", || snapshot(&caller, &format!("snap-{n}"), &volume));
+        let cut = data(&scene, &made.snapshot_id);
+        assert!(fs::read(cut.join("large")).unwrap() == large, "cut {n}");
+        let expected: Vec<u8> = (0..before).flat_map(u64::to_le_bytes).collect();
+        for name in ["first", "second"] {
+            let content = fs::read(cut.join(name)).unwrap();
+            assert!(
+                content.starts_with(&expected),
+                "cut {n}: {name}: {} bytes of {before} pairs",
+                content.len()
+            );
+        }
+        last = before;
+        delete_snapshot(&caller, &made.snapshot_id).unwrap();
+    }
+    drop(file);
+    let pairs = writer.end();
+    assert_eq!(records(&mounted), [pairs, pairs]);
+    take_away(&scene, &caller, &volume);
+}
+
+/// A cut would lack what the volume could not take.
+#[test]
+fn a_volume_that_cannot_take_what_was_written_has_no_cut() {
+    let scene = scene_on(REFLINKING[0]);
+    let caller = scene.caller();
+    let class = [("writebackCache", "true"), ("capacity", "daemon")];
+    let request = with(of_size(create_request("pvc-1"), 1 << 20, 0), &class);
+    let volume = caller.create(request).unwrap().volume_id;
+    caller.stage(&volume).unwrap();
+    caller.publish(&volume, POD).unwrap();
+    let mut file = File::create(caller.target_path(POD).join("file")).unwrap();
+    file.write_all(&vec![7; 4 << 20]).unwrap();
+    assert_refused(snapshot(&caller, "snap-1", &volume), Code::FailedPrecondition, "No space left on device");
+    drop(file);
+    let made = retried(&scene, "snapshot", || snapshot(&caller, "snap-1", &volume));
+    delete_snapshot(&caller, &made.snapshot_id).unwrap();
+    take_away(&scene, &caller, &volume);
 }
 
 /// Copied file by file, a volume that is written to past the daemon would be of no one moment.

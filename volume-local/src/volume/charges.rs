@@ -311,7 +311,7 @@ mod tests {
     fn volume(directory: &Path, quota: Option<Arc<Quota>>) -> Volume {
         let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
-        let policies = Policies { data_path: DataPath::Daemon, quota };
+        let policies = Policies { data_path: DataPath::Daemon, quota, writeback_cache: false };
         Volume::open(root, Access::default(), DescriptorDir::open().unwrap(), limits, policies, None).unwrap()
     }
 
@@ -335,7 +335,7 @@ mod tests {
         quota.set_counted(found);
         let counted = volume(dir.path(), Some(Arc::new(quota)));
         let data =
-            Data { offset: 0, bytes: &[1; 4 * 4096], by: CALLER, clears_setid: false, is_mapped: false };
+            Data { offset: 0, bytes: &[1; 4 * 4096], by: CALLER, clears_setid: false, from_pages: false };
         let (_, handle) = create(&counted, "counted").unwrap();
         assert_eq!(counted.write(handle, data), Ok(2 * 4096), "what fits");
         assert_eq!(create(&counted, "second").unwrap_err(), Errno::NOSPC);

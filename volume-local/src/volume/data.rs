@@ -19,8 +19,7 @@ use crate::nodes::stat;
 /// The open(2) flags passed to the backing file. Not O_APPEND (pwrite(2) would ignore the offset,
 /// which the kernel has computed), nor O_DIRECT (our buffers are not aligned; the request has
 /// already bypassed the page cache above).
-pub(super) const PASSED_ON: OFlags =
-    OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::NOATIME);
+const PASSED_ON: OFlags = OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC).union(OFlags::NOATIME);
 
 /// The modes of fallocate(2) that can be repeated without a difference.
 const REPEATABLE: FallocateFlags =
@@ -33,11 +32,21 @@ impl Volume {
         }
         self.files.admit()?;
         let node = self.nodes.descriptor(id)?;
-        let flags = flags & PASSED_ON;
+        let flags = self.passed_on(flags);
         let (fd, may_pass) = self.open_to_pass(id, &node, flags)?;
         let opened = self.opened(OpenFile { id, flags, fd }, may_pass, running.number());
         self.keep_if_removed(id, &node);
         Ok(opened)
+    }
+
+    /// The flags for the backing file. With the writeback cache the kernel also reads from a file that is
+    /// open for writing, to complete a page (fuse_write_begin).
+    pub(super) fn passed_on(&self, flags: OFlags) -> OFlags {
+        let flags = flags & PASSED_ON;
+        match self.writeback_cache && flags.contains(OFlags::WRONLY) {
+            true => both_ways(flags),
+            false => flags,
+        }
     }
 
     /// A descriptor of the file, and whether it is open for reading and writing, as the keeper wants it.
@@ -104,7 +113,7 @@ impl Volume {
     /// The number of bytes of `data` that were written: as many as fit. `ENOSPC` if not all of a mapping's
     /// fit.
     pub(crate) fn write(&self, handle: Handle, data: Data<'_>) -> Result<usize> {
-        let Data { offset, bytes: data, by, clears_setid, is_mapped } = data;
+        let Data { offset, bytes: data, by, clears_setid, from_pages } = data;
         let file = self.file(handle)?;
         let (fitting, change) = self.make_room(&file, offset, data.len() as u64)?;
         let all = data.len();
@@ -113,7 +122,7 @@ impl Volume {
         // With our CAP_FSETID, the backing file would keep the bits.
         let written = if clears_setid { clearing_setid_for(by, &file.fd, write) } else { write() };
         self.settle(&file.fd, change);
-        if is_mapped {
+        if from_pages {
             self.trust.outdates(file.id);
             // The kernel takes no notice of a short answer then (fs/fuse/file.c, fuse_writepage_end).
             return written.and_then(|written| if written < all { Err(Errno::NOSPC) } else { Ok(written) });
@@ -165,7 +174,12 @@ impl Volume {
         allocated
     }
 
+    /// `ENOSYS` with the writeback cache: the kernel does not send what it keeps before it asks, so the
+    /// answer would show holes where data is. Then it takes a file for data from begin to end.
     pub(crate) fn seek(&self, handle: Handle, position: SeekFrom) -> Result<u64> {
+        if self.writeback_cache {
+            return Err(Errno::NOSYS);
+        }
         rustix::fs::seek(&self.file(handle)?.fd, position)
     }
 

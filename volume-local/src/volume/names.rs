@@ -11,7 +11,7 @@ use volume_fs::file::{Known, LookedUp, Name, NodeId, Opened};
 use volume_fs::request::{Permissions, Special};
 
 use super::charges::{Loss, keep};
-use super::data::{PASSED_ON, both_ways};
+use super::data::both_ways;
 use super::{OpenFile, Running, Volume, WANTED, component, mode_bits};
 use crate::charge::charge;
 use crate::errno::{self, Result};
@@ -115,7 +115,7 @@ impl Volume {
         let parent = self.nodes.descriptor(directory)?;
         // Always exclusive: opening a file that another process created meanwhile would bypass the
         // permission check.
-        let passed_on = flags & PASSED_ON;
+        let passed_on = self.passed_on(flags);
         let may_pass = self.passing.is_some();
         let access = if may_pass { both_ways(passed_on) } else { passed_on };
         let open = access | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;

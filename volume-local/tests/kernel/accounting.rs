@@ -26,6 +26,7 @@ const SETUP: Setup = Setup {
     limited_by_kernel: false,
     successors: 0,
     changed_from_outside: false,
+    writeback_cache: false,
 };
 
 /// One of several users of the same few names.

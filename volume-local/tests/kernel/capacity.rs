@@ -432,6 +432,7 @@ const LIMITED: Setup = Setup {
     passthrough: false,
     limited_by_kernel: true,
     changed_from_outside: false,
+    writeback_cache: false,
     successors: 0,
 };
 

@@ -47,6 +47,7 @@ pub(crate) const SETUP: Setup = Setup {
     limited_by_kernel: false,
     successors: 1,
     changed_from_outside: false,
+    writeback_cache: false,
 };
 
 /// The threads of a daemon, which stop at each system call.

@@ -65,6 +65,8 @@ pub(crate) struct Setup {
     /// waits for a daemon.
     pub(crate) successors: usize,
     pub(crate) changed_from_outside: bool,
+    /// The kernel keeps what is written and sends it later.
+    pub(crate) writeback_cache: bool,
 }
 
 impl Setup {
@@ -361,6 +363,7 @@ impl Volume {
             capacity_bytes: setup.capacity_bytes,
             data_path: setup.data_path().into(),
             capacity: setup.capacity().into(),
+            writeback_cache: setup.writeback_cache,
             continues: true,
             waits_for_proceed: true,
             ..local_assignment()
@@ -423,6 +426,7 @@ impl Volume {
             data_path: setup.data_path().into(),
             capacity: setup.capacity().into(),
             changed_from_outside: setup.changed_from_outside,
+            writeback_cache: setup.writeback_cache,
             continues,
             ..local_assignment()
         };

@@ -25,6 +25,7 @@ const SETUP: Setup = Setup {
     limited_by_kernel: false,
     successors: 1,
     changed_from_outside: false,
+    writeback_cache: false,
 };
 
 fn ask(volume: &Volume, kind: request::Kind, beside: &[BorrowedFd<'_>]) -> reply::Kind {

@@ -32,6 +32,7 @@ const SETUP: Setup = Setup {
     limited_by_kernel: false,
     successors: 0,
     changed_from_outside: false,
+    writeback_cache: false,
 };
 
 pub(crate) fn stats(control: &Control) -> Stats {

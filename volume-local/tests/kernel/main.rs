@@ -23,3 +23,4 @@ mod remounts;
 mod semantics;
 mod takeover;
 mod trust;
+mod writeback;

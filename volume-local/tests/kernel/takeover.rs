@@ -26,6 +26,7 @@ pub(crate) const SETUP: Setup = Setup {
     limited_by_kernel: false,
     successors: 1,
     changed_from_outside: false,
+    writeback_cache: false,
 };
 
 #[test]

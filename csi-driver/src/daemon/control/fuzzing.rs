@@ -35,6 +35,11 @@ pub fn control_reply(packet: &[u8]) {
     asked(Control::ping);
     asked(|control| control.usage().map(drop));
     asked(|control| control.set_capacity(VolumeLimits { bytes: 1 << 20, inodes: 0 }));
+    asked(|control| {
+        let files = control.written(7)?;
+        assert!(files.iter().all(|file| file.node > 7) && files.is_sorted_by_key(|file| file.node));
+        Ok(())
+    });
     asked(|control| control.hold(LIMIT, PassingWrites::GoOn).map(drop));
     let (control, _daemon) = control();
     let since = Instant::now();
