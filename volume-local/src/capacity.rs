@@ -6,6 +6,7 @@
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use volume_fs::figures::{Counted, Limits, Shrinks, UsageNow};
 
@@ -192,8 +193,13 @@ impl Policy for CountedByDaemon {
     /// Counts in a thread of its own: reads are served meanwhile.
     fn prepare(self: Arc<Self>, count: Count, prepared: Box<dyn FnOnce() + Send>) -> volume_fs::Result<()> {
         let counting = move || {
+            let begun = Instant::now();
             match count() {
-                Ok(found) => self.quota.set_counted(found),
+                Ok(found) => {
+                    let (files, took) = (found.counted.inodes, begun.elapsed());
+                    tracing::info!(files, ?took, "counted what the volume holds");
+                    self.quota.set_counted(found);
+                }
                 Err(error) => {
                     tracing::error!(%error, "the volume cannot be counted: it takes no more data");
                     self.quota.set_uncounted();

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Statx, StatxFlags};
 use rustix::io::Errno;
+use volume_fs::figures::Counted;
 
 use crate::attributes::Origin;
 use crate::charge::{Charged, charge};
@@ -19,19 +20,21 @@ use crate::nodes::stat;
 use crate::quota::Use;
 
 const BUFFER_BYTES: usize = 32 * 1024;
+const REPORT_EACH: u64 = 1000;
 
 /// Counts everything below `root`, and `root` itself. A file with several names counts once, plus
 /// its further names if these take inodes. Other file systems are not part of the volume.
 /// `attribute_blocks` returns the most blocks that the attributes of a file (an O_PATH descriptor)
-/// take.
+/// take. `report` gets what was found so far, after each [`REPORT_EACH`] files.
 pub(crate) fn count(
     root: impl AsFd,
     origin: Origin,
     names_take_inodes: bool,
     attribute_blocks: impl Fn(BorrowedFd<'_>) -> Result<u8>,
+    report: impl Fn(Counted),
 ) -> Result<Use> {
     let (found, linked) = (Use::default(), HashSet::new());
-    let mut walk = Walk { origin, names_take_inodes, attribute_blocks, found, linked };
+    let mut walk = Walk { origin, names_take_inodes, attribute_blocks, report, found, linked };
     let seen = stat(&root)?;
     walk.take(&seen, charge(&seen, 0));
     let mut here = open_directory(&root, c".")?;
@@ -58,16 +61,17 @@ pub(crate) fn count(
     Ok(walk.found)
 }
 
-struct Walk<B> {
+struct Walk<B, R> {
     origin: Origin,
     names_take_inodes: bool,
     attribute_blocks: B,
+    report: R,
     found: Use,
     /// Files with several names that were counted.
     linked: HashSet<u64>,
 }
 
-impl<B: Fn(BorrowedFd<'_>) -> Result<u8>> Walk<B> {
+impl<B: Fn(BorrowedFd<'_>) -> Result<u8>, R: Fn(Counted)> Walk<B, R> {
     /// Counts the contents of `directory`. Returns its subdirectories.
     fn directory(&mut self, directory: &OwnedFd) -> Result<Vec<CString>> {
         let mut below = Vec::new();
@@ -118,6 +122,9 @@ impl<B: Fn(BorrowedFd<'_>) -> Result<u8>> Walk<B> {
         if !several || self.linked.insert(seen.stx_ino) {
             self.found.counted.bytes += charged.bytes;
             self.found.counted.inodes += 1;
+            if self.found.counted.inodes.is_multiple_of(REPORT_EACH) {
+                (self.report)(self.found.counted);
+            }
             if !charged.lasting {
                 self.found.unsettled.push((id, charged.bytes));
             }
@@ -138,7 +145,6 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
-    use volume_fs::figures::Counted;
 
     fn counted(path: &std::path::Path) -> Counted {
         found(path).counted
@@ -146,7 +152,8 @@ mod tests {
 
     fn found(path: &std::path::Path) -> Use {
         let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-        count(&root, Origin::of_root(&stat(&root).unwrap()), false, |_file| Ok(0)).unwrap()
+        let report = |_so_far| ();
+        count(&root, Origin::of_root(&stat(&root).unwrap()), false, |_file| Ok(0), report).unwrap()
     }
 
     #[test]

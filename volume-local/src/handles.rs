@@ -87,9 +87,10 @@ impl<T: OfNode> Handles<T> {
     }
 
     /// Called before an open. Concurrent calls may all succeed: an event loop opens one file at a
-    /// time.
+    /// time. A handle without a record would be lost with its daemon.
     pub(crate) fn admit(&self) -> Result<()> {
-        if self.count() < self.most { Ok(()) } else { Err(Errno::MFILE) }
+        let has_room = self.table.as_ref().is_none_or(|table| table.has_room());
+        if has_room && self.count() < self.most { Ok(()) } else { Err(Errno::MFILE) }
     }
 
     /// `request`: the number of the request that opened it.
@@ -197,6 +198,8 @@ impl<T: OfNode> Handles<T> {
 
 #[cfg(test)]
 mod tests {
+    use volume_fs::state::Region;
+
     use super::*;
 
     #[derive(Debug, PartialEq, Eq)]
@@ -236,6 +239,23 @@ mod tests {
         assert_eq!(handles.nodes_after(0, 2, |_| true), [3, 5]);
         assert_eq!(handles.nodes_after(5, 2, |_| true), [9]);
         assert_eq!(handles.nodes_after(0, 2, |flags| flags != 0), []);
+    }
+
+    #[test]
+    fn no_handle_is_opened_that_a_successor_would_not_find() {
+        let memory = linux::shared_memory::create("test", 1 << 20).unwrap();
+        let table = Arc::new(StateTable::new(Region::of_backend(&memory).unwrap()));
+        let handles = Handles::new(usize::MAX, Opened::File, Some(table));
+        let mut open = Vec::new();
+        while handles.admit().is_ok() {
+            open.push(handles.insert(File(7), 1));
+            assert!(open.len() < 1 << 20, "the table is full");
+        }
+        let unrecorded = handles.read().all.values().filter(|entry| entry.record.is_none()).count();
+        assert_eq!(unrecorded, 0);
+        assert!(open.len() > 1000, "{}", open.len());
+        handles.remove(open[0]).unwrap();
+        handles.admit().unwrap();
     }
 
     #[test]

@@ -63,6 +63,9 @@ pub(crate) struct Quota {
     used_bytes: AtomicU64,
     used_inodes: AtomicU64,
     counting: AtomicBool,
+    /// While counting: the use that was found so far.
+    found_bytes: AtomicU64,
+    found_inodes: AtomicU64,
     charges: [Mutex<HashMap<u64, Charge>>; SHARDS],
     removals: Mutex<Removals>,
     /// FORGETs of removed nodes.
@@ -106,6 +109,8 @@ impl Quota {
             used_bytes: AtomicU64::new(0),
             used_inodes: AtomicU64::new(0),
             counting: AtomicBool::new(true),
+            found_bytes: AtomicU64::new(0),
+            found_inodes: AtomicU64::new(0),
             charges: std::array::from_fn(|_| Mutex::new(HashMap::new())),
             removals: Mutex::new(Removals::default()),
             forgets: AtomicU64::new(0),
@@ -113,6 +118,12 @@ impl Quota {
             most_waiting: event_loops / 2,
             table,
         }
+    }
+
+    /// Shows the use that was found so far.
+    pub(crate) fn has_found(&self, so_far: Counted) {
+        self.found_bytes.store(so_far.bytes, Ordering::Relaxed);
+        self.found_inodes.store(so_far.inodes, Ordering::Relaxed);
     }
 
     pub(crate) fn set_counted(&self, found: Use) {
@@ -208,15 +219,16 @@ impl Quota {
     pub(crate) fn usage(&self) -> UsageNow {
         // Read before the use: `set_counted` stores the use first.
         let counting = self.counting.load(Ordering::Acquire);
+        let (bytes, inodes) = match counting {
+            true => (&self.found_bytes, &self.found_inodes),
+            false => (&self.used_bytes, &self.used_inodes),
+        };
         UsageNow {
             limits: Limits {
                 bytes: self.limit_bytes.load(Ordering::Acquire),
                 inodes: self.limit_inodes.load(Ordering::Acquire),
             },
-            used: Counted {
-                bytes: self.used_bytes.load(Ordering::Acquire),
-                inodes: self.used_inodes.load(Ordering::Acquire),
-            },
+            used: Counted { bytes: bytes.load(Ordering::Acquire), inodes: inodes.load(Ordering::Acquire) },
             counting,
         }
     }

@@ -43,6 +43,8 @@ const LAST_BACKING: usize = 2;
 /// Behind the slots of requests, at the start of a page.
 const RECORDS_AT: usize = 41 * 512;
 const CHUNK_WORDS: usize = 4;
+/// Of event loops, and more.
+const MOST_LOOPS: usize = 64;
 /// A node with a name of 255 bytes.
 const MOST_CHUNKS: usize = 1 + 255_usize.div_ceil(8 * CHUNK_WORDS);
 
@@ -208,6 +210,13 @@ impl StateTable {
 
     pub(crate) fn set_lookups(&self, node: RecordId, lookups: u64) {
         self.chunk(node.0)[2].store(lookups, Ordering::Release);
+    }
+
+    /// Whether each event loop can record another handle.
+    pub(crate) fn has_room(&self) -> bool {
+        let space = self.space();
+        let fresh = usize::try_from(space.most - space.fresh).unwrap_or(usize::MAX);
+        fresh.saturating_add(space.released[1].len() + space.runs.len()) >= MOST_LOOPS
     }
 
     pub(crate) fn put_handle(&self, handle: &HandleRecord) -> Option<RecordId> {

@@ -169,7 +169,12 @@ impl Volume {
     pub(crate) fn count(&self) -> Result<Use> {
         let attribute_blocks =
             |file: BorrowedFd<'_>| self.attribute_blocks_of(&self.descriptors.xattrs(file));
-        count::count(&*self.root, self.origin, self.names_take_inodes, attribute_blocks)
+        let report = |so_far| {
+            if let Some(quota) = &self.quota {
+                quota.has_found(so_far);
+            }
+        };
+        count::count(&*self.root, self.origin, self.names_take_inodes, attribute_blocks, report)
     }
 
     pub(crate) fn open_files(&self) -> usize {

@@ -9,7 +9,7 @@
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -240,7 +240,8 @@ pub(crate) fn silent<'a>(
     run_dir: &Path,
     volumes: impl IntoIterator<Item = &'a VolumeId>,
 ) -> BTreeSet<VolumeId> {
-    pinged(run_dir, volumes, |answer| matches!(answer, Err(Error::Silent { .. })))
+    let is_silent = |answer| matches!(answer, Err(Error::Silent { .. })).then_some(());
+    pinged(run_dir, volumes, is_silent)
 }
 
 /// The volumes for which a daemon answers a Ping. All are asked at the same time.
@@ -248,25 +249,44 @@ pub(crate) fn answering<'a>(
     run_dir: &Path,
     volumes: impl IntoIterator<Item = &'a VolumeId>,
 ) -> BTreeSet<VolumeId> {
-    pinged(run_dir, volumes, |answer| answer.is_ok())
+    pinged(run_dir, volumes, |answer| answer.ok())
+}
+
+/// The volumes whose daemons count what they hold, and the files found so far. All are asked at the same
+/// time.
+pub(crate) fn counting<'a>(
+    run_dir: &Path,
+    volumes: impl IntoIterator<Item = &'a VolumeId>,
+) -> BTreeMap<VolumeId, u64> {
+    asked(run_dir, volumes, |control| {
+        let usage = control.and_then(|control| control.usage()).ok()?;
+        usage.counting.then_some(usage.used_inodes)
+    })
 }
 
 fn pinged<'a>(
     run_dir: &Path,
     volumes: impl IntoIterator<Item = &'a VolumeId>,
-    is_it: impl Fn(Result<()>) -> bool + Sync,
+    is_it: impl Fn(Result<()>) -> Option<()> + Sync,
 ) -> BTreeSet<VolumeId> {
-    let is_it = |volume_id: &VolumeId| {
-        let control = Control::connect(&DialDir::of(run_dir, volume_id), volume_id, limits::STATISTICS);
-        is_it(control.and_then(|control| control.ping()))
-    };
+    let ping = |control: Result<Control>| is_it(control.and_then(|control| control.ping()));
+    asked(run_dir, volumes, ping).into_keys().collect()
+}
+
+/// What `ask` finds of each volume's daemon, if it finds anything.
+fn asked<'a, T: Send>(
+    run_dir: &Path,
+    volumes: impl IntoIterator<Item = &'a VolumeId>,
+    ask: impl Fn(Result<Control>) -> Option<T> + Sync,
+) -> BTreeMap<VolumeId, T> {
+    let ask = |id: &VolumeId| ask(Control::connect(&DialDir::of(run_dir, id), id, limits::STATISTICS));
     let volumes: Vec<&VolumeId> = volumes.into_iter().collect();
-    let mut all = BTreeSet::new();
+    let mut all = BTreeMap::new();
     for some in volumes.chunks(MOST_ASKED_AT_ONCE) {
         std::thread::scope(|scope| {
-            let asked: Vec<_> = some.iter().map(|id| (id, scope.spawn(|| is_it(id)))).collect();
+            let asked: Vec<_> = some.iter().map(|id| (id, scope.spawn(|| ask(id)))).collect();
             // A panic is in the log already.
-            let found = asked.into_iter().filter_map(|(&id, asked)| asked.join().ok()?.then(|| id.clone()));
+            let found = asked.into_iter().filter_map(|(&id, asked)| Some((id.clone(), asked.join().ok()??)));
             all.extend(found);
         });
     }

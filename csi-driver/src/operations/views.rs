@@ -19,6 +19,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::config;
+use crate::daemon::control;
 use crate::daemon::keeper::Holders;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::{self, Journal};
@@ -330,7 +331,10 @@ impl Row for Mount {
         vec![
             self.volume.clone(),
             self.state.clone(),
-            self.daemon.clone().unwrap_or_default(),
+            match (&self.daemon, self.counted_files) {
+                (Some(daemon), Some(files)) => format!("{daemon} (counts: {files} files so far)"),
+                (daemon, _) => daemon.clone().unwrap_or_default(),
+            },
             self.daemon_pid.map(|pid| pid.to_string()).unwrap_or_default(),
             self.served_since.map(age).unwrap_or_default(),
             self.takeovers.to_string(),
@@ -350,6 +354,8 @@ impl Row for Mount {
 
 pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Result<Vec<Mount>> {
     let daemons = daemons::look(run_dir, &journal.entries());
+    let serving = daemons.iter().filter(|(_, daemon)| **daemon == Daemon::Serves).map(|(id, _)| id);
+    let counted = control::counting(run_dir, serving);
     let all = linux::mountinfo::read().step("read mountinfo")?;
     let row = |mount: linux::mountinfo::MountEntry| {
         let volume = mount.source.to_string_lossy().into_owned();
@@ -363,6 +369,7 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Re
             _ => Vec::new(),
         };
         let policies = record.as_ref().map(VolumeRecord::policies);
+        let counted_files = id.as_ref().filter(|_| is_its.is_some()).and_then(|id| counted.get(id).copied());
         let takeovers = stage.filter(|_| is_its.is_some()).map_or(0, |stage| stage.takeovers);
         let daemon = match (id, serving) {
             (Some(id), Some(serving)) if serving.connection_minor == mount.minor => daemons.get(&id).copied(),
@@ -389,6 +396,7 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Re
                 .unwrap_or_default(),
             data_path: policies.map(|policies| policies.data_path.to_string()),
             capacity_policy: policies.map(|policies| policies.capacity.to_string()),
+            counted_files,
             path: text(&mount.mount_point),
             volume,
         }

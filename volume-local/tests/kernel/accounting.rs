@@ -516,3 +516,25 @@ fn overwriting_what_a_snapshot_shares_on_xfs_takes_no_more_than_is_written() {
     rest_and_charge_anew(&volume, "xfs");
     assert_eq!(volume.usage().used_bytes, written, "what was copied is written back");
 }
+
+#[test]
+fn the_count_after_a_kill_shows_the_files_that_it_has_found() {
+    const FILES: u64 = 100_000;
+    let mut volume = Volume::new();
+    fs::create_dir(volume.path("d")).unwrap();
+    volume.kill();
+    for number in 0..FILES {
+        File::create(volume.backing.join(format!("d/{number}"))).unwrap();
+    }
+    volume.serve_again(Setup::default());
+    let mut found = Vec::new();
+    let all = loop {
+        let now = volume.usage_now();
+        if !now.counting {
+            break now.used_inodes;
+        }
+        found.push(now.used_inodes);
+    };
+    assert_eq!(all, FILES + 2);
+    assert!(found.is_sorted() && found.iter().any(|files| (1..FILES).contains(files)), "{found:?}");
+}
