@@ -5,6 +5,7 @@
 //! directory of the machine's /tmp, on its disk.
 
 mod client;
+mod crash;
 pub(super) mod takeover;
 pub(super) mod volume;
 
@@ -43,11 +44,12 @@ pub(super) fn run(runs: usize) -> Result<()> {
     part("build the static binaries", products)?;
     debian_program("mkfs.xfs", "xfsprogs")?;
     let mut table = Table::default();
-    let scenes: [(&str, Scene); 4] = [
+    let scenes: [(&str, Scene); 5] = [
         ("calls", calls),
         ("many", many),
         ("manifest launcher", manifest_launcher),
         ("snapshots", snapshots),
+        ("crash", crash::scene),
     ];
     let mut failed = Vec::new();
     for (name, scene) in scenes {

@@ -35,6 +35,13 @@ pub(super) struct Volume {
     pub(super) target: PathBuf,
 }
 
+impl Volume {
+    /// Its files in the pool.
+    pub(super) fn data(&self, pool: &Path) -> PathBuf {
+        pool.join("volumes").join(&self.id).join("data")
+    }
+}
+
 impl Client {
     pub(super) fn new(socket: PathBuf, kubelet_dir: PathBuf) -> Self {
         Self { socket, kubelet_dir }
