@@ -171,8 +171,10 @@ pub enum Error {
          one that serves from version {first} on: configure a newer program"
     )]
     CannotPrepare { volume_id: VolumeId, version: u32, first: u32 },
-    #[error("volume {volume_id} has dataPath passthrough, which cannot be: {reason}")]
-    CannotPass { volume_id: VolumeId, reason: &'static str },
+    #[error("volume {volume_id} has {what}, which cannot be: {reason}")]
+    CannotStage { volume_id: VolumeId, what: &'static str, reason: &'static str },
+    #[error("volume {volume_id} has not taken all that was written, so it has no copy of it: {reason}")]
+    NotWrittenBack { volume_id: VolumeId, reason: String },
     #[error("the daemon of volume {volume_id} cannot do {what}: {reason}")]
     DaemonCannot { volume_id: VolumeId, what: &'static str, reason: String },
     #[error("the daemon of volume {volume_id} cannot be replaced: {reason}")]

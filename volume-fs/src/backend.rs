@@ -172,8 +172,8 @@ pub trait Backend: Pausing {
     /// The volume's figures. Must never wait.
     fn figures(&self) -> Figures;
     /// Files that are open for writing, with their generations, by ascending id from the one after `after`
-    /// on; at most `most`.
-    fn written(&self, after: NodeId, most: usize) -> Vec<(NodeId, u64)>;
+    /// on; at most `most`. An error if the generation of one cannot be found.
+    fn written(&self, after: NodeId, most: usize) -> std::result::Result<Vec<(NodeId, u64)>, String>;
     /// Sets both limits or none; unchanged limits are a success. Must never wait.
     fn set_limits(&self, wanted: Limits) -> std::result::Result<(), Shrinks>;
     /// Another keeper holds the removed files from now on: it gets those that the earlier one held.

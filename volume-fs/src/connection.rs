@@ -45,13 +45,14 @@ pub(crate) struct Opened<B: Backend> {
 pub(crate) fn check(wanted: Wanted, table: &StateTable, threads: usize) -> Result<()> {
     let earlier = table.exchange()?;
     check_init(&earlier.request)?;
-    let (_session, answer) = handshake(InitOnly(wanted), &earlier.request, threads)?;
+    let (_session, answer) = handshake(InitOnly(wanted), wanted, &earlier.request, threads)?;
     terms::compare(&answer, &earlier.answer).map(drop)
 }
 
 /// `continues`: an earlier daemon has answered FUSE_INIT, as `table` records.
 pub(crate) fn open<B: Backend>(
     filesystem: Adapter<B>,
+    wanted: Wanted,
     device: &OwnedFd,
     threads: usize,
     table: Option<&StateTable>,
@@ -69,7 +70,7 @@ pub(crate) fn open<B: Backend>(
         None => read_init(device)?,
     };
     let has_resend = check_init(&request)?;
-    let (session, answer) = handshake(filesystem, &request, threads)?;
+    let (session, answer) = handshake(filesystem, wanted, &request, threads)?;
     let needs_new_stage = match earlier {
         Some(earlier) => terms::compare(&answer, &earlier.answer)?,
         None => {
@@ -128,8 +129,13 @@ fn check_init(request: &[u8]) -> Result<bool> {
     Ok(number(HEADER_BYTES + 16).unwrap_or_default() & HAS_RESEND != 0)
 }
 
-/// fuser's session on a socket, and its answer to `request`.
-fn handshake<F: Filesystem>(filesystem: F, request: &[u8], threads: usize) -> Result<(Session<F>, Vec<u8>)> {
+/// fuser's session on a socket, and its answer to `request`, without the flags that cannot be.
+fn handshake<F: Filesystem>(
+    filesystem: F,
+    wanted: Wanted,
+    request: &[u8],
+    threads: usize,
+) -> Result<(Session<F>, Vec<u8>)> {
     let failed = |source| Error::Kernel { step: "session", source };
     let (kernel, daemon) = PacketSocket::pair().map_err(failed)?;
     kernel.send(request, &[]).map_err(failed)?;
@@ -138,10 +144,11 @@ fn handshake<F: Filesystem>(filesystem: F, request: &[u8], threads: usize) -> Re
     config.n_threads = Some(threads);
     let session = Session::from_fd(filesystem, daemon.into(), SessionACL::All, config)
         .map_err(|source| Error::Handshake { source })?;
-    let answer = kernel.receive().map_err(failed)?.unwrap_or_default();
+    let mut answer = kernel.receive().map_err(failed)?.unwrap_or_default();
     if answer.get(UNIQUE) != request.get(UNIQUE) {
         return Err(Error::Handshake { source: std::io::Error::other("no answer to FUSE_INIT") });
     }
+    terms::take_out(&mut answer, wanted.refuses());
     Ok((session, answer))
 }
 

@@ -262,7 +262,7 @@ impl<B: Backend> Control<B> {
                 let roles = self.left.iter().map(|(role, _)| i32::from(*role)).collect();
                 reply::Kind::Descriptors(Descriptors { roles })
             }
-            request::Kind::GetWritten(wanted) => reply::Kind::Written(self.written(wanted.after)),
+            request::Kind::GetWritten(wanted) => self.written(wanted.after).unwrap_or_else(refused),
             request::Kind::ReplaceKeeper(_) => refused("a descriptor that was not received".to_owned()),
             request::Kind::MountPoints(list) => {
                 if self.subject.mount_points.answer(list.round, list.paths) {
@@ -285,10 +285,10 @@ impl<B: Backend> Control<B> {
         }
     }
 
-    fn written(&self, after: u64) -> Written {
-        let files = self.subject.backend.written(NodeId(after), MOST_WRITTEN);
+    fn written(&self, after: u64) -> Result<reply::Kind, String> {
+        let files = self.subject.backend.written(NodeId(after), MOST_WRITTEN)?;
         let files = files.into_iter().map(|(NodeId(node), generation)| written::File { node, generation });
-        Written { files: files.collect() }
+        Ok(reply::Kind::Written(Written { files: files.collect() }))
     }
 
     fn stats(&self) -> Stats {

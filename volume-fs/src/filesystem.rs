@@ -65,6 +65,16 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
+    /// What fuser always asks for, and this volume cannot have. During a pause, what the
+    /// kernel writes back takes all of its background requests (fs/fuse/dev.c, flush_bg_queue): a read that
+    /// is one of those would wait for the end of the pause.
+    pub(crate) fn refuses(self) -> InitFlags {
+        match self.writeback_cache {
+            true => InitFlags::FUSE_ASYNC_READ | InitFlags::FUSE_ASYNC_DIO,
+            false => InitFlags::empty(),
+        }
+    }
+
     pub(crate) fn of(data_path: DataPath, writeback_cache: bool) -> Self {
         Self { passthrough: data_path == DataPath::Passthrough, writeback_cache }
     }
@@ -92,8 +102,9 @@ fn negotiate(wanted: Wanted, config: &mut KernelConfig) -> io::Result<()> {
     config.add_capabilities(NEEDED).map_err(|missing| {
         io::Error::other(format!("this kernel's FUSE lacks {missing:?}: Linux 5.12 or newer is needed"))
     })?;
+    let welcome = if wanted.writeback_cache { WELCOME - InitFlags::FUSE_ASYNC_DIO } else { WELCOME };
     config
-        .add_capabilities(WELCOME & config.capabilities())
+        .add_capabilities(welcome & config.capabilities())
         .map_err(|refused| io::Error::other(format!("offered, then refused: {refused:?}")))?;
     if wanted.passthrough {
         config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).map_err(|_| {

@@ -221,7 +221,7 @@ fn start<S: Service>(
         source: linux::Error::new("eventfd", "", errno),
     })?;
     let adapter = Adapter::new(wanted, Arc::clone(&backend), metrics);
-    let opened = connection::open(adapter, &fuse_device, threads, table.as_ref(), continues)?;
+    let opened = connection::open(adapter, wanted, &fuse_device, threads, table.as_ref(), continues)?;
     let can_be_continued = opened.has_resend && table.is_some();
     if can_be_continued {
         control.leave(left);

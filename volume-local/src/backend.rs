@@ -393,7 +393,7 @@ impl Backend for Local {
         }
     }
 
-    fn written(&self, after: NodeId, most: usize) -> Vec<(NodeId, u64)> {
+    fn written(&self, after: NodeId, most: usize) -> std::result::Result<Vec<(NodeId, u64)>, String> {
         self.volume.written(after, most)
     }
 

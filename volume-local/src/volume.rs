@@ -25,7 +25,7 @@ use linux::credentials::{self, CapabilitySet};
 use linux::fs_at::{self, DescriptorDir};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
-use volume_fs::file::{Attributes, Handle, Known, NodeId, Validity};
+use volume_fs::file::{Attributes, FileKind, Handle, Known, NodeId, Validity};
 use volume_fs::service::DataPath;
 
 use crate::attributes::Origin;
@@ -186,10 +186,22 @@ impl Volume {
     }
 
     /// The files that are open for writing, with their generations, above `after`: the first `most`.
-    pub(crate) fn written(&self, NodeId(after): NodeId, most: usize) -> Vec<(NodeId, u64)> {
-        let written = |flags| backings::writes(OFlags::from_bits_retain(flags));
-        let nodes = self.files.nodes_after(after, most, written).into_iter();
-        nodes.map(|id| (NodeId(id), self.generation_of(id).unwrap_or_default())).collect()
+    pub(crate) fn written(
+        &self,
+        NodeId(after): NodeId,
+        most: usize,
+    ) -> std::result::Result<Vec<(NodeId, u64)>, String> {
+        let writes = |flags| backings::writes(OFlags::from_bits_retain(flags));
+        let mut found = Vec::new();
+        for id in self.files.nodes_after(after, most, writes) {
+            match self.generation_of(id) {
+                Ok(generation) => found.push((NodeId(id), generation)),
+                // Closed meanwhile.
+                Err(_) if self.files.nodes_after(id - 1, 1, writes) != [id] => {}
+                Err(errno) => return Err(format!("the generation of node {id}: {errno}")),
+            }
+        }
+        Ok(found)
     }
 
     fn generation_of(&self, id: u64) -> Result<u64> {
@@ -281,7 +293,10 @@ impl Volume {
             true => Validity::Second,
             false => attributes.valid,
         };
-        Ok(Attributes { valid, ..attributes })
+        // FUSE counts no blocks of what the kernel has not sent. tar(1) takes a file without any for a hole.
+        let is_file = attributes.kind == FileKind::Regular;
+        let blocks = attributes.blocks.max(u64::from(self.writeback_cache && is_file));
+        Ok(Attributes { valid, blocks, ..attributes })
     }
 
     pub(crate) fn trust(&self) -> &Arc<Trust> {

@@ -68,25 +68,29 @@ pub(crate) fn flush(path: &Path, connection_minor: u32) -> linux::Result<OwnedFd
 }
 
 /// Waits until the kernel has sent what it keeps of these files of the volume at `path` to the daemon, and
-/// the daemon has answered. syncfs(2) does not wait for the answers (fs/fs-writeback.c, fs/fuse/file.c);
-/// close(2) of any descriptor does.
-pub(crate) fn write_back(path: &Path, connection_minor: u32, files: &[written::File]) -> linux::Result<()> {
+/// the daemon has answered. syncfs(2) may return before that; close(2) of any descriptor of the file does
+/// not (fuse_flush). Returns the nodes that could not be opened since the kernel does not know them so.
+pub(crate) fn write_back(
+    path: &Path,
+    connection_minor: u32,
+    files: &[written::File],
+) -> linux::Result<Vec<u64>> {
     let mount = own_mount(path, connection_minor)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())
         .map_err(|e| linux::Error::at("open volume at", path, e))?;
+    let mut unknown = Vec::new();
     for written::File { node, generation } in files {
         let what = || format!("node {node} of the volume at {}", path.display());
         // The daemon may name any file of its volume, also a FIFO.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         match linux::fs_at::open_fuse_node(root.as_fd(), *node, *generation, flags) {
             Ok(file) => nix::unistd::close(file).map_err(|e| linux::Error::new("write back", what(), e))?,
-            // The kernel no longer knows it, so it keeps nothing of it.
-            Err(rustix::io::Errno::STALE | rustix::io::Errno::NOENT) => {}
+            Err(rustix::io::Errno::STALE | rustix::io::Errno::NOENT) => unknown.push(*node),
             Err(errno) => return Err(linux::Error::new("open", what(), errno)),
         }
     }
-    Ok(())
+    Ok(unknown)
 }
 
 #[derive(Debug)]

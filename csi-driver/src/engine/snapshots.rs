@@ -9,6 +9,7 @@
 //! let a pod write or remove the tree check for the copy themselves ([`Locks::check_not_copied`]):
 //! a first stage, Unstage, DeleteVolume, another copy.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -24,12 +25,13 @@ use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
 use crate::kernel::bounded::OneEach;
+use crate::kernel::mounts::{ConnectionMount, connection_mount};
 use crate::model::counts::Counts;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
 use crate::model::name::VolumeName;
 use crate::model::policies::{Allowance, CapacityPolicy, DataPath};
-use crate::model::records::{SnapshotPhase, SnapshotRecord, Source, StageRecord, Timestamp, VolumeRecord};
+use crate::model::records::{SnapshotPhase, SnapshotRecord, Source, Timestamp, VolumeRecord};
 use crate::model::snapshot_mode::SnapshotMode;
 
 /// The reason recorded for a copy that the driver's end interrupted.
@@ -383,22 +385,31 @@ impl Snapshots {
                 let reason = "no daemon serves it, and the kernel may still write to it".to_owned();
                 return Err(Error::DaemonCannot { volume_id: id.clone(), what: "Quiesce", reason });
             }
+            if volume.parameters.writeback_cache && volume.stage.is_some() {
+                let reason = "no daemon serves it, so what the kernel has kept cannot be written".to_owned();
+                return Err(Error::NotWrittenBack { volume_id: id.clone(), reason });
+            }
             return Ok(None);
         };
         if let Some(stage) = &volume.stage {
             // Flushes pages written through mappings to the daemon.
-            let (path, asking) = (stage.staging_path.clone(), self.daemons.hangs.asking(id));
+            let asking = self.daemons.hangs.asking(id);
             let minor = stage.serving.map(|serving| serving.connection_minor).unwrap_or_default();
+            let path = match connection_mount(id, minor)? {
+                ConnectionMount::At(mount) => mount.mount_point,
+                ConnectionMount::Hidden | ConnectionMount::Nowhere => stage.staging_path.clone(),
+            };
+            let mounted = path.clone();
             let flushed =
                 self.flushes.within(id, format!("syncfs of volume {id}"), limits::SYNCFS, move || {
                     let _ours = asking;
-                    flush(&path, minor).map(drop)
+                    flush(&mounted, minor).map(drop)
                 })?;
             if let Err(error) = flushed {
                 tracing::warn!(volume_id = %id, error = chain(&error), "syncfs before a snapshot");
             }
             if volume.parameters.writeback_cache {
-                self.write_back(id, stage, &control)?;
+                self.write_back(id, &path, minor, &control)?;
             }
         }
         let passing = match self.backend.cuts_at_once(id, clone)? {
@@ -410,24 +421,26 @@ impl Snapshots {
 
     /// Makes the kernel send what write(2) left in its cache, and waits for the daemon's answers: a pause
     /// would keep them out of the cut.
-    fn write_back(&self, id: &VolumeId, stage: &StageRecord, control: &Control) -> Result<()> {
+    fn write_back(&self, id: &VolumeId, path: &Path, minor: u32, control: &Control) -> Result<()> {
         let what = format!("write back volume {id}");
+        let refused = |reason: String| Error::NotWrittenBack { volume_id: id.clone(), reason };
         let (begun, mut after) = (Instant::now(), 0);
         loop {
             let files = control.written(after)?;
             let Some(last) = files.last() else { return Ok(()) };
             after = last.node;
             let left = limits::SYNCFS.saturating_sub(begun.elapsed());
-            let (path, asking) = (stage.staging_path.clone(), self.daemons.hangs.asking(id));
-            let minor = stage.serving.map(|serving| serving.connection_minor).unwrap_or_default();
+            let (path, asking) = (path.to_owned(), self.daemons.hangs.asking(id));
             let written = self.flushes.within(id, what.clone(), left, move || {
                 let _ours = asking;
                 write_back(&path, minor, &files)
             })?;
-            written.map_err(|error| {
-                let reason = chain(&error);
-                Error::DaemonCannot { volume_id: id.clone(), what: "Quiesce", reason }
-            })?;
+            for node in written.map_err(|error| refused(chain(&error)))? {
+                // Closed meanwhile, its close(2) has sent everything.
+                if control.written(node - 1)?.first().is_some_and(|file| file.node == node) {
+                    return Err(refused(format!("node {node} is open for writing and was not found")));
+                }
+            }
         }
     }
 

@@ -25,6 +25,7 @@ use crate::kernel::bounded::OneEach;
 use crate::kernel::host_path::{HostPath, HostPaths};
 use crate::kernel::mounts::{self, WhenBusy};
 use crate::kernel::place::Place;
+use crate::kernel::release::{self, FIRST_WITH_RESEND};
 use crate::model::capability::{Access, Parsed};
 use crate::model::counts::Counts;
 use crate::model::ids::VolumeId;
@@ -74,10 +75,10 @@ impl Stages {
             access: how.access,
             settings: LaunchSettings::of(&record.parameters, record.policies(), &how.overrides),
         };
-        let passes = spec.settings.data_path == DataPath::Passthrough;
-        if passes && record.stage.is_none() && !self.daemons.keeper.keeps_connections() {
-            let reason = "the driver runs without a keeper, which registers the files";
-            return Err(Error::CannotPass { volume_id: volume_id.clone(), reason });
+        if record.stage.is_none()
+            && let Some((what, reason)) = self.lacks(&spec.settings)
+        {
+            return Err(Error::CannotStage { volume_id: volume_id.clone(), what, reason });
         }
         let differs_in_group = |stage: &StageRecord| {
             let access = Access { group: stage.access.group, ..spec.access };
@@ -94,6 +95,21 @@ impl Stages {
             Error::ServesAnother { .. } => Error::uncleared(volume_id, error),
             other => other,
         })
+    }
+
+    /// What of these settings cannot be here, and why.
+    fn lacks(&self, settings: &LaunchSettings) -> Option<(&'static str, &'static str)> {
+        let has_keeper = self.daemons.keeper.keeps_connections();
+        if settings.data_path == DataPath::Passthrough && !has_keeper {
+            let reason = "the driver runs without a keeper, which registers the files";
+            return Some(("dataPath passthrough", reason));
+        }
+        if settings.writeback_cache && !(has_keeper && release::is_at_least(FIRST_WITH_RESEND)) {
+            let reason =
+                "without a keeper and Linux 6.9, what the kernel has not sent is lost with the daemon";
+            return Some(("writebackCache", reason));
+        }
+        None
     }
 
     /// The staging path that a call means. The path in the journal stays valid: it may date from an

@@ -65,8 +65,10 @@ impl<K: Clone + Eq + Hash + Send + 'static> OneEach<K> {
         let interrupt = Interrupt(Box::new(move || drop(interrupted.send(None))));
         let Some(turn) = self.turn(key, interrupt) else { return Err(Error::Deadline { what, limit }) };
         threads::give(&what, move || {
-            let _until_it_returns = turn;
-            drop(done.send(Some(work())));
+            let result = work();
+            // The caller may begin the next work for the key at once.
+            drop(turn);
+            drop(done.send(Some(result)));
         })?;
         match finished.recv_timeout(limit) {
             Ok(Some(result)) => Ok(result),

@@ -2,6 +2,8 @@
 
 /// The first kernel with FUSE_PASSTHROUGH.
 pub(crate) const FIRST_WITH_PASSTHROUGH: (u32, u32) = (6, 9);
+/// FUSE_NOTIFY_RESEND: another daemon can continue a connection.
+pub(crate) const FIRST_WITH_RESEND: (u32, u32) = (6, 9);
 
 /// Whether this kernel is of the release `wanted`, major and minor, or newer.
 pub(crate) fn is_at_least(wanted: (u32, u32)) -> bool {

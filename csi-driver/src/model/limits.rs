@@ -41,7 +41,8 @@ pub(crate) const STATISTICS: Duration = Duration::from_secs(2);
 pub(crate) const UNMOUNT: Duration = Duration::from_secs(10);
 /// Closing of the files of a pod that was just killed.
 pub(crate) const CLOSING: Duration = Duration::from_secs(1);
-/// syncfs(2) of a mounted volume, which flushes writes through mappings.
+/// syncfs(2) of a mounted volume, which flushes writes through mappings, and the writing back of what the
+/// kernel keeps of it.
 pub(crate) const SYNCFS: Duration = Duration::from_secs(20);
 /// Changing the group of a volume in use, file by file.
 pub(crate) const GIVE_GROUP: Duration = Duration::from_secs(60);

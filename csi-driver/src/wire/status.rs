@@ -37,7 +37,8 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::NoKernelQuota { .. }
         | Error::NoPassthrough { .. }
         | Error::NoControl { .. }
-        | Error::CannotPass { .. }
+        | Error::CannotStage { .. }
+        | Error::NotWrittenBack { .. }
         | Error::DaemonCannot { .. }
         | Error::CannotUpgrade { .. }
         | Error::CannotPrepare { .. }

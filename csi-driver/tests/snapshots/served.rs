@@ -146,7 +146,7 @@ fn what_is_synchronised_before_a_write_is_in_every_cut_that_has_the_write() {
     for (data_path, cache, flags) in [
         ("daemon", "false", Flags::process()),
         ("passthrough", "false", Flags::process_with_keeper()),
-        ("daemon", "true", Flags::process()),
+        ("daemon", "true", Flags::process_with_keeper()),
     ] {
         let scene = scene_with_quota_groups(flags);
         let caller = scene.caller();
@@ -184,7 +184,7 @@ fn what_is_synchronised_before_a_write_is_in_every_cut_that_has_the_write() {
 /// The kernel is made to send it, and the cut waits for the daemon's answers.
 #[test]
 fn what_was_written_to_the_writeback_cache_is_in_the_cut() {
-    let scene = scene_on(REFLINKING[0]);
+    let scene = scene_with_quota_groups(Flags::process_with_keeper());
     let caller = scene.caller();
     let volume =
         caller.create(with(create_request("pvc-1"), &[("writebackCache", "true")])).unwrap().volume_id;
@@ -219,10 +219,10 @@ fn what_was_written_to_the_writeback_cache_is_in_the_cut() {
     take_away(&scene, &caller, &volume);
 }
 
-/// A cut would lack what the volume could not take.
+/// A cut would lack what the volume could not take. The application learns of it by fsync(2).
 #[test]
 fn a_volume_that_cannot_take_what_was_written_has_no_cut() {
-    let scene = scene_on(REFLINKING[0]);
+    let scene = scene_with_quota_groups(Flags::process_with_keeper());
     let caller = scene.caller();
     let class = [("writebackCache", "true"), ("capacity", "daemon")];
     let request = with(of_size(create_request("pvc-1"), 1 << 20, 0), &class);
@@ -232,10 +232,24 @@ fn a_volume_that_cannot_take_what_was_written_has_no_cut() {
     let mut file = File::create(caller.target_path(POD).join("file")).unwrap();
     file.write_all(&vec![7; 4 << 20]).unwrap();
     assert_refused(snapshot(&caller, "snap-1", &volume), Code::FailedPrecondition, "No space left on device");
+    assert_eq!(file.sync_all().unwrap_err().kind(), std::io::ErrorKind::StorageFull);
     drop(file);
     let made = retried(&scene, "snapshot", || snapshot(&caller, "snap-1", &volume));
     delete_snapshot(&caller, &made.snapshot_id).unwrap();
     take_away(&scene, &caller, &volume);
+}
+
+/// What the kernel has not sent would be lost with the daemon.
+#[test]
+fn a_volume_with_a_writeback_cache_needs_a_keeper() {
+    let scene = scene_on(REFLINKING[0]);
+    let caller = scene.caller();
+    let volume =
+        caller.create(with(create_request("pvc-1"), &[("writebackCache", "true")])).unwrap().volume_id;
+    assert_refused(caller.stage(&volume), Code::FailedPrecondition, "writebackCache");
+    caller.unstage(&volume).unwrap();
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
 }
 
 /// Copied file by file, a volume that is written to past the daemon would be of no one moment.

@@ -35,6 +35,16 @@ pub(super) fn compare(own: &[u8], first: &[u8]) -> Result<Vec<String>> {
     Ok(names(lacking))
 }
 
+/// Removes flags of the first word from an answer.
+pub(super) fn take_out(answer: &mut [u8], refused: InitFlags) {
+    let refused = u32::try_from(refused.bits() & u64::from(u32::MAX)).unwrap_or_default();
+    if let Some(flags) = answer.get_mut(FLAGS)
+        && let Ok(now) = <[u8; 4]>::try_from(&*flags)
+    {
+        flags.copy_from_slice(&(u32::from_ne_bytes(now) & !refused).to_ne_bytes());
+    }
+}
+
 fn flags(answer: &[u8]) -> Option<InitFlags> {
     let number = |at: Range<usize>| answer.get(at)?.try_into().ok().map(u32::from_ne_bytes);
     let (low, high) = (u64::from(number(FLAGS)?), u64::from(number(FLAGS2)?));
@@ -79,6 +89,14 @@ mod tests {
         let own = answer(base | InitFlags::FUSE_CACHE_SYMLINKS | InitFlags::FUSE_HAS_RESEND);
         assert_eq!(compare(&own, &answer(base)).unwrap(), ["FUSE_CACHE_SYMLINKS", "FUSE_HAS_RESEND"]);
         assert_eq!(compare(&own, &own).unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn flags_are_taken_out_of_an_answer() {
+        let mut changed = answer(NEEDED | InitFlags::FUSE_ASYNC_READ);
+        take_out(&mut changed, InitFlags::FUSE_ASYNC_READ | InitFlags::FUSE_ASYNC_DIO);
+        assert_eq!(changed, answer(NEEDED));
+        take_out(&mut [], InitFlags::FUSE_ASYNC_READ);
     }
 
     #[test]

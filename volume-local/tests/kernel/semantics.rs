@@ -20,6 +20,7 @@ const TESTS: &[&str] = &[
     include_str!("remounts.rs"),
     include_str!("takeover.rs"),
     include_str!("trust.rs"),
+    include_str!("writeback.rs"),
 ];
 
 #[test]

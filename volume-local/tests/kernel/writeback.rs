@@ -7,13 +7,15 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::SystemTime;
 
-use proto::control::{GetWritten, reply, request, written};
+use proto::control::{GetWritten, Quiesce, reply, request, written};
 use rustix::fs::copy_file_range;
 use rustix::io::Errno;
 
 use crate::files::store_by_mapping;
-use crate::fixture::{BOB, Setup, Stage, Volume, errno};
+use crate::fixture::{BOB, ROOT, Setup, Stage, Volume, errno};
+use crate::known::until;
 use crate::metrics::requests;
+use crate::pauses::resume;
 use crate::takeover;
 
 const SETUP: Setup = Setup { writeback_cache: true, ..takeover::SETUP };
@@ -208,7 +210,7 @@ fn closing_any_descriptor_sends_what_the_kernel_keeps() {
     // A mapping keeps its file open.
     store_by_mapping(&volume.path("f"), 5000);
     drop((file, reader, removed));
-    assert_eq!(written(&volume, 0), []);
+    until("the files are closed", || written(&volume, 0).is_empty());
     // A node that the kernel has forgotten, and one that never was.
     let root = File::open(&volume.path).unwrap();
     for node in [expected[1], u64::MAX] {
@@ -230,4 +232,41 @@ fn direct_reads_and_writes_are_ordered_with_cached_ones() {
     direct.write_all_at(&[2; 4096], 4096).unwrap();
     cached.read_exact_at(&mut seen, 0).unwrap();
     assert!(seen[..4096] == [1; 4096] && seen[4096..] == [2; 4096]);
+}
+
+/// What the kernel sends meanwhile takes all of its background requests.
+#[test]
+fn reads_go_on_in_a_pause_while_the_kernel_writes_back() {
+    const FILES: usize = 40;
+    let volume = Volume::with(SETUP);
+    fs::write(volume.backing.join("other"), vec![5; 1 << 20]).unwrap();
+    let files: Vec<File> = (0..FILES).map(|n| File::create(volume.path(&format!("{n}"))).unwrap()).collect();
+    let control = volume.control();
+    let quiesce = request::Kind::Quiesce(Quiesce { lease_ms: 30_000, passing_may_write: false });
+    assert!(matches!(control.ask(quiesce), reply::Kind::Quiesced(_)));
+    for file in &files {
+        file.write_all_at(&vec![7; 1 << 20], 0).unwrap();
+    }
+    let syncing: Vec<_> = files.into_iter().map(|file| std::thread::spawn(move || file.sync_all())).collect();
+    while volume.waiting() < 16 {
+        std::thread::yield_now();
+    }
+    assert!(fs::read(volume.path("other")).unwrap() == vec![5; 1 << 20]);
+    assert!(syncing.iter().any(|thread| !thread.is_finished()), "the pause holds them back");
+    assert!(resume(&control).held);
+    for thread in syncing {
+        thread.join().unwrap().unwrap();
+    }
+    assert!(fs::read(volume.backing.join("0")).unwrap() == vec![7; 1 << 20]);
+}
+
+/// tar(1) takes a file without blocks for one hole.
+#[test]
+fn a_file_that_was_not_sent_is_archived_whole() {
+    let volume = Volume::with(SETUP);
+    let file = read_write().open(volume.path("f")).unwrap();
+    file.write_all_at(&vec![7; 1 << 20], 0).unwrap();
+    assert!(file.metadata().unwrap().blocks() > 0);
+    volume.shell(ROOT, "tar -c --sparse -f /proc/self/fd/1 f | tar -x -O > copy");
+    assert!(fs::read(volume.path("copy")).unwrap() == vec![7; 1 << 20]);
 }
