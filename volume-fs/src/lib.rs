@@ -136,11 +136,20 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     if is_followed {
         ALLOCATOR.populate(filesystem::LARGEST_REQUEST_BYTES);
     }
-    let ended = session.run().map_err(|source| Error::Session { source });
+    let ended = match session.run() {
+        Err(source) if !is_end(&source) => Err(Error::Session { source }),
+        _ => Ok(()),
+    };
     backend.end();
     ended?;
     tracing::info!(volume = name, "unmounted");
     Ok(())
+}
+
+/// Whether the error says that the connection has ended. fuser knows only ENODEV. The kernel says
+/// ECONNABORTED to who reads a request while it ends (fuse_dev_do_read of fs/fuse/dev.c).
+fn is_end(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ECONNABORTED)
 }
 
 /// If an earlier daemon still serves: checks that this one can follow it, without changing anything, and
