@@ -6,7 +6,7 @@ mod cni;
 mod csi;
 mod posix;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use ::tests::binaries::{self, target_dir, workspace_root};
@@ -24,9 +24,8 @@ struct Arguments {
     name: Option<Suite>,
     /// Of suites `cni`, `csi` and `posix`: only scenarios, specs or volumes whose name contains this
     scenario: Option<String>,
-    /// Of suite `posix`: the directory in which pjdfstest was built
-    #[arg(long, value_name = "DIR")]
-    pjdfstest: Option<PathBuf>,
+    #[command(flatten)]
+    built: posix::Built,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -46,11 +45,14 @@ enum Suite {
 }
 
 fn main() -> ExitCode {
-    let Arguments { name, scenario, pjdfstest } = Arguments::parse();
-    exit_code(run(name, scenario.as_deref(), pjdfstest.as_deref()))
+    if std::env::args_os().nth(1).is_some_and(|first| first == posix::MOUNT_COMMAND) {
+        return exit_code(posix::mount(std::env::args_os().skip(1)));
+    }
+    let Arguments { name, scenario, built } = Arguments::parse();
+    exit_code(run(name, scenario.as_deref(), &built))
 }
 
-fn run(only: Option<Suite>, scenario: Option<&str>, pjdfstest: Option<&Path>) -> Result<()> {
+fn run(only: Option<Suite>, scenario: Option<&str>, built: &posix::Built) -> Result<()> {
     require_root("conformance")?;
     let by_name_only = [Suite::Posix, Suite::Lab];
     let is_asked = |suite: &Suite| only.map_or(!by_name_only.contains(suite), |only| only == *suite);
@@ -61,7 +63,7 @@ fn run(only: Option<Suite>, scenario: Option<&str>, pjdfstest: Option<&Path>) ->
             Suite::Registration => part("registration by a Go client", registration)?,
             Suite::Cni => cni::run(scenario)?,
             Suite::Csi => csi::run(scenario)?,
-            Suite::Posix => posix::run(pjdfstest, scenario)?,
+            Suite::Posix => posix::run(built, scenario)?,
             Suite::Lab => build::run(cargo().args(["xtask", "lab"]))?,
         }
     }

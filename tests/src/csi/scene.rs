@@ -199,7 +199,7 @@ impl Scene {
     }
 
     pub fn csi_socket(&self) -> PathBuf {
-        self.kubelet_dir().join("plugins/csi.hawser.dev/csi.sock")
+        csi_socket_in(&self.kubelet_dir())
     }
 
     pub fn registration_socket(&self) -> PathBuf {
@@ -207,7 +207,7 @@ impl Scene {
     }
 
     pub fn caller(&self) -> Caller {
-        Caller { socket: self.csi_socket(), kubelet_dir: self.kubelet_dir(), gives_up: None }
+        Caller::of(&self.kubelet_dir())
     }
 
     /// The journal's text about a volume; empty when there is none.
@@ -290,7 +290,16 @@ pub struct Caller {
     pub gives_up: Option<Arc<Notify>>,
 }
 
+fn csi_socket_in(kubelet_dir: &Path) -> PathBuf {
+    kubelet_dir.join("plugins/csi.hawser.dev/csi.sock")
+}
+
 impl Caller {
+    /// Of the driver that serves in this directory.
+    pub fn of(kubelet_dir: &Path) -> Self {
+        Self { socket: csi_socket_in(kubelet_dir), kubelet_dir: kubelet_dir.to_owned(), gives_up: None }
+    }
+
     fn call<T>(&self, call: impl AsyncFnOnce(Channel) -> Result<T, Status>) -> Result<T, Status> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
