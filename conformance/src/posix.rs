@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use ::tests::Sandbox;
-use ::tests::csi::scene::{Caller, Flags, Scene, create_request};
+use ::tests::csi::scene::{Caller, Flags, Scene, create_request, retried};
 use ::tests::csi::snapshots::{of_size, with};
 use ::tests::loop_device::{FileSystem, LoopMount};
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -202,9 +202,10 @@ fn in_a_published_volume(
         }
         run.join().map_err(|_| anyhow!("the thread of the suite panicked"))?
     })?;
-    caller.unpublish(&id, "posix").map_err(refused("unpublish"))?;
-    caller.unstage(&id).map_err(refused("unstage"))?;
-    caller.delete(&id).map_err(refused("delete"))?;
+    // A takeover may be under way.
+    retried(scene, "unpublish", || caller.unpublish(&id, "posix"));
+    retried(scene, "unstage", || caller.unstage(&id));
+    retried(scene, "delete", || caller.delete(&id));
     Ok(counts)
 }
 

@@ -89,7 +89,8 @@ impl Suite {
             left_out.extend(batch.tests().map(str::to_owned));
             report.add(batch);
             match end {
-                End::Exited => break,
+                End::Exited if is_complete(&output) => break,
+                End::Exited => bail!("check ended early: {}", tail(&output)),
                 End::TimedOut => {
                     let test = report.time_out(TEST_TIMEOUT).context("no test began within the time")?;
                     complain(&format!("{test}: not within {TEST_TIMEOUT:?}"));
@@ -148,6 +149,20 @@ impl Suite {
     }
 }
 
+/// Whether `check` printed its summary: otherwise tests are missing.
+fn is_complete(output: &str) -> bool {
+    let is_summary = |line: &str| {
+        let is_failed = line.starts_with("Failed ") && line.contains(" of ");
+        line.ends_with(" tests") && (is_failed || line.starts_with("Passed all "))
+    };
+    output.lines().any(is_summary)
+}
+
+fn tail(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
+    lines[lines.len().saturating_sub(10)..].join("\n")
+}
+
 /// Compares with the expected exceptions.
 fn judge(report: &Report, ground: &str, results: &Path) -> Result<Counts> {
     let mut counts = Counts::default();
@@ -181,7 +196,7 @@ fn users(places: &Places) -> Result<Vec<(PathBuf, PathBuf)>> {
         let mut text = fs::read_to_string(&original).with_context(|| original.display().to_string())?;
         for (id, user) in (61_000..).zip(names) {
             text.push_str(&match name {
-                "passwd" => format!("{user}:*:{id}:{id}::/nonexistent:/bin/bash\n"),
+                "passwd" => format!("{user}:*:{id}:{id}::/:/bin/bash\n"),
                 _ => format!("{user}:*:{id}:\n"),
             });
         }
@@ -190,4 +205,16 @@ fn users(places: &Places) -> Result<Vec<(PathBuf, PathBuf)>> {
         files.push((copy, original));
     }
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_without_a_summary_is_not_complete() {
+        assert!(is_complete("generic/001  4s\nRan: generic/001\nPassed all 1 tests\n"));
+        assert!(is_complete("Failures: generic/001\nFailed 1 of 4 tests\n"));
+        assert!(!is_complete("generic/001  4s\ngeneric/002 "));
+    }
 }

@@ -1,6 +1,6 @@
 //! Which tests are not run, and which are expected to fail, with the reasons.
 
-use super::super::exception::Exception;
+use crate::posix::exception::Exception;
 
 /// Not run anywhere, with the reason.
 pub(super) const OMITTED: &[(&str, &str)] = &[];

@@ -1,9 +1,9 @@
 //! A process and all that it starts, in a PID namespace of their own: SIGKILL to the first ends all,
 //! and the first is not gone before they are. So no process stays in the kernel unnoticed.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -60,6 +60,8 @@ impl<'a> Jail<'a> {
         let mut child = self.start(command)?;
         let first = first_process(&mut child)?;
         let pieces = pieces(&mut child)?;
+        let mut stdin = child.stdin.take().context("a pipe")?;
+        stdin.write_all(b"\n").context("start the command")?;
         let mut alarm = Alarm { timeout, due: Instant::now() + timeout };
         let end = loop {
             match pieces.recv_timeout(alarm.due.saturating_duration_since(Instant::now())) {
@@ -82,7 +84,7 @@ impl<'a> Jail<'a> {
     }
 
     fn start(&self, command: &Command) -> Result<Child> {
-        let mut unshare = self.sandbox.command("unshare".as_ref());
+        let mut unshare = self.sandbox.command(Path::new("unshare"));
         // Mounts of the driver are seen, those of tests stay here.
         unshare.args([
             "--mount",
@@ -93,11 +95,9 @@ impl<'a> Jail<'a> {
             "--mount-proc",
             "--kill-child",
         ]);
-        // The output is one: tests report in both.
-        let script: String = (0..self.files.len())
-            .map(|_| "mount -n --bind \"$1\" \"$2\" && shift 2 && ".to_owned())
-            .chain(["exec \"$@\" 2>&1".to_owned()])
-            .collect();
+        // It waits until its pidfd is open. The output is one: tests report in both.
+        let bind = "mount -n --bind \"$1\" \"$2\" && shift 2 && ";
+        let script = format!("read -r _ && {}exec \"$@\" 2>&1 </dev/null", bind.repeat(self.files.len()));
         unshare.args(["sh", "-c", &script, "sh"]);
         for (shown, place) in &self.files {
             unshare.arg(shown).arg(place);
@@ -111,7 +111,7 @@ impl<'a> Jail<'a> {
         if let Some(dir) = command.get_current_dir() {
             unshare.current_dir(dir);
         }
-        unshare.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("start unshare")
+        unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("start unshare")
     }
 }
 

@@ -218,8 +218,10 @@ impl Mount {
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
-                "-t" => drop(arguments.next()),
-                "-o" => options.extend([",", arguments.next().context("-o without options")?]),
+                "-t" => {
+                    let _file_system = arguments.next();
+                }
+                "-o" => options.extend([",", arguments.next().context("-o without options")?.as_str()]),
                 "-r" => options.push_str(",ro"),
                 "-w" => options.push_str(",rw"),
                 "-n" | "-i" => {}
