@@ -131,6 +131,15 @@ fn names(set: CapabilitySet) -> String {
     if known.is_empty() { format!("{:#x}", set.bits()) } else { known.join(" ") }
 }
 
+/// Leaves the calling thread in its own group alone. Needs CAP_SETGID if it is in others.
+pub fn leave_supplementary_groups() -> Result<()> {
+    let groups = rustix::process::getgroups().map_err(|e| Error::new("get", "supplementary groups", e))?;
+    if groups.is_empty() {
+        return Ok(());
+    }
+    nix::unistd::setgroups(&[]).map_err(|e| Error::new("setgroups", "no group", e))
+}
+
 /// Programs started by execve(2) can never gain privileges (prctl(2), PR_SET_NO_NEW_PRIVS).
 pub fn set_no_new_privs() -> Result<()> {
     rustix::thread::set_no_new_privs(true).map_err(|e| Error::new("set", "no_new_privs", e))

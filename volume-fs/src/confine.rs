@@ -85,6 +85,12 @@ pub(crate) fn raise_descriptor_limit() -> Result<u64> {
     Ok(hard)
 }
 
+/// Leaves the groups that the parent had: the kernel would take the process for a member of files of
+/// these groups, and leave them the setgid bit when others write. Before [`drop_privileges`].
+pub(crate) fn leave_groups() -> Result<()> {
+    credentials::leave_supplementary_groups().map_err(step("supplementary groups"))
+}
+
 /// Keeps exactly `kept` in the effective, permitted and bounding sets, and sets no_new_privs. A
 /// child of the driver keeps CAP_BPF until its filter is installed: other processes' filters may
 /// use up the kernel's memory for unprivileged filters (net.core.bpf_jit_limit).

@@ -85,6 +85,7 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
         Isolation::Own => confine::in_own_namespaces(S::NETWORK)?,
     };
     let descriptor_limit = confine::raise_descriptor_limit()?;
+    confine::leave_groups()?;
     confine::drop_privileges(S::CAPABILITIES)?;
 
     let Some((mut assignment, driver)) = driver.receive_assignment(nonce, serve.wait, &service)? else {

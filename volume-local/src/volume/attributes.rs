@@ -51,11 +51,9 @@ pub(super) fn clearing_setid_for<T>(
     if !Mode::from_raw_mode(seen.st_mode).intersects(Mode::SUID | Mode::SGID) {
         return change();
     }
-    if !is_member(by, seen.st_gid) {
-        return clearing_setid(change);
-    }
-    let member = Caller { uid: 0, gid: seen.st_gid };
-    credentials::as_caller(member, CapabilitySet::empty(), || clearing_setid(change))
+    // The kernel asks whether this thread is a member: its own group would decide for files of that group.
+    let gid = if is_member(by, seen.st_gid) { seen.st_gid } else { by.gid };
+    credentials::as_caller(Caller { uid: 0, gid }, CapabilitySet::empty(), || clearing_setid(change))
         .map_err(errno::from_nix)?
 }
 
@@ -190,7 +188,7 @@ impl Volume {
         }
         let set = || file.set(&name, value, flags);
         let set = if name.as_c_str() == ACCESS_ACL && !may_keep_setgid(by, &fd)? {
-            clearing_setid(set)
+            clearing_setid_for(by, &fd, set)
         } else {
             set()
         };

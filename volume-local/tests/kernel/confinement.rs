@@ -47,6 +47,7 @@ fn every_thread_has_exactly_six_capabilities_no_new_privs_and_a_filter() {
             for set in ["CapInh", "CapAmb"] {
                 assert_eq!(status[set], "0000000000000000", "{set} of {}", task.display());
             }
+            assert_eq!(status["Groups"], "", "{}", task.display());
             assert_eq!((status["NoNewPrivs"].as_str(), status["Seccomp"].as_str()), ("1", "2"));
         }
     }

@@ -182,7 +182,12 @@ impl Stage {
     fn daemon_at(&self, socket: &Path, setup: Setup) -> Command {
         let binary = env!("CARGO_BIN_EXE_hawser-volume");
         let mut command = match setup.descriptors {
-            0 => Command::new(binary),
+            // A container runtime may start it in groups.
+            0 => {
+                let mut member = Command::new("setpriv");
+                member.args(["--groups", "0", binary]);
+                member
+            }
             limit => {
                 let mut shell = Command::new("sh");
                 shell.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\""), binary]);
