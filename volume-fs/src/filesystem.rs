@@ -45,11 +45,12 @@ pub(crate) const NEEDED: InitFlags =
     InitFlags::FUSE_DONT_MASK.union(InitFlags::FUSE_POSIX_ACL).union(InitFlags::FUSE_HANDLE_KILLPRIV_V2);
 
 /// Only for speed. Without FUSE_ATOMIC_O_TRUNC: truncation is a separate request. Without locks:
-/// the kernel handles them, since all users are on this node.
+/// the kernel handles them, since all users are on this node. Without FUSE_ASYNC_DIO: at the end of
+/// an asynchronous O_DIRECT write the kernel discards no cached pages, so that what a read brought
+/// into the page cache meanwhile would be shown as long as it is cached.
 const WELCOME: InitFlags = InitFlags::FUSE_PARALLEL_DIROPS
     .union(InitFlags::FUSE_DO_READDIRPLUS)
     .union(InitFlags::FUSE_READDIRPLUS_AUTO)
-    .union(InitFlags::FUSE_ASYNC_DIO)
     .union(InitFlags::FUSE_CACHE_SYMLINKS);
 
 /// FUSE_UNIQUE_RESEND (linux/fuse.h): set in `unique` of requests after FUSE_NOTIFY_RESEND.

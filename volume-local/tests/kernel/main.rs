@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod accounting;
+mod asynchronous;
 mod attributes;
 mod capacity;
 mod confinement;
