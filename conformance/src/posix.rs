@@ -60,21 +60,25 @@ struct Ground {
 }
 
 const BY_DAEMON: &[(&str, &str)] = &[("dataPath", "daemon"), ("capacity", "daemon")];
+const WRITING_BACK: &[(&str, &str)] =
+    &[("dataPath", "daemon"), ("capacity", "daemon"), ("writebackCache", "true")];
 const PASSING: &[(&str, &str)] = &[("dataPath", "passthrough"), ("capacity", "none")];
 
-const GROUNDS: [Ground; 12] = [
+const GROUNDS: [Ground; 14] = [
     ground("ext4, by the daemon", FileSystem::Ext4, BY_DAEMON, false),
     ground("ext4, passing through", FileSystem::Ext4, PASSING, false),
     ground("xfs, by the daemon", FileSystem::Xfs, BY_DAEMON, false),
     ground("xfs, passing through", FileSystem::Xfs, PASSING, false),
     ground("btrfs, by the daemon", FileSystem::Btrfs, BY_DAEMON, false),
     ground("btrfs, passing through", FileSystem::Btrfs, PASSING, false),
+    ground("ext4, with the writeback cache", FileSystem::Ext4, WRITING_BACK, false),
     ground("ext4, by the daemon, with takeovers", FileSystem::Ext4, BY_DAEMON, true),
     ground("ext4, passing through, with takeovers", FileSystem::Ext4, PASSING, true),
     ground("xfs, by the daemon, with takeovers", FileSystem::Xfs, BY_DAEMON, true),
     ground("xfs, passing through, with takeovers", FileSystem::Xfs, PASSING, true),
     ground("btrfs, by the daemon, with takeovers", FileSystem::Btrfs, BY_DAEMON, true),
     ground("btrfs, passing through, with takeovers", FileSystem::Btrfs, PASSING, true),
+    ground("ext4, with the writeback cache, with takeovers", FileSystem::Ext4, WRITING_BACK, true),
 ];
 
 const fn ground(
