@@ -3,23 +3,25 @@
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ::tests::{Sandbox, eventually};
+use ::tests::eventually;
 use anyhow::{Context, Result, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
+
+use super::STANDARD_PATH;
 
 /// After SIGKILL.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(super) struct Jail<'a> {
-    sandbox: &'a Sandbox,
+#[derive(Debug, Default)]
+pub(super) struct Jail {
     /// Files to be seen in place of others.
     files: Vec<(PathBuf, PathBuf)>,
 }
@@ -45,9 +47,9 @@ impl Alarm {
     }
 }
 
-impl<'a> Jail<'a> {
-    pub(super) fn new(sandbox: &'a Sandbox, files: Vec<(PathBuf, PathBuf)>) -> Self {
-        Self { sandbox, files }
+impl Jail {
+    pub(super) fn with(files: Vec<(PathBuf, PathBuf)>) -> Self {
+        Self { files }
     }
 
     /// Runs `command`, with what it prints piece by piece, until it ends or the alarm is due.
@@ -84,7 +86,8 @@ impl<'a> Jail<'a> {
     }
 
     fn start(&self, command: &Command) -> Result<Child> {
-        let mut unshare = self.sandbox.command(Path::new("unshare"));
+        let mut unshare = Command::new("unshare");
+        unshare.env_clear().env("PATH", STANDARD_PATH);
         // Mounts of the driver are seen, those of tests stay here.
         unshare.args([
             "--mount",

@@ -22,6 +22,8 @@ use proto::csi::volume_capability::{AccessType, MountVolume};
 use proto::csi::{NodeStageVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability};
 use xtask::foreign::find_program;
 
+use super::STANDARD_PATH;
+
 /// The first argument of this program where it is mount(8) or umount(8) of the suite.
 pub(crate) const COMMAND: &str = "suite-mount";
 /// The suite's part of a file system's type, behind `fuse`.
@@ -132,8 +134,6 @@ impl Places {
         fs::remove_dir(&self.dir).with_context(|| self.dir.display().to_string())
     }
 }
-
-const STANDARD_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 impl Place {
     fn stage(&self, caller: &Caller, flags: Vec<String>) -> Result<()> {
