@@ -172,7 +172,7 @@ fn suid_and_sgid_go_when_somebody_else_writes_truncates_or_when_the_owner_change
 /// As on the backing file system itself.
 #[test]
 fn members_keep_sgid_of_what_they_may_not_execute_and_others_do_not() {
-    let volume = Volume::new();
+    let volume = Volume::with(Setup { in_a_group: true, ..Setup::default() });
     let commands = [
         "echo x >> f",
         "truncate -s 3 f",

@@ -33,7 +33,7 @@ fn status(task: &Path) -> BTreeMap<String, String> {
 #[test]
 fn every_thread_has_exactly_six_capabilities_no_new_privs_and_a_filter() {
     for confine in [true, false] {
-        let volume = used(Volume::with(Setup { confine, ..Setup::default() }));
+        let volume = used(Volume::with(Setup { confine, in_a_group: true, ..Setup::default() }));
         let tasks: Vec<PathBuf> = fs::read_dir(format!("/proc/{}/task", volume.pid()))
             .unwrap()
             .map(|task| task.unwrap().path())

@@ -52,6 +52,8 @@ pub(crate) struct Setup {
     pub(crate) inode_limit: u64,
     pub(crate) read_only: bool,
     pub(crate) confine: bool,
+    /// The daemon is started with group 0 among its supplementary groups, as by a container runtime.
+    pub(crate) in_a_group: bool,
     /// `ulimit -n` of the daemon; 0: what the tests have.
     pub(crate) descriptors: u32,
     /// 0: the daemon's default.
@@ -182,12 +184,12 @@ impl Stage {
     fn daemon_at(&self, socket: &Path, setup: Setup) -> Command {
         let binary = env!("CARGO_BIN_EXE_hawser-volume");
         let mut command = match setup.descriptors {
-            // A container runtime may start it in groups.
-            0 => {
+            0 if setup.in_a_group => {
                 let mut member = Command::new("setpriv");
                 member.args(["--groups", "0", binary]);
                 member
             }
+            0 => Command::new(binary),
             limit => {
                 let mut shell = Command::new("sh");
                 shell.args(["-c", &format!("ulimit -n {limit}; exec \"$0\" \"$@\""), binary]);
