@@ -43,12 +43,10 @@ pub(super) struct Built {
     xfstests: Option<PathBuf>,
 }
 
-const HOW_TO_BUILD: &str = "suite posix needs --pjdfstest DIR or --xfstests DIR, or both.
-pjdfstest: clone github.com/pjd/pjdfstest, and there run autoreconf -ifs, ./configure and make pjdfstest \
-(Debian's packages autoconf, automake, gcc and make).
-xfstests: clone github.com/kdave/xfstests, and there run make (the same packages, and libtool-bin, uuid-dev, \
-libacl1-dev, libaio-dev, libattr1-dev and xfslibs-dev; for more of its tests libcap-dev, libgdbm-dev, quota \
-and dbench)";
+const WHAT_TO_INSTALL: &str = "suite posix needs --pjdfstest DIR or --xfstests DIR, or both: directories in which you have \
+built pjdfstest and xfstests from their sources, as their READMEs say. The Debian packages for that are autoconf, \
+automake, gcc and make; for xfstests also libtool-bin, uuid-dev, libacl1-dev, libaio-dev, libattr1-dev and xfslibs-dev, \
+and for more of its tests libcap-dev, libgdbm-dev, quota and dbench";
 
 /// A volume to test.
 struct Ground {
@@ -96,7 +94,7 @@ type Run<'a> = &'a (dyn Fn(&Scene, &Ground) -> Result<Counts> + Sync);
 /// `only`: of grounds whose title contains this.
 pub(super) fn run(built: &Built, only: Option<&str>) -> Result<()> {
     if built.pjdfstest.is_none() && built.xfstests.is_none() {
-        bail!(HOW_TO_BUILD);
+        bail!(WHAT_TO_INSTALL);
     }
     let pjdfstest = built.pjdfstest.as_deref().map(pjdfstest::Suite::open).transpose()?;
     let xfstests = built.xfstests.as_deref().map(xfstests::Suite::open).transpose()?;

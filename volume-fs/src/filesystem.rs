@@ -53,6 +53,9 @@ const WELCOME: InitFlags = InitFlags::FUSE_PARALLEL_DIROPS
     .union(InitFlags::FUSE_READDIRPLUS_AUTO)
     .union(InitFlags::FUSE_CACHE_SYMLINKS);
 
+/// Daemons of earlier releases asked for these. This one serves a connection that has them.
+pub(crate) const OF_EARLIER_RELEASES: InitFlags = InitFlags::FUSE_ASYNC_DIO;
+
 /// FUSE_UNIQUE_RESEND (linux/fuse.h): set in `unique` of requests after FUSE_NOTIFY_RESEND.
 const RESENT: u64 = 1 << 63;
 
@@ -71,7 +74,7 @@ impl Wanted {
     /// is one of those would wait for the end of the pause.
     pub(crate) fn refuses(self) -> InitFlags {
         match self.writeback_cache {
-            true => InitFlags::FUSE_ASYNC_READ | InitFlags::FUSE_ASYNC_DIO,
+            true => InitFlags::FUSE_ASYNC_READ,
             false => InitFlags::empty(),
         }
     }
@@ -103,9 +106,8 @@ fn negotiate(wanted: Wanted, config: &mut KernelConfig) -> io::Result<()> {
     config.add_capabilities(NEEDED).map_err(|missing| {
         io::Error::other(format!("this kernel's FUSE lacks {missing:?}: Linux 5.12 or newer is needed"))
     })?;
-    let welcome = if wanted.writeback_cache { WELCOME - InitFlags::FUSE_ASYNC_DIO } else { WELCOME };
     config
-        .add_capabilities(welcome & config.capabilities())
+        .add_capabilities(WELCOME & config.capabilities())
         .map_err(|refused| io::Error::other(format!("offered, then refused: {refused:?}")))?;
     if wanted.passthrough {
         config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).map_err(|_| {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use fuser::InitFlags;
 
-use crate::filesystem::NEEDED;
+use crate::filesystem::{NEEDED, OF_EARLIER_RELEASES};
 use crate::{Error, Result};
 
 /// Behind struct fuse_out_header of 16 bytes.
@@ -19,7 +19,7 @@ pub(super) fn compare(own: &[u8], first: &[u8]) -> Result<Vec<String>> {
     let differs = |reason: String| Error::InitTerms { reason };
     let flags_of = |answer| flags(answer).ok_or_else(|| differs("no fuse_init_out".to_owned()));
     let (wanted, granted) = (flags_of(own)?, flags_of(first)?);
-    let unknown = granted - wanted;
+    let unknown = granted - wanted - OF_EARLIER_RELEASES;
     if !unknown.is_empty() {
         return Err(differs(format!("this daemon does not use {}, which the connection has", list(unknown))));
     }
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn flags_are_taken_out_of_an_answer() {
         let mut changed = answer(NEEDED | InitFlags::FUSE_ASYNC_READ);
-        take_out(&mut changed, InitFlags::FUSE_ASYNC_READ | InitFlags::FUSE_ASYNC_DIO);
+        take_out(&mut changed, InitFlags::FUSE_ASYNC_READ | InitFlags::FUSE_PASSTHROUGH);
         assert_eq!(changed, answer(NEEDED));
         take_out(&mut [], InitFlags::FUSE_ASYNC_READ);
     }
@@ -105,6 +105,7 @@ mod tests {
         let refused = |first: &[u8]| compare(&own, first).unwrap_err().to_string();
         let more = refused(&answer(NEEDED | InitFlags::FUSE_WRITEBACK_CACHE));
         assert!(more.contains("does not use FUSE_WRITEBACK_CACHE"), "{more}");
+        assert_eq!(compare(&own, &answer(NEEDED | OF_EARLIER_RELEASES)).unwrap(), [""; 0]);
         let less = refused(&answer(NEEDED - InitFlags::FUSE_POSIX_ACL));
         assert!(less.contains("lacks FUSE_POSIX_ACL"), "{less}");
         let mut sizes = own.clone();

@@ -20,6 +20,7 @@ const SETUP: Setup = Setup {
     inode_limit: 0,
     read_only: false,
     confine: false,
+    in_a_group: false,
     descriptors: 0,
     known_inodes: 0,
     passthrough: false,

@@ -427,6 +427,7 @@ const LIMITED: Setup = Setup {
     inode_limit: 8192,
     read_only: false,
     confine: false,
+    in_a_group: false,
     descriptors: 0,
     known_inodes: 0,
     passthrough: false,

@@ -26,6 +26,7 @@ const SETUP: Setup = Setup {
     inode_limit: 0,
     read_only: false,
     confine: true,
+    in_a_group: false,
     descriptors: 0,
     known_inodes: 1000,
     passthrough: false,

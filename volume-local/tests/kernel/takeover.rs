@@ -20,6 +20,7 @@ pub(crate) const SETUP: Setup = Setup {
     inode_limit: 0,
     read_only: false,
     confine: true,
+    in_a_group: false,
     descriptors: 0,
     known_inodes: 0,
     passthrough: false,
