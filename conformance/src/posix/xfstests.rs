@@ -37,13 +37,12 @@ const FSX_OPERATIONS: &str = "60000";
 const FSX_TIMEOUT: Duration = Duration::from_secs(1200);
 
 /// What tests start, with the packages. A test without its program does not run.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 7] = [
     ("xfs_io", "xfsprogs"),
     ("setfattr", "attr"),
     ("setfacl", "acl"),
     ("bc", "bc"),
     ("perl", "perl"),
-    ("gawk", "gawk"),
     ("unshare", "util-linux"),
     ("su", "util-linux"),
 ];
