@@ -10,7 +10,7 @@ use crate::fixture::Volume;
 
 const CHUNK: usize = 64 * 1024;
 const CHUNKS: usize = 10;
-const ROUNDS: usize = 4000;
+const ROUNDS: usize = 500;
 
 /// `struct iocb` of linux/aio_abi.h, for a processor that is little-endian.
 #[repr(C)]

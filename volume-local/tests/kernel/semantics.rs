@@ -3,6 +3,7 @@
 const PAGE: &str = include_str!("../../../docs/SEMANTICS.md");
 const TESTS: &[&str] = &[
     include_str!("accounting.rs"),
+    include_str!("asynchronous.rs"),
     include_str!("attributes.rs"),
     include_str!("capacity.rs"),
     include_str!("confinement.rs"),
