@@ -27,6 +27,7 @@ mod mount_table;
 pub mod netlink;
 pub mod network_state;
 pub mod node;
+pub mod postgres;
 mod process;
 pub mod random;
 pub mod sandbox;

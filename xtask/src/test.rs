@@ -12,7 +12,7 @@ use xtask::progress::{part, say};
 /// Programs that the tests start, and their Debian packages: mkfs makes the pools
 /// of csi-driver's tests; ip, nft, iptables and conntrack witness what the plugins
 /// made; busybox is the attacker of `tests/tests/hostile`; fio, git, sqlite3, PostgreSQL and tar are
-/// applications of `tests/tests/chaos`.
+/// applications of `tests/tests/chaos` and `tests/tests/full_volume.rs`.
 const PROGRAMS: [(&str, &str); 13] = [
     ("mkfs.btrfs", "btrfs-progs"),
     ("mkfs.ext4", "e2fsprogs"),
