@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use tests::loop_device::FileSystem;
 use xtask::foreign::find_program;
-use xtask::progress::step;
+use xtask::progress::{complain, step};
 
-use super::operations::{DATA, NAMES, Operation, TREES};
+use super::Table;
+use super::operations::{self, Operation};
 use super::place::{Place, Sample, Served, Where};
 use crate::statistics::{median, spread};
 
@@ -16,7 +17,12 @@ struct Subject {
     title: &'static str,
     place: Place,
     bar: fn(&Operation) -> Option<f64>,
+    /// What it cannot do is no error.
+    is_peer: bool,
 }
+
+/// Where a subject cannot do something, why.
+type Measured = Result<Vec<[Sample; 2]>>;
 
 pub(super) fn table(
     runs: usize,
@@ -34,11 +40,12 @@ pub(super) fn table(
 fn subjects(passthrough_hp: Option<&Path>) -> Result<Vec<Subject>> {
     let ours = |title, kind, parameters, bar| {
         let place = Place::new(kind, Served::Ours { parameters, has_successors: true })?;
-        anyhow::Ok(Subject { title, place, bar })
+        anyhow::Ok(Subject { title, place, bar, is_peer: false })
     };
     let peer = |title, program: &Path, options| {
         let served = Served::Peer { program: program.to_owned(), options };
-        anyhow::Ok(Subject { title, place: Place::new(FileSystem::Ext4, served)?, bar: |_| None })
+        let place = Place::new(FileSystem::Ext4, served)?;
+        anyhow::Ok(Subject { title, place, bar: |_| None, is_peer: true })
     };
     let mut subjects = vec![
         ours(
@@ -71,40 +78,63 @@ fn subjects(passthrough_hp: Option<&Path>) -> Result<Vec<Subject>> {
 }
 
 fn rows(subjects: &[Subject], runs: usize, is_wanted: impl Fn(&Operation) -> bool) -> Result<String> {
-    let mut table = format!(
-        "\n| what | file system, capacity, data path | native us | mounted us | to native, by speed | spread | daemon's cores | bar |\n{}\n",
-        "|---".repeat(8) + "|"
-    );
-    for operation in DATA.iter().chain(&NAMES).chain(&TREES).filter(|operation| is_wanted(operation)) {
-        table += &step(operation.title, || measure(subjects, operation, runs))?;
+    let mut table = Table::begin([
+        "what",
+        "file system, capacity, data path",
+        "native us",
+        "mounted us",
+        "to native, by speed",
+        "spread",
+        "daemon's cores",
+        "bar",
+    ]);
+    for operation in operations::beside_native().filter(|operation| is_wanted(operation)) {
+        let measured = step(operation.title, || measure(subjects, operation, runs))?;
+        for (subject, measured) in subjects.iter().zip(measured) {
+            table.add(&row(subject, operation, &measured));
+        }
     }
-    Ok(table)
+    Ok(table.end())
 }
 
-fn measure(subjects: &[Subject], operation: &Operation, runs: usize) -> Result<String> {
-    let mut measured: Vec<Vec<[Sample; 2]>> = subjects.iter().map(|_| Vec::new()).collect();
+fn measure(subjects: &[Subject], operation: &Operation, runs: usize) -> Result<Vec<Measured>> {
+    let mut measured: Vec<Measured> = subjects.iter().map(|_| Ok(Vec::new())).collect();
     // The first run fills caches.
     for run in 0..=operation.runs(runs) {
-        for (subject, samples) in subjects.iter().zip(&mut measured) {
-            let time = |at| subject.place.time(operation, at, run);
-            // In turn, so that neither is always the second one.
-            let pair = if run % 2 == 0 {
-                let native = time(Where::Native)?;
-                [native, time(Where::Mounted)?]
-            } else {
-                let mounted = time(Where::Mounted)?;
-                [time(Where::Native)?, mounted]
-            };
-            if run > 0 {
-                samples.push(pair);
+        for (subject, measured) in subjects.iter().zip(&mut measured) {
+            let Ok(samples) = measured else { continue };
+            match subject.pair(operation, run) {
+                Ok(pair) if run > 0 => samples.push(pair),
+                Ok(_) => {}
+                Err(error) if subject.is_peer => {
+                    complain(&format!("{}: {}: {error:#}", operation.title, subject.title));
+                    *measured = Err(error);
+                }
+                Err(error) => return Err(error.context(subject.title)),
             }
         }
     }
-    let rows = subjects.iter().zip(&measured).map(|(subject, samples)| row(subject, operation, samples));
-    Ok(rows.collect())
+    Ok(measured)
 }
 
-fn row(subject: &Subject, operation: &Operation, samples: &[[Sample; 2]]) -> String {
+impl Subject {
+    fn pair(&self, operation: &Operation, run: usize) -> Result<[Sample; 2]> {
+        let time = |at| self.place.time(operation, at, run);
+        // In turn, so that neither is always the second one.
+        if run.is_multiple_of(2) {
+            let native = time(Where::Native)?;
+            Ok([native, time(Where::Mounted)?])
+        } else {
+            let mounted = time(Where::Mounted)?;
+            Ok([time(Where::Native)?, mounted])
+        }
+    }
+}
+
+fn row(subject: &Subject, operation: &Operation, measured: &Measured) -> String {
+    let Ok(samples) = measured else {
+        return format!("| {} | {} | it fails | | | | | |", operation.title, subject.title);
+    };
     let middle = |of: fn(&[Sample; 2]) -> f64| median(&mut samples.iter().map(of).collect::<Vec<_>>());
     let mut ratios: Vec<f64> =
         samples.iter().map(|[native, mounted]| native.took_us / mounted.took_us).collect();
@@ -113,7 +143,7 @@ fn row(subject: &Subject, operation: &Operation, samples: &[[Sample; 2]]) -> Str
     let bar = (subject.bar)(operation)
         .map_or_else(String::new, |bar| format!(">= {bar}: {}", if ratio >= bar { "met" } else { "MISSED" }));
     format!(
-        "| {} | {} | {:.1} | {:.1} | {ratio:.3} | {low:.2}..{high:.2} | {:.2} | {bar} |\n",
+        "| {} | {} | {:.1} | {:.1} | {ratio:.3} | {low:.2}..{high:.2} | {:.2} | {bar} |",
         operation.title,
         subject.title,
         middle(|[native, _]| native.took_us),

@@ -12,6 +12,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use rustix::fs::{Advice, XattrFlags, fadvise, removexattr, setxattr};
 
+use super::pgbench::Script;
+
 /// Of a stream.
 const STREAM_BYTES: usize = 64 << 20;
 const BLOCK_BYTES: usize = 1 << 20;
@@ -22,20 +24,28 @@ const PASSES: usize = 8;
 const SYNCS: u64 = 50;
 const DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits().cast_signed();
 
-/// One kind of work; a step is timed as the mean of all.
+/// One kind of work.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Operation {
     pub(super) title: &'static str,
-    pub(super) steps: usize,
-    /// Of each step; not timed.
-    pub(super) prepare: Step,
-    pub(super) work: Step,
+    pub(super) work: Work,
     /// Whether a run takes seconds, so that a few are enough.
     is_long: bool,
     /// The speed that volumes are to reach, of a native directory's: by the daemon's path, and where the
     /// kernel passes data through.
     pub(super) by_daemon: Option<f64>,
     pub(super) passing: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Work {
+    /// A step is timed as the mean of all. Its preparation is not timed.
+    Steps {
+        steps: usize,
+        prepare: Step,
+        work: Step,
+    },
+    Transactions(Script),
 }
 
 impl Operation {
@@ -56,8 +66,14 @@ const fn bar(bar: f64) -> Option<f64> {
 /// Of an operation whose run takes seconds.
 const LONG_RUNS: usize = 5;
 
-pub(super) fn all() -> impl Iterator<Item = &'static Operation> {
-    DATA.iter().chain(&NAMES).chain(&TREES).chain(&RECORDED).chain(&STREAMS)
+/// Measured beside native directories. Databases are last: their servers run from then on.
+pub(super) fn beside_native() -> impl Iterator<Item = &'static Operation> {
+    DATA.iter().chain(&NAMES).chain(&TREES).chain(&TRANSACTIONS)
+}
+
+/// Measured with and without a record.
+pub(super) fn beside_unrecorded() -> impl Iterator<Item = &'static Operation> {
+    RECORDED.iter().chain(&STREAMS)
 }
 
 /// Those that a daemon records before their effect.
@@ -86,7 +102,7 @@ pub(super) const RECORDED: [Operation; 12] = [
 ];
 
 /// The content of one file of 64 MiB, which is there before.
-pub(super) const DATA: [Operation; 12] = [
+const DATA: [Operation; 12] = [
     stream("seq write 1 MiB, buffered", cached, |path| write_all(path, BLOCK_BYTES, Order::Sequential))
         .bars(0.25, 0.95),
     stream("seq write 4 KiB, buffered", cached, |path| write_all(path, PAGE, Order::Sequential))
@@ -116,7 +132,7 @@ pub(super) const DATA: [Operation; 12] = [
     .bars(0.0, 0.8),
 ];
 
-pub(super) const NAMES: [Operation; 6] = [
+const NAMES: [Operation; 6] = [
     metadata(
         "stat, cached",
         |path| file(path).and_then(|()| fs::metadata(path).map(drop)),
@@ -130,7 +146,7 @@ pub(super) const NAMES: [Operation; 6] = [
     metadata("stat of an absent name", nothing, absent),
 ];
 
-pub(super) const TREES: [Operation; 4] = [
+const TREES: [Operation; 4] = [
     tree(
         "tar x, 1,000 files",
         |path| {
@@ -162,6 +178,12 @@ pub(super) const TREES: [Operation; 4] = [
     tree("rm -rf", make_tree, |path| run(Command::new("rm").arg("-rf").arg(path))).bars(0.28, 0.0),
 ];
 
+/// On a database of its own.
+const TRANSACTIONS: [Operation; 2] = [
+    transactions("pgbench -S (read-only), 2 clients", Script::SelectOnly).bars(0.0, 0.95),
+    transactions("pgbench TPC-B (read-write), 2 clients", Script::TpcB).bars(0.0, 0.9),
+];
+
 pub(super) const STREAMS: [Operation; 3] = [
     stream("seq write, buffered, 64 MiB", nothing, |path| {
         let mut file = File::create(path)?;
@@ -177,19 +199,27 @@ pub(super) const STREAMS: [Operation; 3] = [
     }),
 ];
 
-type Step = fn(&Path) -> std::io::Result<()>;
+pub(super) type Step = fn(&Path) -> std::io::Result<()>;
+
+const fn operation(title: &'static str, work: Work) -> Operation {
+    Operation { title, work, is_long: false, by_daemon: None, passing: None }
+}
 
 const fn metadata(title: &'static str, prepare: Step, work: Step) -> Operation {
-    Operation { title, steps: 300, prepare, work, is_long: false, by_daemon: None, passing: None }
+    operation(title, Work::Steps { steps: 300, prepare, work })
 }
 
 const fn stream(title: &'static str, prepare: Step, work: Step) -> Operation {
-    Operation { steps: 1, ..metadata(title, prepare, work) }
+    operation(title, Work::Steps { steps: 1, prepare, work })
 }
 
 /// Of a tree of files.
 const fn tree(title: &'static str, prepare: Step, work: Step) -> Operation {
     Operation { is_long: true, ..stream(title, prepare, work) }
+}
+
+const fn transactions(title: &'static str, script: Script) -> Operation {
+    Operation { is_long: true, ..operation(title, Work::Transactions(script)) }
 }
 
 fn nothing(_path: &Path) -> std::io::Result<()> {

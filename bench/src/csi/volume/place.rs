@@ -14,7 +14,8 @@ use nix::sys::signal::Signal;
 use super::super::client::Client;
 use super::super::takeover::{end, keeper_of};
 use super::super::{TIMEOUT, client};
-use super::operations::{self, Operation};
+use super::operations::{self, Operation, Work};
+use super::pgbench::Database;
 
 /// Sparse. Larger than what all runs write.
 const POOL_BYTES: u64 = 8 << 30;
@@ -45,7 +46,7 @@ pub(super) struct Sample {
     pub(super) cores: f64,
 }
 
-type Job = Box<dyn FnOnce(&Places) -> Result<Sample> + Send>;
+type Job = Box<dyn FnOnce(&mut Places) -> Result<Sample> + Send>;
 
 pub(super) struct Place {
     jobs: Sender<(Job, Sender<Result<Sample>>)>,
@@ -54,10 +55,35 @@ pub(super) struct Place {
 
 /// What the thread of a place has.
 struct Places {
-    native: PathBuf,
-    mounted: PathBuf,
+    native: Site,
+    mounted: Site,
     /// The serving process.
     server: i32,
+}
+
+/// A directory that is measured.
+struct Site {
+    dir: PathBuf,
+    /// For what a database has outside of `dir`.
+    outside: PathBuf,
+    /// From its first use on; or why there is none.
+    database: Option<Result<Database, String>>,
+}
+
+impl Site {
+    fn new(sandbox: &Sandbox, name: &str, dir: PathBuf) -> Result<Self> {
+        Ok(Self { dir, outside: sandbox.make_dir(name)?, database: None })
+    }
+
+    fn database(&mut self) -> Result<&Database> {
+        let Self { dir, outside, database } = self;
+        let start = || Database::start(dir, outside).map_err(|error| format!("{error:#}"));
+        database.get_or_insert_with(start).as_ref().map_err(|error| anyhow!("{error}"))
+    }
+
+    fn end(self) -> Result<()> {
+        self.database.and_then(Result::ok).map_or(Ok(()), Database::stop)
+    }
 }
 
 impl Place {
@@ -76,15 +102,22 @@ impl Place {
 
     /// One run of the operation.
     pub(super) fn time(&self, operation: &Operation, at: Where, run: usize) -> Result<Sample> {
-        let Operation { title, steps, prepare, work, .. } = *operation;
+        let Operation { title, work, .. } = *operation;
         let job: Job = Box::new(move |places| {
-            let parent = match at {
-                Where::Native => &places.native,
-                Where::Mounted => &places.mounted,
+            let server = places.server;
+            let processor = || processor_seconds(server);
+            let site = match at {
+                Where::Native => &mut places.native,
+                Where::Mounted => &mut places.mounted,
             };
-            let dir = parent.join(format!("{}-{run}", title.replace(|c: char| !c.is_alphanumeric(), "-")));
-            let processor = || processor_seconds(places.server);
-            let (took_us, cores) = operations::time(&dir, steps, prepare, work, processor)?;
+            let (took_us, cores) = match work {
+                Work::Steps { steps, prepare, work } => {
+                    let name = title.replace(|c: char| !c.is_alphanumeric(), "-");
+                    let dir = site.dir.join(format!("{name}-{run}"));
+                    operations::time(&dir, steps, prepare, work, processor)?
+                }
+                Work::Transactions(script) => site.database()?.time(script, processor)?,
+            };
             Ok(Sample { took_us, cores })
         });
         let (answer, answered) = mpsc::channel();
@@ -136,11 +169,14 @@ fn serve_volume(
     let volume = client.create_with("volume", VOLUME_BYTES, parameters)?;
     Client::make_directories(&volume)?;
     client.stage(&volume)?;
+    // Users of their own have no way to the staging directory.
+    client.publish(&volume)?;
     let daemons = sandbox.tag().processes()?.into_iter().filter(|process| process.name == "hawser-volume");
     let [daemon] = daemons.map(|process| process.pid).collect::<Vec<_>>()[..] else {
         return Err(anyhow!("not one daemon serves"));
     };
-    answer_jobs(sandbox, &volume.globalmount, daemon, ready, jobs)?;
+    answer_jobs(sandbox, &volume.target, daemon, ready, jobs)?;
+    eventually("the volume is unpublished", TIMEOUT, || client.unpublish(&volume))?;
     eventually("the volume is unstaged", TIMEOUT, || client.unstage(&volume))?;
     client.delete(&volume)?;
     driver.stop(TIMEOUT)?;
@@ -182,12 +218,15 @@ fn answer_jobs(
 ) -> Result<()> {
     let native = sandbox.path("pool").join("native");
     fs::create_dir(&native).with_context(|| native.display().to_string())?;
-    let places = Places { native, mounted: mounted.to_owned(), server };
+    let native = Site::new(sandbox, "native-database", native)?;
+    let mounted = Site::new(sandbox, "mounted-database", mounted.to_owned())?;
+    let mut places = Places { native, mounted, server };
     ready.send(()).context("no thread measures")?;
     for (job, answer) in jobs {
-        answer.send(job(&places)).context("no thread measures")?;
+        answer.send(job(&mut places)).context("no thread measures")?;
     }
-    Ok(())
+    places.native.end()?;
+    places.mounted.end()
 }
 
 fn run(command: &mut Command) -> Result<()> {

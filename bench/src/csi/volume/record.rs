@@ -8,6 +8,7 @@ use anyhow::Result;
 use tests::loop_device::FileSystem;
 use xtask::progress::step;
 
+use super::Table;
 use super::operations::{Operation, RECORDED, STREAMS};
 use super::place::{Place, Served, Where};
 use crate::statistics::{median, spread};
@@ -27,17 +28,23 @@ pub(super) fn table(runs: usize, is_wanted: impl Fn(&Operation) -> bool) -> Resu
 }
 
 fn rows(volumes: &[Place; 2], runs: usize, is_wanted: impl Fn(&Operation) -> bool) -> Result<String> {
-    let mut table = format!(
-        "\n| ext4, capacity by the daemon | native us | no record us | record us | record to none, by speed | spread | record to native | bar |\n{}\n",
-        "|---".repeat(8) + "|"
-    );
+    let mut table = Table::begin([
+        "ext4, capacity by the daemon",
+        "native us",
+        "no record us",
+        "record us",
+        "record to none, by speed",
+        "spread",
+        "record to native",
+        "bar",
+    ]);
     for (operations, bar) in [(&RECORDED[..], Some(BAR)), (&STREAMS[..], None)] {
         for operation in operations.iter().filter(|operation| is_wanted(operation)) {
             let measured = step(operation.title, || measure(volumes, operation, runs))?;
-            table += &measured.row(operation, bar);
+            table.add(&measured.row(operation, bar));
         }
     }
-    Ok(table)
+    Ok(table.end())
 }
 
 /// Microseconds of an operation, run by run.
@@ -83,7 +90,7 @@ impl Measured {
             format!(">= {bar}: {}", if ratio >= bar { "met" } else { "MISSED" })
         });
         format!(
-            "| {} | {:.1} | {:.1} | {:.1} | {ratio:.3} | {low:.2}..{high:.2} | {to_native:.2} | {bar} |\n",
+            "| {} | {:.1} | {:.1} | {:.1} | {ratio:.3} | {low:.2}..{high:.2} | {to_native:.2} | {bar} |",
             operation.title,
             middle(&self.native),
             middle(&self.unrecorded),
