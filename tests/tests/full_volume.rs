@@ -115,7 +115,7 @@ fn goes_on(sandbox: Sandbox, parameters: &[(&str, &str)], refusals: &'static [&'
     let full = database.faults();
     assert!(full.iter().any(|line| is_any(line, &[EDQUOT, ENOSPC])), "no lack of space in {full:?}");
     let used = caller.stats(&volume, &caller.target_path(POD)).unwrap().usage[0].used;
-    assert!(used >= SMALL / 4 * 3 && used <= SMALL, "{used} bytes used: {full:?}");
+    assert!((SMALL / 4 * 3..=SMALL).contains(&used), "{used} bytes used: {full:?}");
     expand(&caller, &volume);
     database.client.target.store(fitted + MORE, SeqCst);
     database.run_until("the client goes on", Client::has_ended);

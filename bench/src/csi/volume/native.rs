@@ -55,6 +55,12 @@ fn subjects(passthrough_hp: Option<&Path>) -> Result<Vec<Subject>> {
             |operation| operation.by_daemon,
         )?,
         ours(
+            "ext4, capacity daemon, dataPath daemon, writebackCache",
+            FileSystem::Ext4,
+            &[("dataPath", "daemon"), ("capacity", "daemon"), ("writebackCache", "true")],
+            |operation| operation.writing_back,
+        )?,
+        ours(
             "ext4, capacity none, dataPath passthrough",
             FileSystem::Ext4,
             &[("dataPath", "passthrough"), ("capacity", "none")],

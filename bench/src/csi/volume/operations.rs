@@ -35,6 +35,8 @@ pub(super) struct Operation {
     /// kernel passes data through.
     pub(super) by_daemon: Option<f64>,
     pub(super) passing: Option<f64>,
+    /// By the daemon's path with the writeback cache.
+    pub(super) writing_back: Option<f64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +53,10 @@ pub(super) enum Work {
 impl Operation {
     const fn bars(self, by_daemon: f64, passing: f64) -> Self {
         Self { by_daemon: bar(by_daemon), passing: bar(passing), ..self }
+    }
+
+    const fn writing_back(self, to_reach: f64) -> Self {
+        Self { writing_back: bar(to_reach), ..self }
     }
 
     pub(super) fn runs(&self, wanted: usize) -> usize {
@@ -108,10 +114,13 @@ const DATA: [Operation; 12] = [
     stream("seq write 4 KiB, buffered", cached, |path| write_all(path, PAGE, Order::Sequential))
         .bars(0.0, 0.95),
     stream("rand write 4 KiB, buffered", cached, |path| write_all(path, PAGE, Order::Random))
-        .bars(0.25, 0.95),
+        .bars(0.25, 0.95)
+        .writing_back(0.85),
     stream("seq read 1 MiB, cached", cached, |path| read_all(path, BLOCK_BYTES, Order::Sequential))
         .bars(0.75, 0.95),
-    stream("rand read 4 KiB, cached", cached, |path| read_all(path, PAGE, Order::Random)).bars(0.0, 0.95),
+    stream("rand read 4 KiB, cached", cached, |path| read_all(path, PAGE, Order::Random))
+        .bars(0.0, 0.95)
+        .writing_back(0.9),
     stream("seq write, mapped", cached, |path| mapped::write(path, STREAM_BYTES)).bars(0.0, 0.95),
     stream("seq read, mapped", cached, |path| mapped::read(path, STREAM_BYTES)).bars(0.0, 0.95),
     stream("seq write 1 MiB, direct", cached, |path| direct(path, BLOCK_BYTES, Order::Sequential, true))
@@ -202,7 +211,7 @@ pub(super) const STREAMS: [Operation; 3] = [
 pub(super) type Step = fn(&Path) -> std::io::Result<()>;
 
 const fn operation(title: &'static str, work: Work) -> Operation {
-    Operation { title, work, is_long: false, by_daemon: None, passing: None }
+    Operation { title, work, is_long: false, by_daemon: None, passing: None, writing_back: None }
 }
 
 const fn metadata(title: &'static str, prepare: Step, work: Step) -> Operation {
