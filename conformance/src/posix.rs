@@ -44,7 +44,7 @@ pub(super) struct Built {
 }
 
 const WHAT_TO_INSTALL: &str = "suite posix needs --pjdfstest DIR or --xfstests DIR, or both: directories in which you have \
-built pjdfstest and xfstests from their sources, as their READMEs say. The Debian packages for that are autoconf, \
+built pjdfstest and xfstests from their sources, as their READMEs describe. The Debian packages for that are autoconf, \
 automake, gcc and make; for xfstests also libtool-bin, uuid-dev, libacl1-dev, libaio-dev, libattr1-dev and xfslibs-dev, \
 and for more of its tests libcap-dev, libgdbm-dev, quota and dbench";
 

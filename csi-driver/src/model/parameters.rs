@@ -125,7 +125,7 @@ impl Parameters {
                     Some("the kernel has none for dataPath passthrough: choose daemon")
                 }
                 (_, true) => Some(
-                    "with it the kernel does not see what others write, as changedFromOutside says they do",
+                    "with it the kernel does not see what others write, and changedFromOutside announces that they do",
                 ),
                 _ => None,
             };
