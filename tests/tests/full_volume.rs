@@ -113,7 +113,7 @@ fn goes_on(sandbox: Sandbox, parameters: &[(&str, &str)], refusals: &'static [&'
     let fitted = database.client.committed.load(SeqCst);
     assert!(fitted >= FIT, "{fitted} transactions fit");
     let full = database.faults();
-    assert!(full.iter().any(|line| is_any(line, &[EDQUOT, ENOSPC])), "no lack of space in {full:?}");
+    assert!(full.iter().any(|line| is_any(line, &[EDQUOT, ENOSPC, SHORT])), "no lack of space in {full:?}");
     let used = caller.stats(&volume, &caller.target_path(POD)).unwrap().usage[0].used;
     assert!((SMALL / 4 * 3..=SMALL).contains(&used), "{used} bytes used: {full:?}");
     expand(&caller, &volume);
@@ -230,7 +230,7 @@ impl Database {
             count("FATAL:"),
             count("PANIC:"),
             self.ends,
-            faults.iter().find(|line| is_any(line, &[EDQUOT, ENOSPC])).unwrap()
+            faults.iter().find(|line| is_any(line, &[EDQUOT, ENOSPC, SHORT])).unwrap()
         );
     }
 }

@@ -173,7 +173,7 @@ fn a_volume_that_is_unstaged_while_its_keeper_is_stopped_is_not_held_afterwards(
     let pidfd = linux::process::open_pidfd(keeper).unwrap().unwrap();
     linux::process::signal_pidfd(&pidfd, Signal::SIGSTOP as i32).unwrap();
     tests::wait_until_stopped(keeper, TIMEOUT).unwrap();
-    caller.unpublish(&id, "one").unwrap();
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     linux::process::signal_pidfd(&pidfd, Signal::SIGCONT as i32).unwrap();
@@ -354,7 +354,7 @@ fn a_new_driver_refuses_each_wrong_descriptor_of_a_daemon() {
         Ok(())
     })
     .unwrap();
-    caller.unpublish(&other, "two").unwrap();
+    retried(&scene, "unpublish", || caller.unpublish(&other, "two"));
     caller.unstage(&other).unwrap();
     caller.delete(&other).unwrap();
     end(&scene, &id);
@@ -504,7 +504,7 @@ fn a_driver_without_a_keeper_beside_it_serves_and_says_what_is_lost() {
     scene.kill_daemon();
     let dead = fs::metadata(scene.caller().target_path("one").join("f")).unwrap_err();
     assert_eq!(dead.raw_os_error(), Some(nix::errno::Errno::ENOTCONN as i32));
-    scene.caller().unpublish(&id, "one").unwrap();
+    retried(&scene, "unpublish", || scene.caller().unpublish(&id, "one"));
     scene.caller().unstage(&id).unwrap();
     scene.caller().delete(&id).unwrap();
     driver.stop(TIMEOUT).unwrap();
@@ -534,7 +534,7 @@ fn a_keeper_that_another_program_starts_gets_everything_when_it_comes() {
     assert!(keepers(&scene).is_empty(), "the driver has started one");
     drop(removed);
     let caller = scene.caller();
-    caller.unpublish(&id, "one").unwrap();
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
 }

@@ -89,7 +89,7 @@ fn applications_see_a_pause_and_no_error_when_a_daemon_is_killed() {
     assert_eq!(fs::read(target.join("open")).unwrap(), written);
     drop(open);
     assert!(!caller.stats(&id, &target).unwrap().volume_condition.unwrap().abnormal);
-    caller.unpublish(&id, "one").unwrap();
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
@@ -151,7 +151,7 @@ fn a_driver_and_a_daemon_that_are_killed_together_cost_a_pause() {
     }
     fs::remove_file(go(&file)).unwrap();
     assert!(writer.wait().unwrap().success(), "{}", scene.log());
-    caller.unpublish(&id, "one").unwrap();
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
@@ -176,7 +176,7 @@ fn a_keeper_that_is_killed_is_replaced_and_daemons_can_be_killed_again() {
     }
     load.progress();
     load.end();
-    caller.unpublish(&id, "one").unwrap();
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
@@ -221,7 +221,7 @@ fn a_volume_whose_daemons_die_at_once_is_given_up_and_staged_anew() {
     caller.stage(&id).unwrap();
     caller.publish(&id, "one").unwrap();
     assert_eq!(fs::read(target.join("f")).unwrap(), b"kept");
-    caller.unpublish(&id, "one").unwrap();
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
@@ -236,7 +236,7 @@ fn without_a_keeper_a_killed_daemon_is_an_error_at_once() {
     scene.kill_daemon();
     let dead = fs::metadata(caller.target_path("one").join("f")).unwrap_err();
     assert_eq!(dead.raw_os_error(), Some(nix::errno::Errno::ENOTCONN as i32));
-    caller.unpublish(&id, "one").unwrap();
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
@@ -326,7 +326,7 @@ fn after_a_restart_of_the_driver_the_keeper_and_then_the_daemon_may_be_killed() 
     assert!(linux::process::wait_for_end(&pidfd, TIMEOUT).unwrap());
     kill_daemon(&scene);
     assert_eq!(fs::read(&file).unwrap(), b"kept");
-    caller.unpublish(&id, "one").unwrap();
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
@@ -358,7 +358,7 @@ fn a_driver_that_stops_while_no_daemon_starts_gives_no_volume_up() {
     })
     .unwrap();
     assert_eq!(fs::read(&file).unwrap(), b"kept");
-    caller.unpublish(&id, "one").unwrap();
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
