@@ -101,8 +101,10 @@ pub(crate) fn writes(flags: OFlags) -> bool {
 
 impl State {
     /// The node has no open file.
-    fn end(&mut self, node: u64) {
+    fn end(&mut self, node: u64, table: &StateTable) {
         if let Some(Way { backing: Some(Backing { number, record }), .. }) = self.ways.remove(&node) {
+            // The next open of the node may take the daemon's way, and a successor must not think otherwise.
+            table.disown_backing(record);
             self.ended.push(Ended { number, record: Some(record) });
         }
     }
@@ -132,7 +134,10 @@ impl Backings {
                 Some(way) if way.backing.is_none() => {
                     way.backing = Some(Backing { number, record });
                 }
-                _ => state.ended.push(Ended { number, record: Some(record) }),
+                _ => {
+                    self.table.disown_backing(record);
+                    state.ended.push(Ended { number, record: Some(record) });
+                }
             }
         }
         // Files that are closed may be mapped.
@@ -176,7 +181,7 @@ impl Backings {
         way.closes += 1;
         let (closes, is_gone) = (way.closes, way.is_gone);
         if is_gone {
-            state.end(node);
+            state.end(node, &self.table);
             self.send_ended(&mut state);
             return;
         }
@@ -184,7 +189,7 @@ impl Backings {
         if state.idle.len() >= MOST_IDLE + ENDED_AT_ONCE {
             for (node, closes) in state.idle.drain(..ENDED_AT_ONCE).collect::<Vec<_>>() {
                 if state.ways.get(&node).is_some_and(|way| way.opens == 0 && way.closes == closes) {
-                    state.end(node);
+                    state.end(node, &self.table);
                 }
             }
             self.send_ended(&mut state);
@@ -197,7 +202,7 @@ impl Backings {
         let Some(way) = state.ways.get_mut(&node) else { return };
         way.is_gone = true;
         if way.opens == 0 {
-            state.end(node);
+            state.end(node, &self.table);
             self.send_ended(&mut state);
         }
     }

@@ -43,6 +43,8 @@ const LAST_BACKING: usize = 2;
 /// Behind the slots of requests, at the start of a page.
 const RECORDS_AT: usize = 41 * 512;
 const CHUNK_WORDS: usize = 4;
+/// The node of a registration that is to end.
+const NO_NODE: u64 = 0;
 /// Of event loops, and more.
 const MOST_LOOPS: usize = 64;
 /// A node with a name of 255 bytes.
@@ -241,6 +243,11 @@ impl StateTable {
         words[2].store(backing.number.into(), Ordering::Relaxed);
         words[0].store(BACKING | 1 << 8, Ordering::Release);
         Some(new)
+    }
+
+    /// The registration is to end: whoever recovers the record ends it, and gives it to no open of the node.
+    pub(crate) fn disown_backing(&self, record: RecordId) {
+        self.chunk(record.0)[1].store(NO_NODE, Ordering::Release);
     }
 
     /// The largest number of a backing file that was written down on this connection.

@@ -12,6 +12,7 @@ use proto::control::{Quiesce, Quiesced, Refused, reply, request};
 
 use crate::files::store_by_mapping;
 use crate::fixture::{BOB, ROOT, Setup, Volume, here};
+use crate::known::until;
 use crate::metrics::requests;
 use crate::pauses::resume;
 use crate::takeover;
@@ -118,6 +119,26 @@ fn they_do_while_the_keeper_refuses_and_is_replaced() {
         }
         _ => {}
     });
+}
+
+/// It stays in the state table until the keeper has certainly ended it.
+#[test]
+fn a_registration_that_was_to_end_is_given_to_no_later_open() {
+    let mut volume = Volume::with(Setup { successors: 2, ..SETUP });
+    fs::write(volume.path("f"), "kept").unwrap();
+    until("the file is closed", || requests(&volume, "release") == 1);
+    volume.kill();
+    // This daemon ends the registration, since no handle needs it.
+    volume.let_keeper_refuse(true);
+    volume.take_over(SETUP);
+    let mut by_daemon = File::open(volume.path("f")).unwrap();
+    by_daemon.read_to_end(&mut Vec::new()).unwrap();
+    assert_eq!(requests(&volume, "read"), 1);
+    volume.kill();
+    volume.let_keeper_refuse(false);
+    volume.take_over(SETUP);
+    assert_eq!(fs::read(volume.path("f")).unwrap(), b"kept");
+    drop(by_daemon);
 }
 
 #[test]
