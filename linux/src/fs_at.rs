@@ -233,7 +233,7 @@ pub fn open_fuse_node(
     match i32::try_from(opened) {
         // SAFETY: a new descriptor that nothing else owns.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        _ => Err(last_errno()),
     }
 }
 
@@ -254,10 +254,14 @@ fn name_to_handle(file: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> rust
         )
     };
     if result != 0 {
-        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+        return Err(last_errno());
     }
     let length = handle.handle_bytes.min(MAX_HANDLE_BYTES) as usize;
     Ok(fnv1a(handle.handle_type, &handle.handle[..length]))
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// FNV-1a, 64 bits: the number must be the same in another process.

@@ -145,7 +145,7 @@ fn expand(caller: &Caller, volume_id: &str) {
     assert_eq!(caller.stats(volume_id, &path).unwrap().usage[0].total, LARGE);
 }
 
-/// A server, whoever started it last, and its client.
+/// The server that was started last, and its client.
 struct Database {
     cluster: Arc<Cluster>,
     server: Child,

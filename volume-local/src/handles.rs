@@ -52,6 +52,15 @@ enum Item<T> {
     Earlier(HandleRecord),
 }
 
+impl<T: OfNode> Item<T> {
+    fn node_and_flags(&self) -> (u64, u32) {
+        match self {
+            Self::Open(item) => (item.node(), item.flags()),
+            Self::Earlier(record) => (record.node, record.flags),
+        }
+    }
+}
+
 /// What a handle was.
 #[derive(Debug)]
 pub(crate) struct Closed<T> {
@@ -146,10 +155,7 @@ impl<T: OfNode> Handles<T> {
     /// The nodes that have an open handle with such flags, above `after`: the first `most` of them.
     pub(crate) fn nodes_after(&self, after: u64, most: usize, with: impl Fn(u32) -> bool) -> Vec<u64> {
         let open = self.read();
-        let all = open.all.values().map(|entry| match &entry.item {
-            Item::Open(item) => (item.node(), item.flags()),
-            Item::Earlier(record) => (record.node, record.flags),
-        });
+        let all = open.all.values().map(|entry| entry.item.node_and_flags());
         let wanted: BTreeSet<u64> =
             all.filter(|(node, flags)| *node > after && with(*flags)).map(|(node, _)| node).collect();
         wanted.into_iter().take(most).collect()
@@ -163,13 +169,10 @@ impl<T: OfNode> Handles<T> {
     pub(crate) fn remove(&self, handle: Handle) -> Option<Closed<T>> {
         let mut open = self.write();
         let Entry { record, item } = open.all.remove(&handle.0)?;
-        let (node, flags) = match &item {
-            Item::Open(item) => (item.node(), item.flags()),
-            Item::Earlier(record) => {
-                open.by_request.remove(&record.request);
-                (record.node, record.flags)
-            }
-        };
+        let (node, flags) = item.node_and_flags();
+        if let Item::Earlier(record) = &item {
+            open.by_request.remove(&record.request);
+        }
         if let Some(count) = open.of_node.get_mut(&node) {
             *count -= 1;
             if *count == 0 {

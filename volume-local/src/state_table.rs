@@ -245,7 +245,7 @@ impl StateTable {
         Some(new)
     }
 
-    /// The registration is to end: whoever recovers the record ends it, and gives it to no open of the node.
+    /// The registration is to end: a successor ends it, and gives it to no open of the node.
     pub(crate) fn disown_backing(&self, record: RecordId) {
         self.chunk(record.0)[1].store(NO_NODE, Ordering::Release);
     }

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use ::tests::{Sandbox, eventually};
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use xtask::progress::step;
 
 use super::client::Client;
+use super::takeover::{end, pids};
 use super::{Row, TIMEOUT, milliseconds, start};
 
 const DIRECTORIES: usize = 1000;
@@ -22,10 +22,8 @@ pub(super) fn scene(sandbox: &Sandbox, _runs: usize) -> Result<Vec<Row>> {
     let volume = client.create_of("crash", VOLUME_BYTES)?;
     Client::make_directories(&volume)?;
     client.stage(&volume)?;
-    let processes = sandbox.tag().processes()?;
-    let daemon = processes.iter().find(|process| process.name == "hawser-volume");
-    let daemon = daemon.context("no daemon serves")?.pid;
-    kill(Pid::from_raw(daemon), Signal::SIGKILL).context("kill the daemon")?;
+    let daemons = pids(sandbox, "hawser-volume")?;
+    end(*daemons.first().context("no daemon serves")?, Signal::SIGKILL)?;
     eventually("the volume is unstaged", TIMEOUT, || client.unstage(&volume))?;
 
     let data = volume.data(&sandbox.path("pool"));

@@ -242,7 +242,7 @@ fn waits(sandbox: &Sandbox, volume: &Volume, runs: usize) -> Result<Vec<f64>> {
     Ok(waits)
 }
 
-fn pids(sandbox: &Sandbox, program: &str) -> Result<Vec<i32>> {
+pub(super) fn pids(sandbox: &Sandbox, program: &str) -> Result<Vec<i32>> {
     let mut processes = sandbox.tag().processes()?;
     processes.retain(|process| process.name == program && !process.command_line.is_empty());
     Ok(processes.into_iter().map(|process| process.pid).collect())

@@ -240,8 +240,7 @@ pub(crate) fn silent<'a>(
     run_dir: &Path,
     volumes: impl IntoIterator<Item = &'a VolumeId>,
 ) -> BTreeSet<VolumeId> {
-    let is_silent = |answer| matches!(answer, Err(Error::Silent { .. })).then_some(());
-    pinged(run_dir, volumes, is_silent)
+    pinged(run_dir, volumes, |answer| matches!(answer, Err(Error::Silent { .. })))
 }
 
 /// The volumes for which a daemon answers a Ping. All are asked at the same time.
@@ -249,7 +248,7 @@ pub(crate) fn answering<'a>(
     run_dir: &Path,
     volumes: impl IntoIterator<Item = &'a VolumeId>,
 ) -> BTreeSet<VolumeId> {
-    pinged(run_dir, volumes, |answer| answer.ok())
+    pinged(run_dir, volumes, |answer| answer.is_ok())
 }
 
 /// The volumes whose daemons count what they hold, and the files found so far. All are asked at the same
@@ -267,9 +266,9 @@ pub(crate) fn counting<'a>(
 fn pinged<'a>(
     run_dir: &Path,
     volumes: impl IntoIterator<Item = &'a VolumeId>,
-    is_it: impl Fn(Result<()>) -> Option<()> + Sync,
+    is_it: impl Fn(Result<()>) -> bool + Sync,
 ) -> BTreeSet<VolumeId> {
-    let ping = |control: Result<Control>| is_it(control.and_then(|control| control.ping()));
+    let ping = |control: Result<Control>| is_it(control.and_then(|control| control.ping())).then_some(());
     asked(run_dir, volumes, ping).into_keys().collect()
 }
 

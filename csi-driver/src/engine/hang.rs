@@ -56,14 +56,20 @@ pub(crate) fn own_mount(path: &Path, connection_minor: u32) -> linux::Result<Own
     Err(linux::Error::at("find the volume at", path, Errno::ENODEV))
 }
 
+/// [`own_mount`], and its root directory.
+fn own_root(path: &Path, connection_minor: u32) -> linux::Result<(OwnedFd, OwnedFd)> {
+    let mount = own_mount(path, connection_minor)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())
+        .map_err(|e| linux::Error::at("open the volume at", path, e))?;
+    Ok((mount, root))
+}
+
 /// Flushes all writes to the volume at `path`, also those through mappings. Returns the private
 /// mount that it used.
 pub(crate) fn flush(path: &Path, connection_minor: u32) -> linux::Result<OwnedFd> {
-    let mount = own_mount(path, connection_minor)?;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat(&mount, ".", flags, Mode::empty())
-        .and_then(rustix::fs::syncfs)
-        .map_err(|e| linux::Error::at("syncfs", path, e))?;
+    let (mount, root) = own_root(path, connection_minor)?;
+    rustix::fs::syncfs(root).map_err(|e| linux::Error::at("syncfs", path, e))?;
     Ok(mount)
 }
 
@@ -75,10 +81,7 @@ pub(crate) fn write_back(
     connection_minor: u32,
     files: &[written::File],
 ) -> linux::Result<Vec<u64>> {
-    let mount = own_mount(path, connection_minor)?;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())
-        .map_err(|e| linux::Error::at("open volume at", path, e))?;
+    let (_mount, root) = own_root(path, connection_minor)?;
     let mut unknown = Vec::new();
     for written::File { node, generation } in files {
         let what = || format!("node {node} of the volume at {}", path.display());

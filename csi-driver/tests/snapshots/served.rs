@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use proto::csi::CreateVolumeRequest;
 use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
 use tests::csi::snapshots::{
     REFLINKING, assert_refused, data, delete_snapshot, fill, from_snapshot, from_volume, of_size, scene_on,
@@ -93,7 +94,11 @@ fn assert_one_moment(dir: &Path) -> u64 {
 }
 
 fn served(scene: &Scene, caller: &Caller) -> String {
-    let volume = caller.create_named("pvc-1").unwrap();
+    served_as(scene, caller, create_request("pvc-1"))
+}
+
+fn served_as(scene: &Scene, caller: &Caller, request: CreateVolumeRequest) -> String {
+    let volume = caller.create(request).unwrap().volume_id;
     caller.stage(&volume).unwrap();
     caller.publish(&volume, POD).unwrap();
     assert_eq!(scene.daemons().len(), 1);
@@ -151,9 +156,7 @@ fn what_is_synchronised_before_a_write_is_in_every_cut_that_has_the_write() {
         let scene = scene_with_quota_groups(flags);
         let caller = scene.caller();
         let request = with(create_request("pvc-1"), &[("dataPath", data_path), ("writebackCache", cache)]);
-        let volume = caller.create(request).unwrap().volume_id;
-        caller.stage(&volume).unwrap();
-        caller.publish(&volume, POD).unwrap();
+        let volume = served_as(&scene, &caller, request);
         let mounted = caller.target_path(POD);
         fill(&mounted, 100);
         let writer = Writer::start(&mounted, Between::Sync);
@@ -186,10 +189,8 @@ fn what_is_synchronised_before_a_write_is_in_every_cut_that_has_the_write() {
 fn what_was_written_to_the_writeback_cache_is_in_the_cut() {
     let scene = scene_with_quota_groups(Flags::process_with_keeper());
     let caller = scene.caller();
-    let volume =
-        caller.create(with(create_request("pvc-1"), &[("writebackCache", "true")])).unwrap().volume_id;
-    caller.stage(&volume).unwrap();
-    caller.publish(&volume, POD).unwrap();
+    let request = with(create_request("pvc-1"), &[("writebackCache", "true")]);
+    let volume = served_as(&scene, &caller, request);
     let mounted = caller.target_path(POD);
     let large = vec![7; 48 << 20];
     let mut file = File::create(mounted.join("large")).unwrap();
@@ -226,9 +227,7 @@ fn a_volume_that_cannot_take_what_was_written_has_no_cut() {
     let caller = scene.caller();
     let class = [("writebackCache", "true"), ("capacity", "daemon")];
     let request = with(of_size(create_request("pvc-1"), 1 << 20, 0), &class);
-    let volume = caller.create(request).unwrap().volume_id;
-    caller.stage(&volume).unwrap();
-    caller.publish(&volume, POD).unwrap();
+    let volume = served_as(&scene, &caller, request);
     let mut file = File::create(caller.target_path(POD).join("file")).unwrap();
     file.write_all(&vec![7; 4 << 20]).unwrap();
     assert_refused(snapshot(&caller, "snap-1", &volume), Code::FailedPrecondition, "No space left on device");

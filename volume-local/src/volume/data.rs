@@ -175,7 +175,7 @@ impl Volume {
     }
 
     /// `ENOSYS` with the writeback cache: the kernel does not send what it keeps before it asks, so the
-    /// answer would show holes where data is. Then it takes a file for data from begin to end.
+    /// answer would show holes where data is. Then the kernel treats the whole file as data.
     pub(crate) fn seek(&self, handle: Handle, position: SeekFrom) -> Result<u64> {
         if self.writeback_cache {
             return Err(Errno::NOSYS);

@@ -15,20 +15,7 @@ use rustix::fs::{CWD, FallocateFlags, RenameFlags, XattrFlags};
 use crate::fixture::{ROOT, Setup, Stage, Volume};
 use crate::metrics::knows_nothing;
 
-const SETUP: Setup = Setup {
-    capacity_bytes: 24 << 20,
-    inode_limit: 0,
-    read_only: false,
-    confine: false,
-    in_a_group: false,
-    descriptors: 0,
-    known_inodes: 0,
-    passthrough: false,
-    limited_by_kernel: false,
-    successors: 0,
-    changed_from_outside: false,
-    writeback_cache: false,
-};
+const SETUP: Setup = Setup { capacity_bytes: 24 << 20, ..Setup::PLAIN };
 
 /// One of several users of the same few names.
 struct User {

@@ -422,20 +422,8 @@ fn the_limit_holds_on_btrfs() {
     the_limit_holds_on("btrfs");
 }
 
-const LIMITED: Setup = Setup {
-    capacity_bytes: 32 * MIB,
-    inode_limit: 8192,
-    read_only: false,
-    confine: false,
-    in_a_group: false,
-    descriptors: 0,
-    known_inodes: 0,
-    passthrough: false,
-    limited_by_kernel: true,
-    changed_from_outside: false,
-    writeback_cache: false,
-    successors: 0,
-};
+const LIMITED: Setup =
+    Setup { capacity_bytes: 32 * MIB, inode_limit: 8192, limited_by_kernel: true, ..Setup::PLAIN };
 
 /// What fits into a new file, and the errno of the first write that does not.
 fn until_refused(path: &Path) -> (u64, Option<i32>) {

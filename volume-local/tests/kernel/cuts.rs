@@ -36,20 +36,8 @@ const MOMENTS: [Moment; 3] = [Moment::AfterEffect, Moment::BeforeAnswer, Moment:
 const SYSCALL_ENTRY: u8 = 1;
 
 /// With limits, so that charges are compared.
-pub(crate) const SETUP: Setup = Setup {
-    capacity_bytes: 64 << 20,
-    inode_limit: 1000,
-    read_only: false,
-    confine: true,
-    in_a_group: false,
-    descriptors: 0,
-    known_inodes: 0,
-    passthrough: false,
-    limited_by_kernel: false,
-    successors: 1,
-    changed_from_outside: false,
-    writeback_cache: false,
-};
+pub(crate) const SETUP: Setup =
+    Setup { capacity_bytes: 64 << 20, inode_limit: 1000, confine: true, successors: 1, ..Setup::PLAIN };
 
 /// The threads of a daemon, which stop at each system call.
 ///

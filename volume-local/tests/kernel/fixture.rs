@@ -46,7 +46,7 @@ pub(crate) fn here(limit: Duration) -> Duration {
     limit * said.and_then(|factor| factor.parse().ok()).unwrap_or(1)
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup {
     pub(crate) capacity_bytes: u64,
     pub(crate) inode_limit: u64,
@@ -71,7 +71,28 @@ pub(crate) struct Setup {
     pub(crate) writeback_cache: bool,
 }
 
+impl Default for Setup {
+    fn default() -> Self {
+        Self::PLAIN
+    }
+}
+
 impl Setup {
+    pub(crate) const PLAIN: Self = Self {
+        capacity_bytes: 0,
+        inode_limit: 0,
+        read_only: false,
+        confine: false,
+        in_a_group: false,
+        descriptors: 0,
+        known_inodes: 0,
+        passthrough: false,
+        limited_by_kernel: false,
+        successors: 0,
+        changed_from_outside: false,
+        writeback_cache: false,
+    };
+
     fn data_path(self) -> DataPath {
         if self.passthrough { DataPath::Passthrough } else { DataPath::Daemon }
     }

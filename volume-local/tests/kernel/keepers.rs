@@ -14,20 +14,7 @@ use proto::handover::Role;
 
 use crate::fixture::{Setup, Volume};
 
-const SETUP: Setup = Setup {
-    capacity_bytes: 0,
-    inode_limit: 0,
-    read_only: false,
-    confine: true,
-    in_a_group: false,
-    descriptors: 0,
-    known_inodes: 0,
-    passthrough: false,
-    limited_by_kernel: false,
-    successors: 1,
-    changed_from_outside: false,
-    writeback_cache: false,
-};
+const SETUP: Setup = Setup { confine: true, successors: 1, ..Setup::PLAIN };
 
 fn ask(volume: &Volume, kind: request::Kind, beside: &[BorrowedFd<'_>]) -> reply::Kind {
     let control = volume.control();

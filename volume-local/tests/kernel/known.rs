@@ -21,20 +21,7 @@ const BOUND: u64 = 1000;
 /// With what requests take for which older kernels make the pruner wait.
 const MOST_KNOWN: u64 = 2 * BOUND + BOUND / 64 + 2;
 const FILES: usize = 12_000;
-const SETUP: Setup = Setup {
-    capacity_bytes: 0,
-    inode_limit: 0,
-    read_only: false,
-    confine: true,
-    in_a_group: false,
-    descriptors: 0,
-    known_inodes: 1000,
-    passthrough: false,
-    limited_by_kernel: false,
-    successors: 0,
-    changed_from_outside: false,
-    writeback_cache: false,
-};
+const SETUP: Setup = Setup { confine: true, known_inodes: 1000, ..Setup::PLAIN };
 
 pub(crate) fn stats(control: &Control) -> Stats {
     match control.ask(request::Kind::GetStats(GetStats {})) {

@@ -23,7 +23,7 @@ const LONG_LEASE: u32 = 30_000;
 /// For something that must not happen.
 const A_WHILE: Duration = Duration::from_millis(200);
 
-fn read_write() -> OpenOptions {
+pub(crate) fn read_write() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true);
     options
