@@ -15,7 +15,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::Signal;
 use proto::csi::{CapacityRange, ControllerExpandVolumeRequest, NodeExpandVolumeRequest};
 use tests::csi::scene::{Caller, Flags, Scene, create_request, text};
 use tests::csi::snapshots::{of_size, with};
@@ -124,7 +123,7 @@ fn goes_on(sandbox: Sandbox, parameters: &[(&str, &str)], refusals: &'static [&'
     caller.take_down(&volume, &[POD]).unwrap();
     std::fs::remove_dir_all(outside).unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 fn expand(caller: &Caller, volume_id: &str) {
@@ -314,14 +313,4 @@ fn run(command: Command) -> String {
     let output = output(command).unwrap();
     assert!(output.status.success(), "{line}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
-}
-
-/// As an administrator does: it ends at once, because it holds nothing.
-fn end_keeper(scene: &Scene) {
-    let processes = scene.sandbox.tag().processes().unwrap();
-    for keeper in processes.iter().filter(|process| process.name == "hawser-keeper") {
-        let pidfd = linux::process::open_pidfd(keeper.pid).unwrap().unwrap();
-        linux::process::signal_pidfd(&pidfd, Signal::SIGTERM as i32).unwrap();
-        assert!(linux::process::wait_for_end(&pidfd, TIMEOUT).unwrap(), "the keeper holds something");
-    }
 }

@@ -11,7 +11,7 @@ use tests::csi::scene::{Flags, Scene, mounted, retried};
 use tonic::Code;
 
 use crate::access::{capability_of, flags, publish, stage};
-use crate::keepers::{end_keeper, kill_daemon, with_keeper};
+use crate::keepers::{kill_daemon, with_keeper};
 
 fn group(gid: &str) -> VolumeCapability {
     capability_of(MountVolume { volume_mount_group: gid.to_owned(), ..Default::default() })
@@ -135,7 +135,7 @@ fn a_daemon_that_dies_while_its_volume_is_given_to_a_group_is_followed_at_once()
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 fn group_of_reader(gid: &str) -> VolumeCapability {

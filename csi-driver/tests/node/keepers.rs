@@ -41,15 +41,6 @@ pub(crate) fn keepers(scene: &Scene) -> Vec<i32> {
         .collect()
 }
 
-/// Ends the keeper, as an administrator does when no volume is staged.
-pub(crate) fn end_keeper(scene: &Scene) {
-    for pid in keepers(scene) {
-        let pidfd = linux::process::open_pidfd(pid).unwrap().unwrap();
-        linux::process::signal_pidfd(&pidfd, Signal::SIGTERM as i32).unwrap();
-        assert!(linux::process::wait_for_end(&pidfd, TIMEOUT).unwrap(), "the keeper holds something");
-    }
-}
-
 /// Returns once it is dead.
 pub(crate) fn kill_keeper(scene: &Scene) {
     let [keeper] = keepers(scene)[..] else { panic!("{:?}", keepers(scene)) };
@@ -103,7 +94,7 @@ fn end(scene: &Scene, id: &str) {
     caller.unstage(id).unwrap();
     caller.delete(id).unwrap();
     scene.assert_nothing_left();
-    end_keeper(scene);
+    scene.end_keeper();
 }
 
 #[test]
@@ -178,14 +169,14 @@ fn a_volume_that_is_unstaged_while_its_keeper_is_stopped_is_not_held_afterwards(
     caller.delete(&id).unwrap();
     linux::process::signal_pidfd(&pidfd, Signal::SIGCONT as i32).unwrap();
     // It ends only once it holds nothing.
-    end_keeper(&scene);
+    scene.end_keeper();
     eventually("another keeper runs", TIMEOUT, || {
         anyhow::ensure!(keepers(&scene).len() == 1, "{:?}", keepers(&scene));
         Ok(())
     })
     .unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 #[test]

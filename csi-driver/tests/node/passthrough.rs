@@ -7,7 +7,7 @@ use tests::csi::scene::{Flags, Scene, create_request};
 use tests::csi::snapshots::with;
 use tonic::Code;
 
-use crate::keepers::{end_keeper, kill_daemon, kill_keeper, wait_until_held, with_keeper};
+use crate::keepers::{kill_daemon, kill_keeper, wait_until_held, with_keeper};
 use crate::takeover::Load;
 
 const PASSING: [(&str, &str); 2] = [("dataPath", "passthrough"), ("capacity", "none")];
@@ -56,7 +56,7 @@ fn data_goes_past_the_daemon_while_daemon_and_keeper_are_killed() {
     drop(open);
     caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tests::csi::scene::{Flags, Scene, TIMEOUT, retried, volume_binary};
 use tests::{Sandbox, eventually};
 
-use crate::keepers::{end_keeper, keepers, kill_daemon, with_keeper};
+use crate::keepers::{keepers, kill_daemon, with_keeper};
 
 /// Longer than what the driver takes for a daemon that died at once.
 const LIVES: Duration = Duration::from_millis(60);
@@ -93,7 +93,7 @@ fn applications_see_a_pause_and_no_error_when_a_daemon_is_killed() {
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 /// Writes numbers to a file and reads them back, in a process of its own: a process that has a file
@@ -155,7 +155,7 @@ fn a_driver_and_a_daemon_that_are_killed_together_cost_a_pause() {
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_keeper_that_is_killed_is_replaced_and_daemons_can_be_killed_again() {
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 /// A sandbox with a program for daemons of its own, which a test may replace.
@@ -225,7 +225,7 @@ fn a_volume_whose_daemons_die_at_once_is_given_up_and_staged_anew() {
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn a_hung_daemon_is_replaced_and_its_users_get_their_answer() {
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 #[test]
@@ -309,7 +309,7 @@ fn a_volume_whose_daemons_hang_in_a_row_is_given_up() {
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn after_a_restart_of_the_driver_the_keeper_and_then_the_daemon_may_be_killed() 
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 #[test]
@@ -362,5 +362,5 @@ fn a_driver_that_stops_while_no_daemon_starts_gives_no_volume_up() {
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }

@@ -20,7 +20,7 @@ use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
 use tests::eventually;
 use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
 
-use crate::keepers::{end_keeper, keeper_binary, kill_daemon, published};
+use crate::keepers::{keeper_binary, kill_daemon, published};
 use crate::takeover::{Load, replace, with_own_program};
 use crate::warm::Warm;
 
@@ -80,7 +80,7 @@ impl Used {
         self.load.end();
         self.scene.caller().take_down(&self.id, &["one"]).unwrap();
         self.scene.assert_nothing_left();
-        end_keeper(&self.scene);
+        self.scene.end_keeper();
     }
 }
 
@@ -291,7 +291,7 @@ fn a_waiting_daemon_of_the_earlier_program_does_not_follow() {
     scene.flags = cold;
     scene.restart_driver();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn all_volumes_are_upgraded_and_one_that_fails_does_not_keep_the_others() {
         caller.take_down(id, &[]).unwrap();
     }
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 #[test]
@@ -594,7 +594,7 @@ fn mount_pods_are_upgraded_to_another_image_and_rolled_back_to_the_image_before(
     scene.flags = with_image("i:1");
     scene.start_driver();
     scene.assert_nothing_left();
-    end_keeper(&scene);
+    scene.end_keeper();
 }
 
 /// They take turns, and none is lost.
