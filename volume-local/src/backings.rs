@@ -255,8 +255,11 @@ impl Backings {
         }
         // The kernel counts up. A number that was got and not written down lies between.
         if let Some(last) = state.earlier.take() {
-            let lost = (last.saturating_add(1)..number).rev().take(MOST_UNRECORDED as usize);
-            state.ended.extend(lost.map(|number| Ended { number, record: None }));
+            let first = last.saturating_add(1).max(number.saturating_sub(MOST_UNRECORDED));
+            // Each is written down before the numbers behind it, so that no kill loses one again.
+            for number in first..number {
+                state.ended.push(Ended { number, record: self.table.put_ended_backing(number) });
+            }
         }
         match self.table.put_backing(BackingRecord { node, number }) {
             Some(record) => Some(Backing { number, record }),

@@ -236,13 +236,20 @@ impl StateTable {
     }
 
     pub(crate) fn put_backing(&self, backing: BackingRecord) -> Option<RecordId> {
-        self.region[LAST_BACKING].fetch_max(backing.number.into(), Ordering::Relaxed);
+        let number = u64::from(backing.number);
         let new = self.space().take(&self.region, 1)?;
         let words = self.chunk(new.0);
         words[1].store(backing.node, Ordering::Relaxed);
-        words[2].store(backing.number.into(), Ordering::Relaxed);
+        words[2].store(number, Ordering::Relaxed);
         words[0].store(BACKING | 1 << 8, Ordering::Release);
+        // A successor looks for numbers without a record behind this one.
+        self.region[LAST_BACKING].fetch_max(number, Ordering::Release);
         Some(new)
+    }
+
+    /// A registration that is to end, and that no open has.
+    pub(crate) fn put_ended_backing(&self, number: u32) -> Option<RecordId> {
+        self.put_backing(BackingRecord { node: NO_NODE, number })
     }
 
     /// The registration is to end: a successor ends it, and gives it to no open of the node.
@@ -335,6 +342,8 @@ impl StateTable {
                     let number = u32::try_from(words[2].load(Ordering::Relaxed));
                     let number = number.map_err(|_| damaged("a number that no backing file has"))?;
                     let record = BackingRecord { node: words[1].load(Ordering::Relaxed), number };
+                    // The earlier daemon may have been killed before it did so.
+                    self.region[LAST_BACKING].fetch_max(number.into(), Ordering::Release);
                     found.backings.push((RecordId(at), record));
                 }
                 CHARGE => match (self.read_charge(at), &mut found.charges) {

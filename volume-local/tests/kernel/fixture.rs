@@ -564,6 +564,15 @@ impl Volume {
         kept.keeper.backings.lock().unwrap().registered.clone()
     }
 
+    /// Registers a file as for a daemon that is killed before it reads the answer.
+    pub(crate) fn register_unseen(&self, name: &str) {
+        use rustix::fs::{Mode, OFlags};
+        let kept = self.kept.as_ref().expect("the volume was served with `successors`");
+        let mut backings = kept.keeper.backings.lock().unwrap();
+        let file = rustix::fs::openat(&backings.tree, name, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        backings.register(&file.unwrap()).unwrap();
+    }
+
     /// Waits until as many backing files are registered: the daemon ends registrations without waiting.
     pub(crate) fn wait_for_registered(&self, count: usize) {
         let begun = Instant::now();

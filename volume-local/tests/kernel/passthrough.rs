@@ -141,6 +141,26 @@ fn a_registration_that_was_to_end_is_given_to_no_later_open() {
     drop(by_daemon);
 }
 
+/// Two daemons are killed: the first before it reads the answer to a registration, the second right after
+/// its own first one.
+#[test]
+fn a_registration_whose_answer_was_lost_is_ended_by_a_later_successor() {
+    let mut volume = Volume::with(Setup { successors: 2, ..SETUP });
+    for name in ["f", "g", "h"] {
+        fs::write(volume.path(name), "x").unwrap();
+    }
+    volume.register_unseen("f");
+    volume.kill();
+    volume.take_over(SETUP);
+    fs::write(volume.path("new"), "y").unwrap();
+    volume.kill();
+    volume.take_over(SETUP);
+    for name in ["f", "g", "h", "new"] {
+        fs::remove_file(volume.path(name)).unwrap();
+    }
+    volume.wait_for_registered(0);
+}
+
 #[test]
 fn open_files_pass_while_there_is_no_daemon_and_after_it() {
     let mut volume = Volume::with(Setup { successors: 2, ..SETUP });
