@@ -102,6 +102,9 @@ struct FileId {
     inode: u64,
 }
 
+/// Files with several names that are remembered: some 30 MiB. A tree with more is counted in part.
+const MOST_LINKED: usize = 500_000;
+
 struct Count {
     usage: DiskUsage,
     /// Files with several names.
@@ -163,8 +166,13 @@ impl Visitor for Count {
             device_minor: stat.stx_dev_minor,
             inode: stat.stx_ino,
         };
-        if stat.stx_nlink > 1 && !self.linked.insert(file) {
-            return self.step();
+        if stat.stx_nlink > 1 {
+            if self.linked.len() >= MOST_LINKED {
+                return Err(bound_reached());
+            }
+            if !self.linked.insert(file) {
+                return self.step();
+            }
         }
         self.add(stat)
     }

@@ -443,13 +443,21 @@ pub fn set_stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> Resu
     Ok(())
 }
 
-/// Marks every descriptor from `first` on as close-on-exec.
-pub fn close_on_exec_from(first: u32) -> Result<()> {
-    let flag = libc::CLOSE_RANGE_CLOEXEC;
-    // SAFETY: no descriptor is closed now, so no OwnedFd loses its file.
-    Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flag) })
-        .map(drop)
-        .map_err(|e| Error::new("close_range", first, e))
+/// Closes every descriptor above 2 but `kept`. Only for a child of [`clone_child`] that is about to call
+/// execve(2) for an untrusted program: what its parent's values own stays open there, and this process uses
+/// none of it any more, and drops none. Close-on-exec is too late: the kernel looks a script's interpreter up before
+/// (begin_new_exec of fs/exec.c), and a path of /proc/self/fd leads to what a descriptor is open for.
+pub fn close_all_but(kept: impl AsFd) -> Result<()> {
+    let kept = kept.as_fd().as_raw_fd().cast_unsigned();
+    for (first, last) in [(3, kept.saturating_sub(1)), (kept.saturating_add(1).max(3), u32::MAX)] {
+        if first > last {
+            continue;
+        }
+        // SAFETY: the child ends by execve(2) or _exit(2), so no value of its parent is used or dropped in it.
+        Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })
+            .map_err(|e| Error::new("close_range", format!("{first} to {last}"), e))?;
+    }
+    Ok(())
 }
 
 /// execve(2); returns only on failure, with the reason.

@@ -108,7 +108,7 @@ fn clone(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, stdio: Stdio) -> Resul
     let group = cgroup.open_v2()?;
     let group = group.as_ref().map(AsFd::as_fd);
     let child = process::clone_child(plan.new_namespaces, group, || {
-        let Err(problem) = child::run(plan, overlay, cgroup, &stdio);
+        let Err(problem) = child::run(plan, overlay, cgroup, &stdio, report.as_fd());
         // If even this fails, there is no other way to report.
         let _no_reader = report.write_all(chain(&problem).as_bytes());
         127

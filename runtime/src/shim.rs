@@ -271,7 +271,6 @@ impl Shim {
             .map_err(|source| ShimError::OpenLog { path: log.unwrap_or_default(), source })?;
         let (own_stdout, stdout) = output_pipe("stdout")?;
         let (own_stderr, stderr) = output_pipe("stderr")?;
-        let stdin = stdin.map_or_else(open_null, Ok)?;
         let stdio = Stdio { stdin, stdout, stderr };
         let mut streams = vec![own_stdout, own_stderr];
         let Some(program) = self.config.oci_runtime.clone() else {
@@ -464,11 +463,6 @@ impl Container {
 /// length.
 fn refused(error: &ShimError) -> Answer {
     Answer::Refused { problem: trace::shortened(chain(error), MAX_PROBLEM_BYTES) }
-}
-
-fn open_null() -> Result<OwnedFd> {
-    let null = File::open("/dev/null").map_err(|source| ShimError::Null { source })?;
-    Ok(null.into())
 }
 
 /// The shim's non-blocking read end, and the container's blocking write end.

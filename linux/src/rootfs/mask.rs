@@ -7,7 +7,7 @@
 //! Invariant: every mask is verified by descriptor when it is made, and again by [`Masks::verify`]
 //! after everything else is mounted.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -66,6 +66,21 @@ impl Masks {
         .map_err(|e| Error::at("open mask", name, e))?;
         NULL.verify(&null, name)?;
         Ok(Self { null, masked: Vec::new(), read_only: Vec::new() })
+    }
+
+    /// The null device, to read from. Its node is this container's own, and nobody can change it by the
+    /// descriptor: it is on a read-only mount. Called in the host's root directory.
+    pub fn open_null(&self) -> Result<OwnedFd> {
+        const OP: &str = "open null device";
+        let name = Path::new("null");
+        let tree = clone_tree_at(self.null.as_fd(), Path::new(""), false)?;
+        NULL.verify(&tree, name)?;
+        set_attributes(&tree, READ_ONLY)?;
+        let path = format!("/proc/self/fd/{}", tree.as_raw_fd());
+        let null = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| Error::at(OP, name, e))?;
+        NULL.verify(&null, name)?;
+        Ok(null)
     }
 
     /// Covers `path` in `root` so that nothing in it can be read: a null device over a file, an

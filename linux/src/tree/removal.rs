@@ -26,9 +26,15 @@ const MOST_STARTS: u8 = 8;
 /// A repeated call continues. Far more than millions of files take.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 /// Subdirectories remembered for a directory that is being emptied: it is listed again after them.
-/// Fewer if many levels remember some.
+/// Fewer on deeper levels, so that all together remember some 50,000 names, and one more for each level: who
+/// made the tree chooses its shape.
 const fn batch(depth: usize) -> usize {
-    if depth < 64 { 4096 } else { 64 }
+    match depth {
+        0..4 => 4096,
+        4..64 => 256,
+        64..1024 => 16,
+        _ => 1,
+    }
 }
 /// After this many failed entries in one directory, the rest is skipped.
 const MOST_FAILED: usize = 1024;

@@ -3,11 +3,12 @@
 //!
 //! Invariant: the order. Sources are opened before any mount becomes a slave (Bidirectional needs
 //! the peer group). The groups of cgroup v1 are joined before the namespaces change what is visible
-//! (the child starts in its v2 group). Privileges are dropped last.
+//! (the child starts in its v2 group). Then every descriptor of the host is closed, and privileges are
+//! dropped last.
 
 use std::convert::Infallible;
 use std::ffi::{CString, OsStr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -27,13 +28,21 @@ use super::root::Root;
 /// The container's ends.
 #[derive(Debug)]
 pub(crate) struct Stdio {
-    pub(crate) stdin: OwnedFd,
+    /// `None`: a null device of the container's own. The host's belongs to the root user, who may be the
+    /// container's.
+    pub(crate) stdin: Option<OwnedFd>,
     pub(crate) stdout: OwnedFd,
     pub(crate) stderr: OwnedFd,
 }
 
-/// Returns only if the program does not run, with the reason.
-pub(super) fn run(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, stdio: &Stdio) -> Result<Infallible> {
+/// Returns only if the program does not run, with the reason, which goes to `report`.
+pub(super) fn run(
+    plan: &Plan,
+    overlay: &Overlay,
+    cgroup: &Cgroup,
+    stdio: &Stdio,
+    report: BorrowedFd<'_>,
+) -> Result<Infallible> {
     process::set_undumpable()?;
     process::new_session()?;
     linux::credentials::join_new_session_keyring()?;
@@ -49,19 +58,22 @@ pub(super) fn run(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, stdio: &Stdio
             .map_err(|source| LaunchError::Namespace { path: path.clone(), source })?;
         process::enter_namespace(file, *kind)?;
     }
-    build_root(plan, overlay)?;
+    let null = build_root(plan, overlay)?;
     for limit in &plan.rlimits {
         process::set_rlimit(limit.resource, limit.soft, limit.hard)?;
     }
-    process::set_stdio(&stdio.stdin, &stdio.stdout, &stdio.stderr)?;
+    process::set_stdio(stdio.stdin.as_ref().unwrap_or(&null), &stdio.stdout, &stdio.stderr)?;
+    drop(null);
     change_directory(&plan.cwd)?;
+    // Before a filter that may refuse it.
+    process::close_all_but(report)?;
     give_up_privileges(plan)?;
     process::reset_signals()?;
-    process::close_on_exec_from(3)?;
     exec(&plan.args, &plan.env)
 }
 
-fn build_root(plan: &Plan, overlay: &Overlay) -> Result<()> {
+/// Returns a null device of the container's own.
+fn build_root(plan: &Plan, overlay: &Overlay) -> Result<OwnedFd> {
     let sources = plan.mounts.iter().map(source).collect::<Result<Vec<_>>>()?;
     rootfs::make_all_slaves()?;
     let mut root = Root::mount(plan, overlay)?;
@@ -77,7 +89,9 @@ fn build_root(plan: &Plan, overlay: &Overlay) -> Result<()> {
     }
     root.ensure_directory(&plan.cwd)?;
     root.protect()?;
-    root.enter()
+    let null = root.open_null()?;
+    root.enter()?;
+    Ok(null)
 }
 
 /// A bind mount's tree, opened while its peer group is still known; file systems are made later.
@@ -125,6 +139,8 @@ fn give_up_privileges(plan: &Plan) -> Result<()> {
         plan.capabilities
     };
     process::set_capabilities(capabilities)?;
+    // The change of user may have undone it (fs.suid_dumpable).
+    process::set_undumpable()?;
     if plan.no_new_privileges {
         linux::credentials::set_no_new_privs()?;
         install_seccomp(plan)?;

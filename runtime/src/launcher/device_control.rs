@@ -32,6 +32,8 @@ pub(super) fn establish(
         WithoutControl::Refuse => Err(LaunchError::NoDeviceControl { cause: error, remedy }),
         WithoutControl::StartWithoutMknod => {
             plan.capabilities = plan.capabilities.without(crate::spec::capabilities::mknod());
+            // Nor do nodes work that an image or a volume brings.
+            plan.nodev = true;
             let cause = chain(&error);
             Ok(Some(format!(
                 "runs without device control and without CAP_MKNOD (--allow-without-device-control): {cause}: {remedy}"

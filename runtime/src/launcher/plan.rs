@@ -32,6 +32,8 @@ pub(super) struct Plan {
     pub(super) devices_policy: Option<Policy>,
     pub(super) rootfs: PathBuf,
     pub(super) read_only_root: bool,
+    /// Device nodes work in the container's own /dev alone.
+    pub(super) nodev: bool,
     pub(super) mounts: Vec<PlannedMount>,
     pub(super) devices: Vec<WantedDevice>,
     /// Name below /proc/sys, and value.
@@ -125,6 +127,7 @@ impl Plan {
             )?,
             rootfs: bundle.join(root.path()),
             read_only_root: root.readonly().unwrap_or(false),
+            nodev: false,
             mounts: spec.mounts().iter().flatten().map(planned_mount).collect::<Result<_>>()?,
             devices: linux.devices().iter().flatten().map(device).collect::<Result<_>>()?,
             sysctls: sysctl::checked(linux)?,

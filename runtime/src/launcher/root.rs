@@ -12,6 +12,7 @@ use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use linux::mount::AccessTimes;
 use linux::rootfs::{self, Attributes, KernelFs, Kind, Masks};
 
 use super::Overlay;
@@ -37,6 +38,18 @@ const DEVICE_LINKS: &[(&str, &str)] = &[
     ("ptmx", "pts/ptmx"),
 ];
 
+/// Of a mount with those below.
+const NODEV: Attributes = Attributes {
+    read_only: false,
+    nosuid: false,
+    nodev: true,
+    noexec: false,
+    access_times: AccessTimes::Kernels,
+    nodiratime: false,
+    propagation: None,
+    recursive: true,
+};
+
 #[derive(Debug)]
 pub(super) struct Root<'a> {
     plan: &'a Plan,
@@ -54,6 +67,9 @@ impl<'a> Root<'a> {
         // Below the root, where the container's processes cannot see it.
         let masks = Masks::mount(&mount_point, &plan.rootfs)?;
         let tree = overlay.view().mount()?;
+        if plan.nodev {
+            rootfs::set_attributes(&tree, NODEV)?;
+        }
         rootfs::attach(tree, mount_point, &plan.rootfs)?;
         let fd = rootfs::open_root(&plan.rootfs)?;
         Ok(Self { plan, fd, masks })
@@ -92,6 +108,9 @@ impl<'a> Root<'a> {
         let source = rootfs::file_type(&tree)?;
         let source = Source::of(source);
         set_attributes(mount, &tree)?;
+        if self.plan.nodev {
+            rootfs::set_attributes(&tree, NODEV)?;
+        }
         let kind = if source == Source::Directory { Kind::Directory } else { Kind::File };
         let place = rootfs::ensure_target(&self.fd, &mount.target, kind)?;
         self.plan
@@ -164,6 +183,11 @@ impl<'a> Root<'a> {
             rootfs::verify_device(&self.fd, &wanted.path, wanted.device)?;
         }
         Ok(())
+    }
+
+    /// What a program without stdin reads.
+    pub(super) fn open_null(&self) -> Result<OwnedFd> {
+        Ok(self.masks.open_null()?)
     }
 
     /// Makes the directory in which the program starts, if it is missing.

@@ -6,7 +6,7 @@
 //!
 //! Programs of other architectures (32-bit ones) are killed by every filter.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::error::{LaunchError, Result};
 use linux::process::BpfInstruction;
@@ -17,38 +17,13 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
+/// __X32_SYSCALL_BIT of asm/unistd.h: the architecture is the same, and the numbers are not.
+const FIRST_OF_X32: i64 = 0x4000_0000;
+
 /// The BPF programs, in the order to install them.
 pub(crate) fn compile(profile: &LinuxSeccomp) -> Result<Vec<Vec<BpfInstruction>>> {
     let default = action(profile.default_action(), profile.default_errno_ret())?;
-    let mut by_action: Vec<(SeccompAction, BTreeMap<i64, Vec<SeccompRule>>)> = Vec::new();
-    let mut answered_elsewhere = BTreeSet::new();
-    for syscall in profile.syscalls().iter().flatten() {
-        let wanted = action(syscall.action(), syscall.errno_ret())?;
-        if wanted == default {
-            continue;
-        }
-        let numbers: Vec<i64> = syscall.names().iter().filter_map(|name| number(name)).collect();
-        if wanted != SeccompAction::Allow {
-            answered_elsewhere.extend(numbers.iter().copied());
-        }
-        let place = by_action.iter().position(|(known, _)| *known == wanted).unwrap_or_else(|| {
-            by_action.push((wanted, BTreeMap::new()));
-            by_action.len() - 1
-        });
-        for number in numbers {
-            add_rule(by_action[place].1.entry(number), syscall)?;
-        }
-    }
-    if default != SeccompAction::Allow {
-        // Calls that another filter handles must pass the allow-list; otherwise the default would
-        // be as strict.
-        let allow =
-            by_action.iter().position(|(known, _)| *known == SeccompAction::Allow).unwrap_or_else(|| {
-                by_action.push((SeccompAction::Allow, BTreeMap::new()));
-                by_action.len() - 1
-            });
-        by_action[allow].1.extend(answered_elsewhere.into_iter().map(|number| (number, Vec::new())));
-    }
+    let by_action = rules(profile, &default)?;
     let newest = by_action.iter().filter_map(|(_, rules)| rules.keys().next_back()).max().copied();
     let mut programs = by_action
         .into_iter()
@@ -59,8 +34,49 @@ pub(crate) fn compile(profile: &LinuxSeccomp) -> Result<Vec<Vec<BpfInstruction>>
         .collect::<Result<Vec<_>>>()?;
     if let (SeccompAction::Errno(_), Some(newest)) = (&default, newest) {
         programs.push(unknown_calls(newest)?);
+    } else if cfg!(target_arch = "x86_64") {
+        // As x32, whose calls no rule names, a program could make any call.
+        programs.push(unknown_calls(FIRST_OF_X32 - 1)?);
     }
     Ok(programs)
+}
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// The rules of the filter for each action but the default.
+fn rules(profile: &LinuxSeccomp, default: &SeccompAction) -> Result<Vec<(SeccompAction, Rules)>> {
+    let mut by_action: Vec<(SeccompAction, Rules)> = Vec::new();
+    let mut answered_elsewhere = Vec::new();
+    for syscall in profile.syscalls().iter().flatten() {
+        let wanted = action(syscall.action(), syscall.errno_ret())?;
+        if wanted == *default {
+            continue;
+        }
+        let numbers: Vec<i64> = syscall.names().iter().filter_map(|name| number(name)).collect();
+        if wanted != SeccompAction::Allow {
+            answered_elsewhere.extend(numbers.iter().map(|number| (*number, syscall)));
+        }
+        let place = by_action.iter().position(|(known, _)| *known == wanted).unwrap_or_else(|| {
+            by_action.push((wanted, BTreeMap::new()));
+            by_action.len() - 1
+        });
+        for number in numbers {
+            add_rule(by_action[place].1.entry(number), syscall)?;
+        }
+    }
+    if *default != SeccompAction::Allow {
+        // What another filter answers must pass the allow-list, with the same arguments; otherwise the
+        // default would be as strict.
+        let allow =
+            by_action.iter().position(|(known, _)| *known == SeccompAction::Allow).unwrap_or_else(|| {
+                by_action.push((SeccompAction::Allow, BTreeMap::new()));
+                by_action.len() - 1
+            });
+        for (number, syscall) in answered_elsewhere {
+            add_rule(by_action[allow].1.entry(number), syscall)?;
+        }
+    }
+    Ok(by_action)
 }
 
 /// ENOSYS for calls newer than the profile: after ENOSYS, but not after EPERM, C libraries try an
@@ -278,7 +294,29 @@ mod tests {
             r#"{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["mkdir","nosuchcall"],"action":"SCMP_ACT_ERRNO","errnoRet":13}]}"#,
         ))
         .unwrap();
-        assert_eq!(programs.len(), 1);
+        // And one for calls of x32.
+        assert_eq!(programs.len(), if cfg!(target_arch = "x86_64") { 2 } else { 1 });
+    }
+
+    /// Of the call that a profile allows for some arguments, and answers for others.
+    #[test]
+    fn an_answer_for_some_arguments_allows_no_others() {
+        let some = |action: &str, value: u64| {
+            format!(
+                r#"{{"names":["socket"],"action":"{action}","args":[{{"index":0,"value":{value},"op":"SCMP_CMP_EQ"}}]}}"#
+            )
+        };
+        let text = format!(
+            r#"{{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{},{}]}}"#,
+            some("SCMP_ACT_ALLOW", 1),
+            some("SCMP_ACT_LOG", 40)
+        );
+        let by_action = rules(&profile(&text), &SeccompAction::Errno(1)).unwrap();
+        let count = |action: SeccompAction| {
+            let rules = by_action.iter().find(|(known, _)| *known == action).map(|(_, rules)| rules);
+            rules.unwrap()[&libc::SYS_socket].len()
+        };
+        assert_eq!((count(SeccompAction::Allow), count(SeccompAction::Log)), (2, 1));
     }
 
     #[test]

@@ -41,11 +41,6 @@ pub(super) enum ShimError {
         #[source]
         source: io::Error,
     },
-    #[error("open /dev/null")]
-    Null {
-        #[source]
-        source: io::Error,
-    },
     #[error(transparent)]
     Launch(#[from] LaunchError),
     #[error("read the outcome pipe")]

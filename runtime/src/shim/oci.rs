@@ -44,7 +44,7 @@ impl OciRuntime<'_> {
             .arg("--pid-file")
             .arg(&pid_file)
             .arg(container)
-            .stdin(stdio.stdin)
+            .stdin(stdio.stdin.map_or_else(process::Stdio::null, process::Stdio::from))
             .stdout(stdio.stdout)
             .stderr(stdio.stderr)
             .status()

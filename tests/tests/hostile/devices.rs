@@ -33,6 +33,30 @@ try loop0 b 7 0
 try harmless c 1 3
 ";
 
+/// What a container reads as stdin is a device, and root owns it.
+#[test]
+fn stdin_is_no_device_of_the_host() {
+    use std::os::unix::fs::MetadataExt;
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    let host = std::fs::metadata("/dev/null").expect("/dev/null");
+    // Changes nothing if it is the host's.
+    let script = format!(
+        "found=$(stat -L -c %d:%i /dev/stdin)
+[ \"$found\" != {}:{} ] || {{ echo the device of the host; exit 1; }}
+test -c /dev/stdin && cat && echo null
+chmod 0 /dev/stdin 2>&1; chown 1:1 /proc/self/fd/0 2>&1
+stat -L -c '%a %u' /dev/stdin
+exit 0",
+        host.dev(),
+        host.ino()
+    );
+    let log = run(&node, &Attack::new("stdin", &script)).expect("the pod ends");
+    assert!(log.starts_with("null\n") && log.ends_with("666 0\n"), "{log}");
+    assert_eq!(log.matches("Read-only file system").count(), 2, "{log}");
+    node.finish(&idle).expect("nothing is left");
+}
+
 fn assert_repelled(log: &str) {
     let opened: Vec<&str> = log.lines().filter(|line| !line.starts_with("made ")).collect();
     assert_eq!(opened, ["READ harmless", "WROTE harmless", "BOTH harmless"], "{log}");
@@ -112,7 +136,9 @@ fn without_device_control_a_pod_cannot_make_nodes_and_its_status_says_so() {
     forbid_bpf();
     let (node, idle) = node_with(&sandbox, without_control_allowed());
     // The pod waits for a file, so that its status can be read while it runs.
-    let script = format!("{ATTACK}\necho waiting\nuntil [ -e /data/go ]; do usleep 20000; done");
+    // Nodes that an image or a volume brings do not work either.
+    let nodev = "for at in / /data; do awk -v at=$at '$2 == at && $4 !~ /nodev/ { print \"devices in\", at }' /proc/mounts; done";
+    let script = format!("{ATTACK}\n{nodev}\necho waiting\nuntil [ -e /data/go ]; do usleep 20000; done");
     let volume = "volumes: [{name: data, emptyDir: {}}]";
     let mount = "volumeMounts: [{name: data, mountPath: /data}]";
     let attack = Attack::new("attacker", &script).with_pod_fields(volume).with_container_fields(mount);

@@ -20,18 +20,18 @@ use crate::node;
 const INTERPRETERS: [&str; 12] =
     ["exe", "fd/3", "fd/4", "fd/5", "fd/6", "fd/7", "fd/8", "fd/9", "fd/10", "fd/11", "fd/12", "fd/13"];
 
-/// A pod of one container for each interpreter, whose image holds nothing but its script.
-fn pod_of_scripts(node: &Node<'_>) -> String {
-    let mut yaml = "apiVersion: v1
+/// A pod `name` of one container for each interpreter, whose image holds nothing but its script.
+fn pod_of_scripts(node: &Node<'_>, name: &str, interpreters: &[(String, String)]) -> String {
+    let mut yaml = format!(
+        "apiVersion: v1
 kind: Pod
-metadata: {name: scripts, namespace: default}
+metadata: {{name: {name}, namespace: default}}
 spec:
   restartPolicy: Never
   containers:
 "
-    .to_owned();
-    for interpreter in INTERPRETERS {
-        let name = interpreter.replace('/', "");
+    );
+    for (name, interpreter) in interpreters {
         let image = format!("hawser.dev/{name}:test");
         // Under a dot-name, where the node looks for no image.
         let script = node.sandbox().path(&format!("i/.{name}"));
@@ -41,6 +41,18 @@ spec:
         yaml += &format!("    - {{name: {name}, image: {image}, imagePullPolicy: IfNotPresent}}\n");
     }
     yaml
+}
+
+/// Why each container of an ended pod has ended.
+fn reasons(pod: &serde_json::Value) -> Vec<(String, Option<String>)> {
+    let containers = pod["status"]["containerStatuses"].as_array().expect("the status of each container");
+    let of = |container: &serde_json::Value| {
+        // The state, or the last one while the kubelet waits to say so again.
+        let ended = [&container["state"], &container["lastState"]].map(|state| &state["terminated"]);
+        let reason = ended.iter().find(|ended| !ended.is_null()).map(|ended| text(&ended["reason"]));
+        (text(&container["name"]).to_owned(), reason.map(|reason| reason.to_owned()))
+    };
+    containers.iter().map(of).collect()
 }
 
 /// What a write to a file changes.
@@ -55,20 +67,36 @@ fn a_script_whose_interpreter_is_the_runtime_ends_and_leaves_the_hosts_program_a
     let (node, idle) = node(&sandbox);
     let program = binaries::find("hawser-kubelet").unwrap();
     let before = state(&program);
-    node.put_manifest("scripts.yaml", &pod_of_scripts(&node)).unwrap();
+    let named = INTERPRETERS.map(|interpreter| (interpreter.replace('/', ""), interpreter.to_owned()));
+    node.put_manifest("scripts.yaml", &pod_of_scripts(&node, "scripts", &named)).unwrap();
     let pod = node.wait_for_phase("scripts", "Failed").unwrap();
     // The kernel did start the host's program in there, with the script as its argument.
     let log = node.client(&["logs", "scripts", "-c", "exe"]).unwrap();
     assert!(log.contains("unrecognized subcommand '/script'"), "{log}");
     // No descriptor leads to a program at all.
-    for container in pod["status"]["containerStatuses"].as_array().unwrap() {
-        let name = text(&container["name"]);
-        // The state, or the last one while the kubelet waits to say so again.
-        let ended = [&container["state"], &container["lastState"]].map(|state| &state["terminated"]);
-        let reason = ended.iter().find(|ended| !ended.is_null()).map(|ended| text(&ended["reason"]));
-        assert!(name == "exe" || reason.as_deref() == Some("StartError"), "{container}");
+    for (name, reason) in reasons(&pod) {
+        assert!(name == "exe" || reason.as_deref() == Some("StartError"), "{name}: {reason:?}");
     }
     assert_eq!(state(&program), before);
+    node.finish(&idle).unwrap();
+}
+
+/// The interpreter is looked up before close-on-exec closes anything.
+#[test]
+fn a_script_whose_interpreter_is_above_a_directory_of_the_host_does_not_start() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    let program = binaries::find("hawser-kubelet").unwrap();
+    let program = program.strip_prefix("/").expect("an absolute path").display();
+    for number in 3..=16 {
+        let name = format!("above{number}");
+        let interpreter = format!("fd/{number}/{}{program}", "../".repeat(16));
+        // Each in a pod of its own, whose descriptors have small numbers.
+        let yaml = pod_of_scripts(&node, &name, &[(name.clone(), interpreter)]);
+        node.put_manifest(&format!("{name}.yaml"), &yaml).unwrap();
+        let pod = node.wait_for_phase(&name, "Failed").unwrap();
+        assert_eq!(reasons(&pod), [(name, Some("StartError".to_owned()))]);
+    }
     node.finish(&idle).unwrap();
 }
 
