@@ -178,6 +178,7 @@ fn members_keep_sgid_of_what_they_may_not_execute_and_others_do_not() {
         "truncate -s 3 f",
         "fallocate -l 9 f",
         "fallocate -p -l 4096 f",
+        "fallocate -z -l 9 f",
         "setfacl -m u:1005:r f",
     ];
     let modes = [0o2666, 0o4666, 0o6666, 0o2676, 0o6676, 0o6777, 0o2767];

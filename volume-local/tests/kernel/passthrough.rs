@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use proto::control::{Quiesce, Quiesced, Refused, reply, request};
 
 use crate::files::store_by_mapping;
-use crate::fixture::{BOB, ROOT, Setup, Volume, here};
+use crate::fixture::{BOB, ROOT, Setup, Stage, Volume, here};
 use crate::known::until;
 use crate::metrics::requests;
 use crate::pauses::resume;
@@ -37,6 +37,8 @@ fn the_daemon_sees_neither_reads_nor_writes() {
     let file = read_write().open(volume.path("f")).unwrap();
     assert_eq!(volume.registered().len(), 1);
     file.write_all_at(b"in place", 4096).unwrap();
+    // The first write asks for security.capability, and no later one does.
+    let asked = requests(&volume, "getxattr");
     let mut appended = OpenOptions::new().append(true).open(volume.path("f")).unwrap();
     appended.write_all(b"at the end").unwrap();
     file.sync_all().unwrap();
@@ -47,11 +49,30 @@ fn the_daemon_sees_neither_reads_nor_writes() {
     assert!(fs::read(volume.backing.join("f")).unwrap() == expected);
     assert_eq!(file.metadata().unwrap().len(), expected.len() as u64);
     assert_eq!([requests(&volume, "read"), requests(&volume, "write")], [0, 0]);
+    assert_eq!(requests(&volume, "getxattr"), asked);
     drop((file, appended));
     fs::remove_file(volume.path("f")).unwrap();
     volume.wait_for_registered(0);
     let (status, said) = volume.unmount();
     assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+}
+
+/// Although the writing application is root here, and the keeper is.
+#[test]
+fn what_passes_through_takes_no_blocks_that_are_reserved_for_root() {
+    let volume = Volume::on(Stage::on_file_system("ext4"), SETUP);
+    let mut file = read_write().open(volume.path("f")).unwrap();
+    let block = vec![7; 1 << 20];
+    let full = loop {
+        if let Err(error) = file.write_all(&block) {
+            break error;
+        }
+    };
+    assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(requests(&volume, "write"), 0);
+    let left = rustix::fs::statvfs(&volume.backing).unwrap();
+    assert!(left.f_bfree > left.f_bavail + 1000, "{} and {}", left.f_bfree, left.f_bavail);
+    fs::write(volume.backing.join("native"), &block).unwrap();
 }
 
 /// Opens and closes in every order; `change` is called between any two.
