@@ -10,7 +10,7 @@ use proto::csi::CreateVolumeRequest;
 use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
 use tests::csi::snapshots::{
     REFLINKING, assert_refused, data, delete_snapshot, fill, from_snapshot, from_volume, of_size, scene_on,
-    scene_with_quota_groups, snapshot, with,
+    scene_on_with, scene_with_quota_groups, snapshot, with,
 };
 use tests::eventually;
 use tests::loop_device::FileSystem;
@@ -266,6 +266,33 @@ fn a_copy_without_a_cut_is_refused_once_a_file_was_opened_for_writing_past_the_d
     let clone = retried(&scene, "clone", || caller.create(request.clone())).volume_id;
     assert!(data(&scene, &clone).join("file").exists());
     caller.delete(&clone).unwrap();
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// Where the file system cannot cut a volume, the daemon would have to see every write.
+#[test]
+fn a_snapshot_is_refused_once_a_file_was_opened_for_writing_past_the_daemon() {
+    let scene = scene_on_with(FileSystem::Xfs, Flags::process_with_keeper());
+    let caller = scene.caller();
+    let parameters = [("dataPath", "passthrough"), ("capacity", "none")];
+    let volume = served_as(&scene, &caller, with(create_request("pvc-1"), &parameters));
+    let before = retried(&scene, "snapshot", || snapshot(&caller, "before", &volume)).snapshot_id;
+    drop(File::create(caller.target_path(POD).join("file")).unwrap());
+    assert_refused(snapshot(&caller, "snap", &volume), Code::FailedPrecondition, "dataPath: daemon");
+    assert_refused(
+        caller.create(from_volume("pvc-2", &volume)),
+        Code::FailedPrecondition,
+        "dataPath: daemon",
+    );
+    caller.unpublish(&volume, POD).unwrap();
+    caller.unstage(&volume).unwrap();
+    let after = retried(&scene, "snapshot", || snapshot(&caller, "snap", &volume)).snapshot_id;
+    assert!(data(&scene, &after).join("file").exists());
+    assert!(!data(&scene, &before).join("file").exists());
+    for made in [before, after] {
+        delete_snapshot(&caller, &made).unwrap();
+    }
     caller.delete(&volume).unwrap();
     scene.assert_nothing_left();
 }

@@ -22,9 +22,13 @@ pub const BLOCKING_COPY: (&str, &str) = ("snapshotMode", "blocking-copy");
 
 /// A driver whose pool is a new file system of this kind.
 pub fn scene_on(kind: FileSystem) -> Scene {
+    scene_on_with(kind, Flags::process())
+}
+
+pub fn scene_on_with(kind: FileSystem, flags: Flags) -> Scene {
     let sandbox = Sandbox::new();
     LoopMount::new(&sandbox, "pool", kind, IMAGE_BYTES).unwrap();
-    Scene::start_in(sandbox, Flags::process())
+    Scene::start_in(sandbox, flags)
 }
 
 /// A driver whose pool is a new Btrfs with quota groups.

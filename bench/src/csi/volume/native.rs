@@ -12,13 +12,33 @@ use super::operations::{self, Operation};
 use super::place::{Place, Sample, Served, Where};
 use crate::statistics::{median, spread};
 
-/// What is measured, and what it is to reach: its speed to that of the native directory.
+/// Of operations on names by passthrough: the speed to reach, of that by the daemon's path on the same file
+/// system.
+const NAMES_BY_PASSTHROUGH: f64 = 0.8;
+/// Processors that the daemon may use while data passes through.
+const MOST_CORES: f64 = 0.02;
+
+/// What is measured.
 struct Subject {
     title: &'static str,
     place: Place,
+    file_system: FileSystem,
+    kind: Kind,
+    /// The speed to reach, of the native directory's.
     bar: fn(&Operation) -> Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Daemon,
+    /// By the daemon's path, and only operations on names: for comparison.
+    Names,
+    WritingBack,
+    Passing,
     /// What it cannot do is no error.
-    is_peer: bool,
+    Peer {
+        passes: bool,
+    },
 }
 
 /// Where a subject cannot do something, why.
@@ -38,47 +58,59 @@ pub(super) fn table(
 }
 
 fn subjects(passthrough_hp: Option<&Path>) -> Result<Vec<Subject>> {
-    let ours = |title, kind, parameters, bar| {
-        let place = Place::new(kind, Served::Ours { parameters, has_successors: true })?;
-        anyhow::Ok(Subject { title, place, bar, is_peer: false })
+    let ours = |title, kind, file_system, parameters, bar| {
+        let place = Place::new(file_system, Served::Ours { parameters, has_successors: true })?;
+        anyhow::Ok(Subject { title, place, file_system, kind, bar })
     };
-    let peer = |title, program: &Path, options| {
+    let peer = |title, passes, program: &Path, options| {
         let served = Served::Peer { program: program.to_owned(), options };
-        let place = Place::new(FileSystem::Ext4, served)?;
-        anyhow::Ok(Subject { title, place, bar: |_| None, is_peer: true })
+        let file_system = FileSystem::Ext4;
+        let place = Place::new(file_system, served)?;
+        anyhow::Ok(Subject { title, place, file_system, kind: Kind::Peer { passes }, bar: |_| None })
     };
     let mut subjects = vec![
         ours(
             "ext4, capacity daemon, dataPath daemon",
+            Kind::Daemon,
             FileSystem::Ext4,
             &[("dataPath", "daemon"), ("capacity", "daemon")],
             |operation| operation.by_daemon,
         )?,
         ours(
             "ext4, capacity daemon, dataPath daemon, writebackCache",
+            Kind::WritingBack,
             FileSystem::Ext4,
             &[("dataPath", "daemon"), ("capacity", "daemon"), ("writebackCache", "true")],
             |operation| operation.writing_back,
         )?,
         ours(
             "ext4, capacity none, dataPath passthrough",
+            Kind::Passing,
             FileSystem::Ext4,
             &[("dataPath", "passthrough"), ("capacity", "none")],
             |operation| operation.passing,
         )?,
         ours(
             "btrfs, capacity kernel, dataPath passthrough",
+            Kind::Passing,
             FileSystem::Btrfs,
             &[("dataPath", "passthrough"), ("capacity", "kernel")],
-            |operation| operation.passing,
+            |operation| operation.passing_on_btrfs.or(operation.passing),
         )?,
     ];
+    subjects.push(ours(
+        "btrfs, capacity kernel, dataPath daemon",
+        Kind::Names,
+        FileSystem::Btrfs,
+        &[("dataPath", "daemon"), ("capacity", "kernel")],
+        |_| None,
+    )?);
     let bindfs = find_program("bindfs").unwrap_or_else(|| PathBuf::from("bindfs"));
-    subjects.push(peer("ext4, bindfs", &bindfs, &["-f"])?);
+    subjects.push(peer("ext4, bindfs", false, &bindfs, &["-f"])?);
     if let Some(program) = passthrough_hp {
-        subjects.push(peer("ext4, passthrough_hp", program, &["--foreground"])?);
+        subjects.push(peer("ext4, passthrough_hp", true, program, &["--foreground"])?);
         let options = &["--foreground", "--nopassthrough"];
-        subjects.push(peer("ext4, passthrough_hp --nopassthrough", program, options)?);
+        subjects.push(peer("ext4, passthrough_hp --nopassthrough", false, program, options)?);
     }
     Ok(subjects)
 }
@@ -95,15 +127,19 @@ fn rows(subjects: &[Subject], runs: usize, is_wanted: impl Fn(&Operation) -> boo
         "bar",
     ]);
     for operation in operations::beside_native().filter(|operation| is_wanted(operation)) {
-        let measured = step(operation.title, || measure(subjects, operation, runs))?;
-        for (subject, measured) in subjects.iter().zip(measured) {
-            table.add(&row(subject, operation, &measured));
+        let subjects: Vec<&Subject> = subjects.iter().filter(|subject| subject.does(operation)).collect();
+        let measured = step(operation.title, || measure(&subjects, operation, runs))?;
+        let reached: Vec<Option<Reached>> =
+            measured.iter().map(|measured| measured.as_deref().ok().map(Reached::of)).collect();
+        let all: Vec<_> = subjects.into_iter().zip(reached).collect();
+        for (subject, reached) in &all {
+            table.add(&row(subject, operation, reached.as_ref(), &all));
         }
     }
     Ok(table.end())
 }
 
-fn measure(subjects: &[Subject], operation: &Operation, runs: usize) -> Result<Vec<Measured>> {
+fn measure(subjects: &[&Subject], operation: &Operation, runs: usize) -> Result<Vec<Measured>> {
     let mut measured: Vec<Measured> = subjects.iter().map(|_| Ok(Vec::new())).collect();
     // The first run fills caches.
     for run in 0..=operation.runs(runs) {
@@ -112,7 +148,7 @@ fn measure(subjects: &[Subject], operation: &Operation, runs: usize) -> Result<V
             match subject.pair(operation, run) {
                 Ok(pair) if run > 0 => samples.push(pair),
                 Ok(_) => {}
-                Err(error) if subject.is_peer => {
+                Err(error) if matches!(subject.kind, Kind::Peer { .. }) => {
                     complain(&format!("{}: {}: {error:#}", operation.title, subject.title));
                     *measured = Err(error);
                 }
@@ -124,6 +160,10 @@ fn measure(subjects: &[Subject], operation: &Operation, runs: usize) -> Result<V
 }
 
 impl Subject {
+    fn does(&self, operation: &Operation) -> bool {
+        self.kind != Kind::Names || !operation.is_data()
+    }
+
     fn pair(&self, operation: &Operation, run: usize) -> Result<[Sample; 2]> {
         let time = |at| self.place.time(operation, at, run);
         // In turn, so that neither is always the second one.
@@ -137,23 +177,91 @@ impl Subject {
     }
 }
 
-fn row(subject: &Subject, operation: &Operation, measured: &Measured) -> String {
-    let Ok(samples) = measured else {
+/// Medians.
+struct Reached {
+    native_us: f64,
+    mounted_us: f64,
+    cores: f64,
+    /// The mounted directory's speed, of the native one's.
+    ratio: f64,
+    /// First and last quartile of the ratio.
+    low: f64,
+    high: f64,
+}
+
+impl Reached {
+    fn of(samples: &[[Sample; 2]]) -> Self {
+        let middle = |of: fn(&[Sample; 2]) -> f64| median(&mut samples.iter().map(of).collect::<Vec<_>>());
+        let mut ratios: Vec<f64> =
+            samples.iter().map(|[native, mounted]| native.took_us / mounted.took_us).collect();
+        let (low, high) = spread(&mut ratios);
+        Self {
+            native_us: middle(|[native, _]| native.took_us),
+            mounted_us: middle(|[_, mounted]| mounted.took_us),
+            cores: middle(|[_, mounted]| mounted.cores),
+            ratio: median(&mut ratios),
+            low,
+            high,
+        }
+    }
+}
+
+fn row(
+    subject: &Subject,
+    operation: &Operation,
+    reached: Option<&Reached>,
+    all: &[(&Subject, Option<Reached>)],
+) -> String {
+    let Some(reached) = reached else {
         return format!("| {} | {} | it fails | | | | | |", operation.title, subject.title);
     };
-    let middle = |of: fn(&[Sample; 2]) -> f64| median(&mut samples.iter().map(of).collect::<Vec<_>>());
-    let mut ratios: Vec<f64> =
-        samples.iter().map(|[native, mounted]| native.took_us / mounted.took_us).collect();
-    let (low, high) = spread(&mut ratios);
-    let ratio = median(&mut ratios);
-    let bar = (subject.bar)(operation)
-        .map_or_else(String::new, |bar| format!(">= {bar}: {}", if ratio >= bar { "met" } else { "MISSED" }));
+    let Reached { native_us, mounted_us, cores, ratio, low, high } = reached;
     format!(
-        "| {} | {} | {:.1} | {:.1} | {ratio:.3} | {low:.2}..{high:.2} | {:.2} | {bar} |",
+        "| {} | {} | {native_us:.1} | {mounted_us:.1} | {ratio:.3} | {low:.2}..{high:.2} | {cores:.2} | {} |",
         operation.title,
         subject.title,
-        middle(|[native, _]| native.took_us),
-        middle(|[_, mounted]| mounted.took_us),
-        middle(|[_, mounted]| mounted.cores),
+        bars(subject, operation, reached, all).join("; "),
     )
+}
+
+/// What the subject is to reach in this operation, and whether it does.
+fn bars(
+    subject: &Subject,
+    operation: &Operation,
+    reached: &Reached,
+    all: &[(&Subject, Option<Reached>)],
+) -> Vec<String> {
+    let verdict = |holds: bool| if holds { "met" } else { "MISSED" };
+    let mut bars: Vec<String> = (subject.bar)(operation)
+        .map(|bar| format!(">= {bar}: {}", verdict(reached.ratio >= bar)))
+        .into_iter()
+        .collect();
+    if subject.kind == Kind::Passing && operation.needs_no_daemon() {
+        bars.push(format!("< {MOST_CORES} cores: {}", verdict(reached.cores < MOST_CORES)));
+    }
+    if operation.is_data() {
+        return bars;
+    }
+    let of = |kinds: &'static [Kind]| {
+        let others = all
+            .iter()
+            .filter(|(other, _)| other.file_system == subject.file_system && kinds.contains(&other.kind));
+        others.filter_map(|(_, reached)| reached.as_ref())
+    };
+    match subject.kind {
+        Kind::Passing => bars.extend(of(&[Kind::Daemon, Kind::Names]).map(|daemon| {
+            let share = reached.ratio / daemon.ratio;
+            let verdict = verdict(share >= NAMES_BY_PASSTHROUGH);
+            format!("{share:.2} of the daemon's path, >= {NAMES_BY_PASSTHROUGH}: {verdict}")
+        })),
+        Kind::Daemon => {
+            let peers = of(&[Kind::Peer { passes: false }]);
+            if let Some(best) = peers.max_by(|a, b| a.ratio.total_cmp(&b.ratio)) {
+                let verdict = verdict(reached.high >= best.low);
+                bars.push(format!("the best peer's {:.3}, less the spread: {verdict}", best.ratio));
+            }
+        }
+        Kind::Names | Kind::WritingBack | Kind::Peer { .. } => {}
+    }
+    bars
 }

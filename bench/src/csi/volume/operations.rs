@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::fs::{Advice, XattrFlags, fadvise, removexattr, setxattr};
@@ -35,6 +35,8 @@ pub(super) struct Operation {
     /// kernel passes data through.
     pub(super) by_daemon: Option<f64>,
     pub(super) passing: Option<f64>,
+    /// On Btrfs, where it is not the same.
+    pub(super) passing_on_btrfs: Option<f64>,
     /// By the daemon's path with the writeback cache.
     pub(super) writing_back: Option<f64>,
 }
@@ -55,8 +57,22 @@ impl Operation {
         Self { by_daemon: bar(by_daemon), passing: bar(passing), ..self }
     }
 
+    const fn on_btrfs(self, to_reach: f64) -> Self {
+        Self { passing_on_btrfs: bar(to_reach), ..self }
+    }
+
     const fn writing_back(self, to_reach: f64) -> Self {
         Self { writing_back: bar(to_reach), ..self }
+    }
+
+    /// Whether the content of files counts most. The others are on names.
+    pub(super) fn is_data(&self) -> bool {
+        self.passing.is_some()
+    }
+
+    /// Whether the kernel asks the daemon nothing on the way, where data passes through.
+    pub(super) fn needs_no_daemon(&self) -> bool {
+        matches!(self.work, Work::Steps { .. }) && self.is_data() && !self.title.contains("fsync")
     }
 
     pub(super) fn runs(&self, wanted: usize) -> usize {
@@ -108,7 +124,7 @@ pub(super) const RECORDED: [Operation; 12] = [
 ];
 
 /// The content of one file of 64 MiB, which is there before.
-const DATA: [Operation; 12] = [
+const DATA: [Operation; 14] = [
     stream("seq write 1 MiB, buffered", cached, |path| write_all(path, BLOCK_BYTES, Order::Sequential))
         .bars(0.25, 0.95),
     stream("seq write 4 KiB, buffered", cached, |path| write_all(path, PAGE, Order::Sequential))
@@ -123,6 +139,8 @@ const DATA: [Operation; 12] = [
         .writing_back(0.9),
     stream("seq write, mapped", cached, |path| mapped::write(path, STREAM_BYTES)).bars(0.0, 0.95),
     stream("seq read, mapped", cached, |path| mapped::read(path, STREAM_BYTES)).bars(0.0, 0.95),
+    stream("rand write, mapped", cached, |path| mapped::write_pages(path, STREAM_BYTES)).bars(0.0, 0.95),
+    stream("rand read, mapped", cached, |path| mapped::read_pages(path, STREAM_BYTES)).bars(0.0, 0.95),
     stream("seq write 1 MiB, direct", cached, |path| direct(path, BLOCK_BYTES, Order::Sequential, true))
         .bars(0.0, 0.95),
     stream("seq read 1 MiB, direct", cached, |path| direct(path, BLOCK_BYTES, Order::Sequential, false))
@@ -138,7 +156,8 @@ const DATA: [Operation; 12] = [
             file.sync_all()
         })
     })
-    .bars(0.0, 0.8),
+    .bars(0.0, 0.8)
+    .on_btrfs(0.9),
 ];
 
 const NAMES: [Operation; 6] = [
@@ -155,7 +174,18 @@ const NAMES: [Operation; 6] = [
     metadata("stat of an absent name", nothing, absent),
 ];
 
-const TREES: [Operation; 4] = [
+const TREES: [Operation; 5] = [
+    tree(
+        "stat of 1,000 files, a second after they were made",
+        |path| {
+            make_tree(path)?;
+            stat_tree(path)?;
+            std::thread::park_timeout(Duration::from_millis(1200));
+            Ok(())
+        },
+        |path| (0..10).try_for_each(|_| stat_tree(path)),
+    )
+    .bars(0.8, 0.0),
     tree(
         "tar x, 1,000 files",
         |path| {
@@ -211,7 +241,15 @@ pub(super) const STREAMS: [Operation; 3] = [
 pub(super) type Step = fn(&Path) -> std::io::Result<()>;
 
 const fn operation(title: &'static str, work: Work) -> Operation {
-    Operation { title, work, is_long: false, by_daemon: None, passing: None, writing_back: None }
+    Operation {
+        title,
+        work,
+        is_long: false,
+        by_daemon: None,
+        passing: None,
+        passing_on_btrfs: None,
+        writing_back: None,
+    }
 }
 
 const fn metadata(title: &'static str, prepare: Step, work: Step) -> Operation {
@@ -332,6 +370,16 @@ fn make_tree(path: &Path) -> std::io::Result<()> {
         for file in 0..20 {
             let line = format!("line of file {file} in directory {number}\n");
             fs::write(dir.join(format!("f{file}")), line.repeat(30 + 20 * file))?;
+        }
+    }
+    Ok(())
+}
+
+fn stat_tree(path: &Path) -> std::io::Result<()> {
+    for number in 0..50 {
+        let dir = path.join(format!("d{number}"));
+        for file in 0..20 {
+            fs::metadata(dir.join(format!("f{file}")))?;
         }
     }
     Ok(())

@@ -20,6 +20,26 @@ pub(super) fn read(path: &Path, bytes: usize) -> Result<()> {
     })
 }
 
+/// Stores to a word of each page, in an order that meets each once.
+pub(super) fn write_pages(path: &Path, bytes: usize) -> Result<()> {
+    with_words(path, bytes, |words| pages(words.len()).for_each(|at| words[at] = 12))
+}
+
+/// Loads a word of each page, in the same order.
+pub(super) fn read_pages(path: &Path, bytes: usize) -> Result<()> {
+    with_words(path, bytes, |words| {
+        std::hint::black_box(pages(words.len()).fold(0, |sum: u64, at| sum.wrapping_add(words[at])));
+    })
+}
+
+/// Indices of words. `words` fill a power of two of pages.
+fn pages(words: usize) -> impl Iterator<Item = usize> {
+    const WORDS: usize = 4096 / 8;
+    let pages = words / WORDS;
+    // Odd, so that each page is met.
+    (0..pages).map(move |number| number * 0x9e37_79b1 % pages * WORDS)
+}
+
 fn with_words(path: &Path, bytes: usize, work: impl FnOnce(&mut [u64])) -> Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let access = ProtFlags::READ | ProtFlags::WRITE;
