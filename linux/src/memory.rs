@@ -12,11 +12,7 @@
 #[cfg(target_env = "gnu")]
 use std::alloc::{GlobalAlloc, Layout, System};
 #[cfg(target_env = "gnu")]
-use std::cell::Cell;
-#[cfg(target_env = "gnu")]
-use std::ptr;
-#[cfg(target_env = "gnu")]
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[cfg(any(target_env = "gnu", test))]
 use nix::errno::Errno;
@@ -102,100 +98,19 @@ pub struct Populating {
     from: usize,
     /// How much of it is made present.
     bytes: AtomicUsize,
-    /// The large ones.
-    at: [AtomicPtr<u8>; MOST_LARGE],
-}
-
-/// Further large allocations are not made present.
-#[cfg(target_env = "gnu")]
-const MOST_LARGE: usize = 64;
-
-#[cfg(target_env = "gnu")]
-thread_local! {
-    /// The last large allocation of this thread.
-    static OWN: Cell<*mut u8> = const { Cell::new(ptr::null_mut()) };
 }
 
 #[cfg(target_env = "gnu")]
 impl Populating {
     /// Allocations of `from` bytes and more are large. Nothing is made present yet.
     pub const fn new(from: usize) -> Self {
-        Self { from, bytes: AtomicUsize::new(0), at: [const { AtomicPtr::new(ptr::null_mut()) }; MOST_LARGE] }
+        Self { from, bytes: AtomicUsize::new(0) }
     }
 
-    /// Makes so many bytes of each large allocation present: of those that are there, and of later ones.
-    /// Their content stays.
-    pub fn populate(&self, bytes: usize) -> Result<()> {
-        // Before the others are read: one that is made meanwhile is found here, or reads this.
-        self.bytes.store(bytes, Ordering::SeqCst);
-        let (page_bytes, mut result) = (page_bytes(), Ok(()));
-        for at in &self.at {
-            let at = at.load(Ordering::SeqCst);
-            if at.is_null() {
-                continue;
-            }
-            // What is before the first whole page has the allocator's own words, so it is present.
-            let page = at.map_addr(|at| at.next_multiple_of(page_bytes));
-            let length = bytes.saturating_sub(page.addr() - at.addr()) / page_bytes * page_bytes;
-            // SAFETY: it changes no content. If another thread has released the allocation meanwhile, pages
-            // of another one become present, or it fails.
-            let populated =
-                unsafe { rustix::mm::madvise(page.cast(), length, rustix::mm::Advice::LinuxPopulateWrite) };
-            if let Err(e) = populated {
-                result = Err(Error::new("madvise", "MADV_POPULATE_WRITE", Errno::from_raw(e.raw_os_error())));
-            }
-        }
-        result
+    /// Makes so many bytes of each large allocation present from here on.
+    pub fn populate(&self, bytes: usize) {
+        self.bytes.store(bytes, Ordering::Relaxed);
     }
-
-    /// Returns the memory of the calling thread's last large allocation, but for its first `kept` bytes.
-    /// The rest is zero afterwards.
-    ///
-    /// # Safety
-    ///
-    /// Nothing may use that allocation meanwhile, nor rely on the content of the rest afterwards.
-    pub unsafe fn give_back_own(&self, kept: usize) -> Result<()> {
-        let at = OWN.get();
-        if at.is_null() {
-            return Ok(());
-        }
-        let (from, to) = (at.addr() + kept.min(self.from), at.addr() + self.from);
-        let page_bytes = page_bytes();
-        let (from, to) = (from.next_multiple_of(page_bytes), to / page_bytes * page_bytes);
-        // SAFETY: whole pages inside the allocation, which has `self.from` bytes or more; the caller
-        // promises the rest.
-        unsafe {
-            let page = at.with_addr(from).cast();
-            rustix::mm::madvise(page, to.saturating_sub(from), rustix::mm::Advice::LinuxDontNeed)
-        }
-        .map_err(|e| Error::new("madvise", "MADV_DONTNEED", Errno::from_raw(e.raw_os_error())))
-    }
-
-    fn note(&self, at: *mut u8) {
-        OWN.set(at);
-        let free = ptr::null_mut();
-        let is_noted = |place: &AtomicPtr<u8>| {
-            place.compare_exchange(free, at, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-        };
-        let _further_ones_are_not_present = self.at.iter().any(is_noted);
-    }
-
-    fn forget(&self, at: *mut u8) {
-        if OWN.get() == at {
-            OWN.set(ptr::null_mut());
-        }
-        for place in &self.at {
-            let _is_another =
-                place.compare_exchange(at, ptr::null_mut(), Ordering::SeqCst, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Without a system call, which a filter may forbid by now.
-#[cfg(target_env = "gnu")]
-fn page_bytes() -> usize {
-    // SAFETY: it takes a number, and returns what the kernel has given the program at its start.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE_BYTES)
 }
 
 /// The smallest page of any processor.
@@ -212,17 +127,11 @@ unsafe impl GlobalAlloc for Populating {
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        if layout.size() >= self.from {
-            self.forget(at);
-        }
         // SAFETY: as above; `at` is the system allocator's.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if layout.size() >= self.from {
-            self.forget(at);
-        }
         // SAFETY: as above; `at` is the system allocator's.
         unsafe { System.realloc(at, layout, size) }
     }
@@ -231,8 +140,7 @@ unsafe impl GlobalAlloc for Populating {
         // SAFETY: as above.
         let at = unsafe { System.alloc_zeroed(layout) };
         if !at.is_null() && layout.size() >= self.from {
-            self.note(at);
-            let present = self.bytes.load(Ordering::SeqCst).min(layout.size());
+            let present = self.bytes.load(Ordering::Relaxed).min(layout.size());
             for offset in (0..present).step_by(PAGE_BYTES) {
                 // SAFETY: inside the allocation, which has `layout.size()` bytes.
                 unsafe { at.add(offset).write_volatile(0) }
@@ -259,7 +167,7 @@ mod tests {
         // Else the C library would reuse memory that was present before.
         map_allocations_from(4 << 20).unwrap();
         let allocator = Populating::new(16 * MIB);
-        allocator.populate(2 * MIB).unwrap();
+        allocator.populate(2 * MIB);
         let present = |layout: Layout| {
             // SAFETY: the layout is not empty, and the memory is released once.
             let at = unsafe { allocator.alloc_zeroed(layout) };
@@ -275,40 +183,6 @@ mod tests {
         let large = present(Layout::from_size_align(16 * MIB, 1).unwrap());
         assert!((2 * MIB / PAGE_BYTES - 2..3 * MIB / PAGE_BYTES).contains(&large), "{large}");
         assert!(present(Layout::from_size_align(8 * MIB, 1).unwrap()) < 8);
-    }
-
-    #[cfg(target_env = "gnu")]
-    #[test]
-    fn a_large_allocation_grows_and_shrinks_in_place() {
-        const MIB: usize = 1 << 20;
-        map_allocations_from(4 << 20).unwrap();
-        refuse_huge_pages().unwrap();
-        let allocator = Populating::new(16 * MIB);
-        let layout = Layout::from_size_align(16 * MIB, 1).unwrap();
-        // SAFETY: the layout is not empty, and the memory is released once.
-        let at = unsafe { allocator.alloc_zeroed(layout) };
-        let present = || {
-            let page = at.map_addr(|at| at.next_multiple_of(PAGE_BYTES));
-            let mut pages = vec![0; layout.size() / PAGE_BYTES - 1];
-            // SAFETY: mincore(2) writes a byte for each whole page of the allocation.
-            let asked = unsafe { libc::mincore(page.cast(), pages.len() * PAGE_BYTES, pages.as_mut_ptr()) };
-            assert_eq!(asked, 0);
-            pages.iter().filter(|page| **page & 1 == 1).count() * PAGE_BYTES
-        };
-        // SAFETY: inside the allocation.
-        unsafe { at.add(100).write(7) };
-        allocator.populate(4 * MIB).unwrap();
-        assert!((4 * MIB - 2 * PAGE_BYTES..=4 * MIB + PAGE_BYTES).contains(&present()), "{}", present());
-        // SAFETY: only the first byte is used.
-        unsafe { allocator.give_back_own(MIB) }.unwrap();
-        assert!((MIB - PAGE_BYTES..=MIB + PAGE_BYTES).contains(&present()), "{}", present());
-        // SAFETY: as above.
-        assert_eq!(unsafe { at.add(100).read() }, 7);
-        // SAFETY: from the same allocator, with the same layout.
-        unsafe { allocator.dealloc(at, layout) };
-        allocator.populate(MIB).unwrap();
-        // SAFETY: there is no allocation.
-        unsafe { allocator.give_back_own(MIB) }.unwrap();
     }
 
     #[test]

@@ -37,9 +37,7 @@ const UNIQUE: std::ops::Range<usize> = 8..16;
 pub(crate) struct Opened<B: Backend> {
     pub(crate) session: Session<Adapter<B>>,
     pub(crate) has_resend: bool,
-    /// Most bytes of data in one request.
-    pub(crate) max_write: u32,
-    /// Names of what this daemon would ask for, and the connection lacks.
+    /// Names of flags that this daemon would ask for, and the connection lacks.
     pub(crate) needs_new_stage: Vec<String>,
 }
 
@@ -73,21 +71,20 @@ pub(crate) fn open<B: Backend>(
     };
     let has_resend = check_init(&request)?;
     let (session, answer) = handshake(filesystem, wanted, &request, threads)?;
-    let (needs_new_stage, max_write) = match earlier {
-        Some(earlier) => (terms::compare(&answer, &earlier.answer)?, terms::max_write(&earlier.answer)),
+    let needs_new_stage = match earlier {
+        Some(earlier) => terms::compare(&answer, &earlier.answer)?,
         None => {
-            let max_write = terms::max_write(&answer);
             let written = rustix::io::retry_on_intr(|| rustix::io::write(device, &answer));
             written.map_err(|e| Error::Handshake { source: e.into() })?;
             if let Some(table) = table {
                 table.record(&InitExchange { request, answer })?;
             }
-            (Vec::new(), max_write)
+            Vec::new()
         }
     };
     linux::descriptor::replace(session.as_fd(), device.as_fd())
         .map_err(|source| Error::Kernel { step: "session", source })?;
-    Ok(Opened { session, has_resend, max_write, needs_new_stage })
+    Ok(Opened { session, has_resend, needs_new_stage })
 }
 
 /// Makes the kernel send again what the earlier daemon had read and not answered.

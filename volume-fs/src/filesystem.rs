@@ -23,13 +23,15 @@ use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timestamps, XattrFlags};
 use self::answers::{Entries, KnownEntries};
 use self::convert::{handle, name, node, timespec};
 use crate::backend::Backend;
-use crate::buffers::{self, RequestBuffers};
 use crate::metrics::{Call, Metrics, Operation};
 use crate::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special};
 use crate::service::DataPath;
 
-/// As much as the kernel sends (fs.fuse.max_pages_limit = 256 pages).
-pub(crate) const MAX_WRITE_BYTES: u32 = 1 << 20;
+/// The kernel would send four times as much (fs.fuse.max_pages_limit = 256 pages). Then a daemon that
+/// another one can follow would keep four times as much present for each event loop.
+pub(crate) const MAX_WRITE_BYTES: u32 = 256 * 1024;
+/// With its headers, at any place in its first page.
+pub(crate) const LARGEST_REQUEST_BYTES: usize = MAX_WRITE_BYTES as usize + 2 * 4096;
 
 /// Backing files may lie on a file system that is not stacked on another one. The mount counts as stacked
 /// once, so that a container may still put an overlay on it (FILESYSTEM_MAX_STACK_DEPTH is 2).
@@ -87,22 +89,14 @@ pub(crate) struct Adapter<B> {
     wanted: Wanted,
     backend: Arc<B>,
     metrics: Arc<Metrics>,
-    buffers: Arc<RequestBuffers>,
 }
 
 impl<B: Backend> Adapter<B> {
-    pub(crate) fn new(
-        wanted: Wanted,
-        backend: Arc<B>,
-        metrics: Arc<Metrics>,
-        buffers: Arc<RequestBuffers>,
-    ) -> Self {
-        Self { wanted, backend, metrics, buffers }
+    pub(crate) fn new(wanted: Wanted, backend: Arc<B>, metrics: Arc<Metrics>) -> Self {
+        Self { wanted, backend, metrics }
     }
 
-    /// Begins every request but WRITE.
     fn call(&self, operation: Operation) -> Call {
-        self.buffers.rest();
         Call::begin(&self.metrics, operation)
     }
 }
@@ -155,9 +149,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         self.backend.lookup(id(request), name(parent, child), answers::looked_up(call, reply));
     }
 
-    /// One request may have many of these.
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
-        buffers::note_forget();
         self.backend.forget(node(ino), nlookup);
     }
 
@@ -313,7 +305,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let call = Call::begin(&self.metrics, Operation::Write);
+        let call = self.call(Operation::Write);
         let answer = answers::written(call, Some(Arc::clone(&self.metrics)), reply);
         let clears_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let from_pages = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);

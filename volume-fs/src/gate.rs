@@ -7,9 +7,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Most data of requests set aside; beyond that, event loops wait. Above what the kernel writes back at
-/// once: 16 requests (fuser's `max_background`) of 1 MiB.
-const MOST_BYTES_ASIDE: usize = 20 << 20;
+/// Most data of requests set aside; beyond that, event loops wait.
+const MOST_BYTES_ASIDE: usize = 8 << 20;
 /// Most requests set aside.
 const MOST_ASIDE: usize = 1024;
 

@@ -16,7 +16,6 @@
 //! Invariant: no backend sees a type of FUSE's, and no path of the host is ever used.
 
 pub mod backend;
-pub mod buffers;
 pub mod config;
 mod confine;
 mod connection;
@@ -55,7 +54,6 @@ use proto::handover::Ready;
 pub use crate::error::{Error, Result};
 
 use crate::backend::Backend;
-use crate::buffers::RequestBuffers;
 use crate::config::{Arguments, Command, Serve};
 use crate::confine::Isolation;
 use crate::control::{Control, Subject};
@@ -95,7 +93,6 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
         return Ok(());
     };
     let name = assignment.volume_name.clone();
-    let buffers = Arc::<RequestBuffers>::default();
     let terms = Terms {
         succession: None,
         read_only: assignment.read_only,
@@ -106,11 +103,12 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
         changed_from_outside: assignment.changed_from_outside,
         writeback_cache: assignment.writeback_cache,
         event_loops: assignment.threads.unwrap_or(serve.threads),
-        buffers: Arc::clone(&buffers),
         descriptors,
         descriptor_limit,
     };
     let threads = terms.event_loops;
+    #[cfg(target_env = "gnu")]
+    let is_followed = assignment.succession.is_some();
     let begun = match prepare(&mut assignment, threads, &driver) {
         Ok(true) => start(service, assignment, terms),
         Ok(false) => {
@@ -119,20 +117,25 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
         }
         Err(error) => Err(error),
     };
-    let Started { session, backend, can_be_continued, max_write, needs_new_stage } = match begun {
+    let Started { session, backend, can_be_continued, needs_new_stage } = match begun {
         Ok(started) => started,
         Err(error) => {
             driver.failed(&error);
             return Err(error);
         }
     };
-    driver.ready(Ready { max_write_bytes: max_write, can_be_continued, needs_new_stage })?;
+    driver.ready(Ready {
+        max_write_bytes: filesystem::MAX_WRITE_BYTES,
+        can_be_continued,
+        needs_new_stage,
+    })?;
     tracing::info!(volume = name, threads, "serving");
 
     linux::memory::forget_code().map_err(|source| Error::Kernel { step: "memory", source })?;
     // The event loops allocate their buffers now.
-    if can_be_continued {
-        buffers.make_present(max_write);
+    #[cfg(target_env = "gnu")]
+    if is_followed {
+        ALLOCATOR.populate(filesystem::LARGEST_REQUEST_BYTES);
     }
     let ended = match session.run() {
         Err(source) if !is_end(&source) => Err(Error::Session { source }),
@@ -162,10 +165,18 @@ fn prepare<A>(assignment: &mut Assignment<A>, threads: usize, driver: &Assigned)
     Ok(succession.keeper.is_some())
 }
 
+/// A kill while the kernel copies a request to a buffer whose pages are not present would answer the
+/// request with EIO (fuse_dev_do_read): a killed process gets no more pages. So in a daemon that
+/// another one can follow, the part of each event loop's buffer that a request can fill is present
+/// from the start.
+#[cfg(target_env = "gnu")]
+#[global_allocator]
+static ALLOCATOR: linux::memory::Populating = linux::memory::Populating::new(16 << 20);
+
 /// The request buffers have 16 MiB for each event loop, but must take memory only for the part that
 /// a request can fill. The largest request and the largest answer are allocated on the heap.
 fn keep_small() -> Result<()> {
-    const LARGE: u32 = 2 * filesystem::MAX_WRITE_BYTES;
+    const LARGE: u32 = 4 * filesystem::MAX_WRITE_BYTES;
     linux::memory::map_allocations_from(LARGE)
         .and_then(|()| linux::memory::refuse_huge_pages())
         .map_err(|source| Error::Kernel { step: "memory", source })
@@ -179,7 +190,6 @@ struct Started<B: Backend> {
     session: Session<Adapter<B>>,
     backend: Arc<B>,
     can_be_continued: bool,
-    max_write: u32,
     needs_new_stage: Vec<String>,
 }
 
@@ -190,7 +200,6 @@ fn start<S: Service>(
     assignment: Assignment<S::Assigned>,
     terms: Terms,
 ) -> Result<Started<S::Backend>> {
-    let buffers = Arc::clone(&terms.buffers);
     let (threads, wanted) = (terms.event_loops, Wanted::of(terms.data_path, terms.writeback_cache));
     let Assignment { fuse_device, listeners, for_backend, succession, .. } = assignment;
     let continues = succession.as_ref().is_some_and(|succession| succession.continues);
@@ -221,7 +230,7 @@ fn start<S: Service>(
         step: "control socket",
         source: linux::Error::new("eventfd", "", errno),
     })?;
-    let adapter = Adapter::new(wanted, Arc::clone(&backend), metrics, buffers);
+    let adapter = Adapter::new(wanted, Arc::clone(&backend), metrics);
     let opened = connection::open(adapter, wanted, &fuse_device, threads, table.as_ref(), continues)?;
     let can_be_continued = opened.has_resend && table.is_some();
     if can_be_continued {
@@ -234,8 +243,8 @@ fn start<S: Service>(
         // Before the event loops begin to read, so that these requests come first.
         connection::resend(&fuse_device)?;
     }
-    let connection::Opened { session, max_write, needs_new_stage, .. } = opened;
-    Ok(Started { session, backend, can_be_continued, max_write, needs_new_stage })
+    let needs_new_stage = opened.needs_new_stage;
+    Ok(Started { session: opened.session, backend, can_be_continued, needs_new_stage })
 }
 
 /// Once FUSE_INIT is answered, the volume has users: only its unmount ends the process (or SIGKILL

@@ -12,7 +12,6 @@ pub use proto::handover::{Capacity, DataPath};
 
 use crate::Result;
 use crate::backend::Backend;
-use crate::buffers::RequestBuffers;
 use crate::descriptors::{Descriptors, Wrong};
 use crate::figures::Limits;
 use crate::state::Region;
@@ -67,8 +66,6 @@ pub struct Terms {
     pub writeback_cache: bool,
     /// Most requests that are served at the same time.
     pub event_loops: usize,
-    /// Held while a file is open by which the kernel can write through this daemon.
-    pub buffers: Arc<RequestBuffers>,
     /// The process's own descriptors.
     pub descriptors: DescriptorDir,
     /// RLIMIT_NOFILE.

@@ -84,8 +84,7 @@ impl Local {
             event_loops: terms.event_loops,
         };
         let (data_path, writeback_cache) = (terms.data_path, terms.writeback_cache);
-        let policies =
-            Policies { data_path, quota: capacity.quota(), writeback_cache, buffers: terms.buffers };
+        let policies = Policies { data_path, quota: capacity.quota(), writeback_cache };
         let access = Access { read_only, changed_from_outside };
         let volume = Volume::open(assigned.directory, access, descriptors, limits, policies, shared)?;
         Ok(Self { volume: Arc::new(volume), gate, capacity, continues })

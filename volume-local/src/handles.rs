@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::io::Errno;
-use volume_fs::buffers::LargeRequests;
 use volume_fs::file::Handle;
 
 use crate::errno::Result;
@@ -44,8 +43,6 @@ struct Open<T> {
 struct Entry<T> {
     record: Option<RecordId>,
     item: Item<T>,
-    /// If the kernel can write by this handle, and through this daemon.
-    _writes: Option<LargeRequests>,
 }
 
 #[derive(Debug)]
@@ -83,17 +80,12 @@ impl<T: OfNode> Handles<T> {
     }
 
     /// Takes over the handles of an earlier daemon.
-    pub(crate) fn restore(
-        &self,
-        handles: impl IntoIterator<Item = (RecordId, HandleRecord)>,
-        writes: impl Fn(&HandleRecord) -> Option<LargeRequests>,
-    ) {
+    pub(crate) fn restore(&self, handles: impl IntoIterator<Item = (RecordId, HandleRecord)>) {
         let mut open = self.write();
         for (record, handle) in handles {
             *open.of_node.entry(handle.node).or_default() += 1;
             open.by_request.insert(handle.request, handle.handle);
-            let entry = Entry { record: Some(record), _writes: writes(&handle), item: Item::Earlier(handle) };
-            open.all.insert(handle.handle, entry);
+            open.all.insert(handle.handle, Entry { record: Some(record), item: Item::Earlier(handle) });
         }
     }
 
@@ -111,7 +103,7 @@ impl<T: OfNode> Handles<T> {
     }
 
     /// `request`: the number of the request that opened it.
-    pub(crate) fn insert(&self, item: T, writes: Option<LargeRequests>, request: u64) -> Handle {
+    pub(crate) fn insert(&self, item: T, request: u64) -> Handle {
         let (node, flags) = (item.node(), item.flags());
         let (number, record) = match &self.table {
             Some(table) => {
@@ -123,7 +115,7 @@ impl<T: OfNode> Handles<T> {
         };
         let mut open = self.write();
         *open.of_node.entry(node).or_default() += 1;
-        open.all.insert(number, Entry { record, item: Item::Open(Arc::new(item)), _writes: writes });
+        open.all.insert(number, Entry { record, item: Item::Open(Arc::new(item)) });
         Handle(number)
     }
 
@@ -176,7 +168,7 @@ impl<T: OfNode> Handles<T> {
     /// Removes the handle; its file closes when the last request that uses it ends.
     pub(crate) fn remove(&self, handle: Handle) -> Option<Closed<T>> {
         let mut open = self.write();
-        let Entry { record, item, _writes: writes } = open.all.remove(&handle.0)?;
+        let Entry { record, item } = open.all.remove(&handle.0)?;
         let (node, flags) = item.node_and_flags();
         if let Item::Earlier(record) = &item {
             open.by_request.remove(&record.request);
@@ -188,7 +180,6 @@ impl<T: OfNode> Handles<T> {
             }
         }
         drop(open);
-        drop(writes);
         if let (Some(table), Some(record)) = (&self.table, record) {
             table.remove(record);
         }
@@ -234,19 +225,19 @@ mod tests {
     #[test]
     fn a_released_handle_is_bad_and_its_number_is_not_used_again() {
         let handles = Handles::new(2, Opened::File, None);
-        let first = handles.insert(File(7), None, 1);
+        let first = handles.insert(File(7), 1);
         assert!(handles.has(7));
         assert_eq!(handles.remove(first).unwrap().file.as_deref(), Some(&File(7)));
         assert!(!handles.has(7));
         assert_eq!(handles.get(first, unopened), Err(Errno::BADF));
-        assert_ne!(handles.insert(File(8), None, 2), first);
+        assert_ne!(handles.insert(File(8), 2), first);
     }
 
     #[test]
     fn nodes_are_listed_once_each_and_in_order_from_any_of_them_on() {
         let handles = Handles::new(9, Opened::File, None);
         for node in [5, 3, 9, 3] {
-            handles.insert(File(node), None, node);
+            handles.insert(File(node), node);
         }
         assert_eq!(handles.nodes_after(0, 2, |_| true), [3, 5]);
         assert_eq!(handles.nodes_after(5, 2, |_| true), [9]);
@@ -260,7 +251,7 @@ mod tests {
         let handles = Handles::new(usize::MAX, Opened::File, Some(table));
         let mut open = Vec::new();
         while handles.admit().is_ok() {
-            open.push(handles.insert(File(7), None, 1));
+            open.push(handles.insert(File(7), 1));
             assert!(open.len() < 1 << 20, "the table is full");
         }
         let unrecorded = handles.read().all.values().filter(|entry| entry.record.is_none()).count();
@@ -274,7 +265,7 @@ mod tests {
     fn as_many_as_the_limit_are_open() {
         let handles = Handles::new(1, Opened::File, None);
         handles.admit().unwrap();
-        handles.insert(File(7), None, 1);
+        handles.insert(File(7), 1);
         assert_eq!(handles.admit(), Err(Errno::MFILE));
     }
 }

@@ -25,7 +25,6 @@ use linux::credentials::{self, CapabilitySet};
 use linux::fs_at::{self, DescriptorDir};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
-use volume_fs::buffers::RequestBuffers;
 use volume_fs::file::{Attributes, FileKind, Handle, Known, NodeId, Validity};
 use volume_fs::service::DataPath;
 
@@ -68,7 +67,6 @@ pub(crate) struct Volume {
     read_only: bool,
     /// The kernel keeps what is written and sends it later.
     writeback_cache: bool,
-    buffers: Arc<RequestBuffers>,
     /// Files that the kernel reads and writes itself; `None`: the daemon does.
     passing: Option<Backings>,
     trust: Arc<Trust>,
@@ -102,8 +100,6 @@ pub(crate) struct Policies {
     pub(crate) quota: Option<Arc<Quota>>,
     /// The kernel keeps what is written and sends it later.
     pub(crate) writeback_cache: bool,
-    /// Of the requests that write.
-    pub(crate) buffers: Arc<RequestBuffers>,
 }
 
 impl Volume {
@@ -116,7 +112,7 @@ impl Volume {
         policies: Policies,
         shared: Option<Shared>,
     ) -> volume_fs::Result<Self> {
-        let Policies { data_path, quota, writeback_cache, buffers } = policies;
+        let Policies { data_path, quota, writeback_cache } = policies;
         let read_only = access.read_only;
         let root = Arc::new(directory);
         let (table, keeper, earlier) = match shared {
@@ -160,7 +156,6 @@ impl Volume {
             names_take_inodes,
             read_only,
             writeback_cache,
-            buffers,
             passing,
             table,
         };

@@ -129,11 +129,9 @@ fn the_test_support_is_linked_into_no_product() {
 
 #[test]
 fn no_product_but_linux_relaxes_the_ban_on_unsafe_code() {
-    const EXCEPTIONS: [&str; 3] = [
+    const EXCEPTIONS: [&str; 2] = [
         // fuser's answer with a backing file has no safe form, and `linux` does not know fuser.
         "volume-fs/src/filesystem/passthrough.rs",
-        // A buffer's memory is given back, and only this crate knows when fuser does not use it.
-        "volume-fs/src/buffers.rs",
         // A bench maps its own file.
         "bench/src/csi/volume/operations/mapped.rs",
     ];

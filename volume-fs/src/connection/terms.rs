@@ -10,15 +10,11 @@ use crate::{Error, Result};
 
 /// Behind struct fuse_out_header of 16 bytes.
 const FLAGS: Range<usize> = 28..32;
-const MAX_WRITE: Range<usize> = 36..40;
-const MAX_PAGES: Range<usize> = 44..46;
 const FLAGS2: Range<usize> = 48..52;
-/// What [`compare`] calls larger writes.
-const LARGER_WRITES: &str = "max_write";
 
-/// Compares the answer that this daemon would give with the `first` one. Returns the names of what this
-/// daemon would ask for, and the connection lacks: flags, or larger writes. An error if it cannot serve
-/// without them, does not know a flag that the connection has, or differs in anything else.
+/// Compares the answer that this daemon would give with the `first` one. Returns the names of flags
+/// that this daemon would ask for, and the connection lacks. An error if it cannot serve without
+/// them, does not know one that the connection has, or differs in anything else.
 pub(super) fn compare(own: &[u8], first: &[u8]) -> Result<Vec<String>> {
     let differs = |reason: String| Error::InitTerms { reason };
     let flags_of = |answer| flags(answer).ok_or_else(|| differs("no fuse_init_out".to_owned()));
@@ -32,26 +28,11 @@ pub(super) fn compare(own: &[u8], first: &[u8]) -> Result<Vec<String>> {
     if !needed.is_empty() {
         return Err(differs(format!("the connection lacks {}, which this daemon needs", list(needed))));
     }
-    let (most, agreed) = (max_write(own), max_write(first));
-    if most < agreed {
-        return Err(differs(format!(
-            "the connection's writes have up to {agreed} bytes, this daemon's {most}"
-        )));
-    }
-    if rest(own) != rest(first) {
+    if without_flags(own) != without_flags(first) {
         let reason = "this daemon would answer FUSE_INIT with other sizes than the first one did".to_owned();
         return Err(differs(reason));
     }
-    let mut lacks = names(lacking);
-    if most > agreed {
-        lacks.push(LARGER_WRITES.to_owned());
-    }
-    Ok(lacks)
-}
-
-pub(super) fn max_write(answer: &[u8]) -> u32 {
-    let bytes = answer.get(MAX_WRITE).and_then(|bytes| bytes.try_into().ok());
-    bytes.map(u32::from_ne_bytes).unwrap_or_default()
+    Ok(names(lacking))
 }
 
 /// Removes flags of the first word from an answer.
@@ -70,12 +51,10 @@ fn flags(answer: &[u8]) -> Option<InitFlags> {
     Some(InitFlags::from_bits_retain(high << 32 | low))
 }
 
-/// Without flags and the size of writes, which is in two places. The header too: its length is that of the
-/// answer.
-fn rest(answer: &[u8]) -> Vec<u8> {
-    let is_left_out =
-        |at: &usize| [FLAGS, MAX_WRITE, MAX_PAGES, FLAGS2].iter().any(|range| range.contains(at));
-    answer.iter().enumerate().filter(|(at, _)| !is_left_out(at)).map(|(_, byte)| *byte).collect()
+/// Without the header too: its length is that of the answer.
+fn without_flags(answer: &[u8]) -> Vec<u8> {
+    let is_flag = |at: &usize| FLAGS.contains(at) || FLAGS2.contains(at);
+    answer.iter().enumerate().filter(|(at, _)| !is_flag(at)).map(|(_, byte)| *byte).collect()
 }
 
 fn names(flags: InitFlags) -> Vec<String> {
@@ -120,16 +99,6 @@ mod tests {
         take_out(&mut [], InitFlags::FUSE_ASYNC_READ);
     }
 
-    /// An earlier release asked for 256 KiB.
-    #[test]
-    fn a_connection_with_smaller_writes_is_continued() {
-        let own = answer(NEEDED);
-        let mut first = own.clone();
-        first[MAX_WRITE].copy_from_slice(&(256_u32 << 10).to_ne_bytes());
-        first[MAX_PAGES].copy_from_slice(&64_u16.to_ne_bytes());
-        assert_eq!(compare(&own, &first).unwrap(), ["max_write"]);
-    }
-
     #[test]
     fn other_differences_are_refused_and_named() {
         let own = answer(NEEDED);
@@ -140,12 +109,8 @@ mod tests {
         let less = refused(&answer(NEEDED - InitFlags::FUSE_POSIX_ACL));
         assert!(less.contains("lacks FUSE_POSIX_ACL"), "{less}");
         let mut sizes = own.clone();
-        sizes[40] += 1;
+        sizes[36] += 1;
         assert!(refused(&sizes).contains("other sizes"));
-        let mut larger = own.clone();
-        larger[MAX_WRITE].copy_from_slice(&u32::MAX.to_ne_bytes());
-        let larger = refused(&larger);
-        assert!(larger.contains("4294967295 bytes, this daemon's 117901063"), "{larger}");
         assert!(refused(&own[..40]).contains("no fuse_init_out"));
         assert!(refused(&[]).contains("no fuse_init_out"));
     }

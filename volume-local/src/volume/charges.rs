@@ -311,8 +311,7 @@ mod tests {
     fn volume(directory: &Path, quota: Option<Arc<Quota>>) -> Volume {
         let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
-        let policies =
-            Policies { data_path: DataPath::Daemon, quota, writeback_cache: false, buffers: Arc::default() };
+        let policies = Policies { data_path: DataPath::Daemon, quota, writeback_cache: false };
         Volume::open(root, Access::default(), DescriptorDir::open().unwrap(), limits, policies, None).unwrap()
     }
 

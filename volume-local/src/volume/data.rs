@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::Errno;
-use volume_fs::buffers::LargeRequests;
 use volume_fs::file::{Handle, NodeId, Opened};
 use volume_fs::request::{Data, Position};
 
@@ -70,13 +69,7 @@ impl Volume {
             self.outdate_passing(file.id, file.flags);
         }
         let (keeps_pages, reports_close) = (self.trust.keeps_pages(), self.trust.reports_close(file.flags));
-        let writes = self.large_requests(file.flags, backing.is_some());
-        Opened { handle: self.files.insert(file, writes, request), backing, keeps_pages, reports_close }
-    }
-
-    /// Of a file that is open with these flags: `passes`, if the kernel writes it without this daemon.
-    pub(super) fn large_requests(&self, flags: OFlags, passes: bool) -> Option<LargeRequests> {
-        (backings::writes(flags) && !passes).then(|| self.buffers.for_writes())
+        Opened { handle: self.files.insert(file, request), backing, keeps_pages, reports_close }
     }
 
     /// The kernel's attributes of a file that passes through are valid without end until the file is

@@ -20,7 +20,7 @@ impl Volume {
         self.directories.admit()?;
         let node = self.nodes.descriptor(id)?;
         let fd = self.reopen(&node, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        let handle = self.directories.insert(Directory::new(id, fd), None, running.number());
+        let handle = self.directories.insert(Directory::new(id, fd), running.number());
         self.keep_if_removed(id, &node);
         Ok(handle)
     }

@@ -3,7 +3,6 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use volume_fs::file::NodeId;
 use volume_fs::service::Succession;
@@ -78,7 +77,8 @@ impl Volume {
         let (files, directories): (Vec<_>, Vec<_>) =
             handles.into_iter().partition(|(_, handle)| handle.kind == Opened::File);
         let opened: Vec<_> = files.iter().map(|(_, handle)| *handle).collect();
-        self.directories.restore(directories, |_| None);
+        self.files.restore(files);
+        self.directories.restore(directories);
         // Their users get ESTALE without it; everything else is served.
         let kept = keeper.now().list_removed().unwrap_or_else(|error| {
             tracing::error!(error = linux::chain(&error), "the keeper does not list the removed files");
@@ -88,10 +88,6 @@ impl Volume {
         if let Some(passing) = &self.passing {
             passing.restore(opened.iter(), backings);
         }
-        self.files.restore(files, |file| {
-            let passes = self.passing.as_ref().is_some_and(|passing| passing.is_written(file.node));
-            self.large_requests(OFlags::from_bits_retain(file.flags), passes)
-        });
         self.trust.outdates(NodeId::ROOT.0);
         let kept = self.nodes.restore_kept(kept);
         if let Some(table) = self.table.clone() {

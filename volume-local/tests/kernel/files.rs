@@ -18,7 +18,7 @@ fn what_is_written_is_read_and_is_in_the_backing_directory() {
     fs::write(volume.path("large"), &content).unwrap();
     assert!(fs::read(volume.path("large")).unwrap() == content);
     assert!(fs::read(volume.backing.join("large")).unwrap() == content);
-    assert_eq!(volume.max_write_bytes, 1 << 20);
+    assert_eq!(volume.max_write_bytes, 256 * 1024);
 }
 
 #[test]

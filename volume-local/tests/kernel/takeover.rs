@@ -55,31 +55,6 @@ fn requests_wait_while_there_is_no_daemon_and_are_answered_by_the_next() {
     assert_eq!(waiting.join().unwrap().unwrap().0, 1);
 }
 
-/// A killed daemon gets no pages while the kernel copies a request to its buffers.
-#[test]
-fn the_memory_for_written_data_is_there_while_a_file_is_open_for_writing() {
-    const MORE_KIB: u64 = 3 << 10;
-    let mut volume = Volume::with(SETUP);
-    fs::write(volume.backing.join("f"), "").unwrap();
-    drop(File::open(volume.path("f")).unwrap());
-    let before = known::memory_kib(&volume);
-    let file = OpenOptions::new().write(true).open(volume.path("f")).unwrap();
-    known::until("it is there", || known::memory_kib(&volume) > before + MORE_KIB);
-    volume.kill();
-    volume.take_over(SETUP);
-    known::until("the successor has it too", || known::memory_kib(&volume) > before + MORE_KIB);
-    let held = known::memory_kib(&volume);
-    drop(file);
-    // Each event loop returns its own, some seconds later.
-    known::until("it is returned", || {
-        rustix::fs::statfs(&volume.path).unwrap();
-        known::memory_kib(&volume) + MORE_KIB / 2 < held
-    });
-    let rest = known::memory_kib(&volume);
-    fs::write(volume.path("f"), vec![7; 4 << 20]).unwrap();
-    assert!(known::memory_kib(&volume) > rest + MORE_KIB / 2);
-}
-
 #[test]
 fn a_listing_continues_without_a_loss_or_a_repetition() {
     let mut volume = Volume::with(Setup { successors: 5, ..SETUP });

@@ -3,8 +3,8 @@
 //! Invariant: the daemon's bounds come first, and this limit has room for all of
 //! them. A daemon that the kernel kills for memory takes its volume's users along.
 
-/// Event loops, buffers, writes set aside in a pause, tables of a fixed size.
-const BASE_BYTES: u64 = 96 << 20;
+/// Event loops, buffers, tables of a fixed size; measured below 30 MiB.
+const BASE_BYTES: u64 = 64 << 20;
 /// A known inode takes 155 bytes in the daemon's tables with a name of 15 bytes, up to 400
 /// with the longest name, and some more while a table grows.
 const KNOWN_INODE_BYTES: u64 = 448;
@@ -34,11 +34,11 @@ mod tests {
     fn a_volume_with_more_inodes_has_more_memory_up_to_the_daemons_bounds() {
         let mebibytes = |inodes| default_limit_bytes(inodes, 500_000) >> 20;
         assert_eq!(mebibytes(1024), 512);
-        assert_eq!(mebibytes(3 << 20), 768);
-        assert_eq!(mebibytes(4 << 20), 832);
-        assert_eq!(mebibytes(1 << 30), 832);
-        assert_eq!(mebibytes(0), 832);
+        assert_eq!(mebibytes(3 << 20), 704);
+        assert_eq!(mebibytes(4 << 20), 768);
+        assert_eq!(mebibytes(1 << 30), 768);
+        assert_eq!(mebibytes(0), 768);
         assert_eq!(default_limit_bytes(0, 1000) >> 20, 512);
-        assert_eq!(default_limit_bytes(0, 2_000_000) >> 20, 2112);
+        assert_eq!(default_limit_bytes(0, 2_000_000) >> 20, 2048);
     }
 }
