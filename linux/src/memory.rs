@@ -76,8 +76,17 @@ pub fn forget_code() -> Result<()> {
         let bytes = (end.addr() - start.addr()) / PAGE_BYTES * PAGE_BYTES;
         // SAFETY: these pages are the program's file, which this process does not write to. So the
         // kernel reads the same again.
-        unsafe { rustix::mm::madvise(start.cast_mut().cast(), bytes, rustix::mm::Advice::LinuxDontNeed) }
-            .map_err(|e| Error::new("madvise", "the program's code", Errno::from_raw(e.raw_os_error())))?;
+        let advised =
+            unsafe { rustix::mm::madvise(start.cast_mut().cast(), bytes, rustix::mm::Advice::LinuxDontNeed) };
+        match advised {
+            // ENOMEM: there is a gap between two of the program's segments, and the rest was unmapped
+            // (madvise_walk_vmas of mm/madvise.c).
+            Ok(()) | Err(rustix::io::Errno::NOMEM) => {}
+            Err(e) => {
+                let errno = Errno::from_raw(e.raw_os_error());
+                return Err(Error::new("madvise", "the program's code", errno));
+            }
+        }
     }
     Ok(())
 }
