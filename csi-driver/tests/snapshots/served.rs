@@ -184,6 +184,32 @@ fn what_is_synchronised_before_a_write_is_in_every_cut_that_has_the_write() {
     }
 }
 
+/// Btrfs itself would leave out what is not on the disk yet, most often in a new subvolume.
+#[test]
+fn what_was_written_just_before_a_cut_is_in_it() {
+    for (data_path, flags) in [("daemon", Flags::process()), ("passthrough", Flags::process_with_keeper())] {
+        let scene = scene_with_quota_groups(flags);
+        let caller = scene.caller();
+        for n in 0..8 {
+            let request = with(create_request(&format!("pvc-{n}")), &[("dataPath", data_path)]);
+            let volume = served_as(&scene, &caller, request);
+            let mounted = caller.target_path(POD);
+            fill(&mounted, 100);
+            let writer = Writer::start(&mounted, Between::Nothing);
+            let before = writer.goes_beyond(0);
+            let made = retried(&scene, "snapshot", || snapshot(&caller, &format!("snap-{n}"), &volume));
+            let found = records(&data(&scene, &made.snapshot_id));
+            assert!(found.iter().all(|found| *found >= before), "{data_path}, {n}: {found:?} of {before}");
+            delete_snapshot(&caller, &made.snapshot_id).unwrap();
+            writer.end();
+            caller.unpublish(&volume, POD).unwrap();
+            caller.unstage(&volume).unwrap();
+            caller.delete(&volume).unwrap();
+        }
+        scene.assert_nothing_left();
+    }
+}
+
 /// The kernel is made to send it, and the cut waits for the daemon's answers.
 #[test]
 fn what_was_written_to_the_writeback_cache_is_in_the_cut() {

@@ -123,6 +123,8 @@ impl Pool {
     /// Lets the file system cut the tree.
     fn cut(&self, place: Place<'_>, from: &OwnedFd, root: Root, progress: &Progress) -> linux::Result<Count> {
         let data = self.begin_place(place)?;
+        // By itself, Btrfs leaves out data that was written and is not on the disk yet (seen on Linux 6.18).
+        rustix::fs::syncfs(from).map_err(|e| linux::Error::at("syncfs", &data, e))?;
         subvolume::snapshot(from, open_parent(&data)?, DATA_NAME, root.changeable)?;
         self.limit_new(place, &data, root)?;
         let data = open_root(&data)?;
