@@ -416,6 +416,12 @@ impl Snapshots {
             true => PassingWrites::GoOn,
             false => PassingWrites::Refused,
         };
+        if passing == PassingWrites::GoOn {
+            // The cut needs it on the disk: so little is left to write while changes wait.
+            let backend = Arc::clone(&self.backend);
+            let what = format!("sync of the pool for volume {id}");
+            self.flushes.within(id, what, limits::SYNCFS, move || backend.sync())??;
+        }
         control.quiesce(limits::QUIESCE, passing, self.daemons.hangs.holding_back(id)).map(Some)
     }
 

@@ -152,7 +152,12 @@ fn a_copy_whose_end_cannot_be_written_down_has_failed_and_takes_no_space() {
             Ok(_ready) => false,
             Err(failed) => {
                 assert!(failed.message().contains("No space left"), "{failed}");
-                assert!(!data(&scene, &made.snapshot_id).exists());
+                // It is removed while the failure is shown already.
+                let gone = || {
+                    anyhow::ensure!(!data(&scene, &made.snapshot_id).exists());
+                    Ok(())
+                };
+                tests::eventually("its data are removed", TIMEOUT, gone).unwrap();
                 true
             }
         };
