@@ -68,7 +68,7 @@ impl Masks {
         Ok(Self { null, masked: Vec::new(), read_only: Vec::new() })
     }
 
-    /// The null device, to read from. Its node is this container's own, and nobody can change it by the
+    /// The null device, to read from. Its node is this container's own, and it cannot be changed by the
     /// descriptor: it is on a read-only mount. Called in the host's root directory.
     pub fn open_null(&self) -> Result<OwnedFd> {
         const OP: &str = "open null device";

@@ -135,9 +135,9 @@ fn without_device_control_a_pod_cannot_make_nodes_and_its_status_says_so() {
     hide_v1_devices();
     forbid_bpf();
     let (node, idle) = node_with(&sandbox, without_control_allowed());
-    // The pod waits for a file, so that its status can be read while it runs.
     // Nodes that an image or a volume brings do not work either.
     let nodev = "for at in / /data; do awk -v at=$at '$2 == at && $4 !~ /nodev/ { print \"devices in\", at }' /proc/mounts; done";
+    // The pod waits for a file, so that its status can be read while it runs.
     let script = format!("{ATTACK}\n{nodev}\necho waiting\nuntil [ -e /data/go ]; do usleep 20000; done");
     let volume = "volumes: [{name: data, emptyDir: {}}]";
     let mount = "volumeMounts: [{name: data, mountPath: /data}]";

@@ -97,14 +97,14 @@ fn subjects(passthrough_hp: Option<&Path>) -> Result<Vec<Subject>> {
             &[("dataPath", "passthrough"), ("capacity", "kernel")],
             |operation| operation.passing_on_btrfs.or(operation.passing),
         )?,
+        ours(
+            "btrfs, capacity kernel, dataPath daemon",
+            Kind::Names,
+            FileSystem::Btrfs,
+            &[("dataPath", "daemon"), ("capacity", "kernel")],
+            |_| None,
+        )?,
     ];
-    subjects.push(ours(
-        "btrfs, capacity kernel, dataPath daemon",
-        Kind::Names,
-        FileSystem::Btrfs,
-        &[("dataPath", "daemon"), ("capacity", "kernel")],
-        |_| None,
-    )?);
     let bindfs = find_program("bindfs").unwrap_or_else(|| PathBuf::from("bindfs"));
     subjects.push(peer("ext4, bindfs", false, &bindfs, &["-f"])?);
     if let Some(program) = passthrough_hp {
