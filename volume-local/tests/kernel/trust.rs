@@ -156,15 +156,15 @@ impl Steps {
         }
     }
 
+    /// With what is in it. An exchange may have put a file there, or a directory into it, and nothing else
+    /// would give the name back to a directory.
     fn remove_directory(&mut self) -> io::Result<()> {
         let directory = self.root.join(*self.random.pick(&DIRECTORIES[1..]));
-        for name in NAMES {
-            match fs::remove_file(directory.join(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+        match fs::remove_file(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(directory),
+            Err(error) => Err(error),
+            Ok(()) => Err(io::ErrorKind::NotADirectory.into()),
         }
-        fs::remove_dir(directory)
     }
 
     fn mode(&mut self) -> u32 {
