@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,11 @@ const USAGE: &str = "usage: demo-app VERB
   print TEXT               one line to stdout
   sleep SECONDS|forever    ends on SIGTERM
   exit CODE                0 to 255
+  leave                    a process that sleeps for a minute with this one's output, and ends
   write FILE TEXT          TEXT and a newline, synced
   cat FILE                 to stdout
+  copy                     stdin to stdout, to its end
+  terminal                 the size of the terminal on stdin, then a line for each change
   serve ADDR:PORT DIR      HTTP/1.0, files of DIR; [::]:PORT listens on v4 and v6
   fetch URL [SECONDS]      http by IP address; tries again until SECONDS (10) have passed
   monotonic                CLOCK_MONOTONIC in ns, read by the first statement
@@ -55,8 +58,13 @@ fn run(words: &[&str], started: nix::Result<nix::sys::time::TimeSpec>) -> io::Re
         ["sleep", "forever"] => sleep(None)?,
         ["sleep", seconds] => sleep(Some(parse_seconds(seconds)?))?,
         ["exit", code] => return Ok(ExitCode::from(parse::<u8>("CODE", code)?)),
+        ["leave"] => drop(Command::new("/proc/self/exe").args(["sleep", "60"]).spawn()?),
         ["write", file, text] => write_synced(Path::new(file), text)?,
         ["cat", file] => io::stdout().write_all(&fs::read(file)?)?,
+        ["copy"] => {
+            io::copy(&mut io::stdin().lock(), &mut io::stdout().lock())?;
+        }
+        ["terminal"] => terminal()?,
         ["serve", address, dir] => {
             end_on_signals()?;
             http::serve(parse::<SocketAddr>("ADDR:PORT", address)?, Path::new(dir))?;
@@ -150,6 +158,18 @@ fn count() -> io::Result<()> {
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())
+}
+
+fn terminal() -> io::Result<()> {
+    let mut changes = SigSet::empty();
+    changes.add(Signal::SIGWINCH);
+    changes.thread_block()?;
+    end_on_signals()?;
+    loop {
+        let size = rustix::termios::tcgetwinsize(io::stdin())?;
+        say(&format!("{} columns, {} rows", size.ws_col, size.ws_row))?;
+        changes.wait()?;
+    }
 }
 
 fn write_synced(file: &Path, text: &str) -> io::Result<()> {

@@ -40,6 +40,7 @@ pub mod rootfs;
 pub mod shared_file;
 pub mod shared_memory;
 pub mod sysctl;
+pub mod terminal;
 pub mod tree;
 pub mod xfs;
 

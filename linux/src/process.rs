@@ -101,6 +101,65 @@ pub fn clone_child(
     }
 }
 
+/// fork(2) to a child of this process's parent (CLONE_PARENT), in the namespaces that this process has for its
+/// children. `announce` gets the pid as this process sees it. Only then the child goes on: it reads a byte of
+/// `gate`, a new pipe, and it ends if this process ends before. Only for a child of [`clone_child`], which has
+/// no threads.
+pub fn clone_sibling<E: From<Error>>(
+    (announced, done): (OwnedFd, OwnedFd),
+    announce: impl FnOnce(i32) -> std::result::Result<(), E>,
+    child: impl FnOnce() -> i32,
+) -> std::result::Result<(), E> {
+    let failed =
+        |op: &'static str, e: rustix::io::Errno| Error::new(op, "", Errno::from_raw(e.raw_os_error()));
+    // Not clone3(2): the filter of this process may have forbidden it, since no filter sees its flags.
+    let flags = libc::c_long::from(libc::CLONE_PARENT | libc::SIGCHLD);
+    let none: libc::c_long = 0;
+    // SAFETY: as in `clone_child`; a child of it has one thread.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) };
+    match pid {
+        -1 => Err(Error::new("clone", "a sibling", Errno::last()).into()),
+        0 => {
+            // This process's copies.
+            drop(done);
+            let read = rustix::io::retry_on_intr(|| rustix::io::read(&announced, &mut [0_u8; 1][..]));
+            drop(announced);
+            let code = if read == Ok(1) { child() } else { 127 };
+            // SAFETY: _exit(2) ends this process at once and does not return.
+            unsafe { libc::_exit(code) }
+        }
+        pid => {
+            announce(i32::try_from(pid).expect("a pid is an int"))?;
+            let written = rustix::io::retry_on_intr(|| rustix::io::write(&done, &[0]));
+            written.map(drop).map_err(|e| failed("write", e).into())
+        }
+    }
+}
+
+/// Whether `pid` is a child of this process that was not reaped yet.
+pub fn is_child(pid: i32) -> Result<bool> {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    match nix::sys::wait::waitid(nix::sys::wait::Id::Pid(Pid::from_raw(pid)), flags) {
+        Ok(_) => Ok(true),
+        Err(Errno::ECHILD) => Ok(false),
+        Err(e) => Err(Error::new("waitid", pid, e)),
+    }
+}
+
+/// Sends SIGKILL to `leader`, a child that is not reaped yet, and to its process group if it leads one.
+pub fn kill_with_group(leader: &Child) -> Result<()> {
+    // 0 and 1 have other meanings (kill(2)).
+    if leader.pid <= 1 {
+        return Err(Error::new("kill process group", leader.pid, Errno::EINVAL));
+    }
+    let killed = match nix::sys::signal::killpg(Pid::from_raw(leader.pid), Signal::SIGKILL) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(e) => Err(Error::new("kill process group", leader.pid, e)),
+    };
+    signal_pidfd(&leader.pidfd, libc::SIGKILL)?;
+    killed
+}
+
 /// Sends `signal` to the process behind `pidfd`; `false` if it has ended already.
 pub fn signal_pidfd(pidfd: impl AsFd, signal: i32) -> Result<bool> {
     // SAFETY: the descriptor is open for as long as it is borrowed; a null
@@ -432,6 +491,11 @@ pub fn set_rlimit(resource: u32, soft: u64, hard: u64) -> Result<(u64, u64)> {
     }
 }
 
+/// The soft limit of open descriptors (RLIMIT_NOFILE).
+pub fn descriptor_limit() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
 /// Makes these descriptors the process's stdin, stdout and stderr.
 pub fn set_stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> Result<()> {
     for (fd, number) in [(stdin.as_fd(), 0), (stdout.as_fd(), 1), (stderr.as_fd(), 2)] {
@@ -445,17 +509,21 @@ pub fn set_stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> Resu
 
 /// Closes every descriptor above 2 but `kept`. Only for a child of [`clone_child`] that is about to call
 /// execve(2) for an untrusted program: what its parent's values own stays open there, and this process uses
-/// none of it any more, and drops none. Close-on-exec is too late: the kernel looks a script's interpreter up before
+/// none of it any more. Close-on-exec is too late: the kernel looks a script's interpreter up before
 /// (begin_new_exec of fs/exec.c), and a path of /proc/self/fd leads to what a descriptor is open for.
-pub fn close_all_but(kept: impl AsFd) -> Result<()> {
-    let kept = kept.as_fd().as_raw_fd().cast_unsigned();
-    for (first, last) in [(3, kept.saturating_sub(1)), (kept.saturating_add(1).max(3), u32::MAX)] {
-        if first > last {
-            continue;
+pub fn close_all_but(kept: &[BorrowedFd<'_>]) -> Result<()> {
+    let mut kept: Vec<u32> = kept.iter().map(|fd| fd.as_raw_fd().cast_unsigned()).collect();
+    kept.sort_unstable();
+    let mut first = 3;
+    for end in kept.into_iter().chain([u32::MAX]) {
+        let last = if end == u32::MAX { end } else { end.saturating_sub(1) };
+        if first <= last {
+            // SAFETY: the child ends by execve(2) or _exit(2), so no value of its parent is used or dropped
+            // in it.
+            Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })
+                .map_err(|e| Error::new("close_range", format!("{first} to {last}"), e))?;
         }
-        // SAFETY: the child ends by execve(2) or _exit(2), so no value of its parent is used or dropped in it.
-        Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })
-            .map_err(|e| Error::new("close_range", format!("{first} to {last}"), e))?;
+        first = first.max(end.saturating_add(1));
     }
     Ok(())
 }
@@ -494,6 +562,16 @@ mod tests {
     use std::process::Stdio;
 
     use super::*;
+
+    #[test]
+    fn only_own_processes_that_were_not_reaped_are_children() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        assert!(is_child(pid).unwrap());
+        child.wait().unwrap();
+        assert!(!is_child(pid).unwrap());
+        assert!(!is_child(1).unwrap());
+    }
 
     #[test]
     fn a_process_is_known_though_its_name_is_no_text() {

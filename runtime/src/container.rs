@@ -40,16 +40,7 @@ pub(crate) async fn create(runtime: &Arc<Runtime>, request: CreateContainerReque
     let config = request.config.ok_or_else(|| Error::invalid("config", "missing"))?;
     let sandbox = runtime.sandbox(&request.pod_sandbox_id)?;
     let _changing = sandbox.changing.lock().await;
-    let record = sandbox.record();
-    if record.phase != Phase::Ready {
-        let state = format!("{:?}", record.phase).to_lowercase();
-        return Err(Error::WrongState {
-            kind: "pod sandbox",
-            id: sandbox.id.clone(),
-            state,
-            wanted: "ready",
-        });
-    }
+    sandbox.ready()?;
     let metadata = config.metadata.clone().ok_or_else(|| Error::invalid("config.metadata", "missing"))?;
     if metadata.name.is_empty() {
         return Err(Error::invalid("config.metadata.name", "empty"));

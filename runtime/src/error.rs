@@ -1,6 +1,7 @@
 //! All errors of the runtime, and the only table of their gRPC codes.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub(crate) use linux::chain;
 use tonic::{Code, Status};
@@ -81,6 +82,15 @@ pub enum Error {
         #[source]
         source: ShimProblem,
     },
+    #[error("exec in container {container}")]
+    Exec {
+        container: String,
+        #[source]
+        source: ShimProblem,
+    },
+    /// kubelet knows an exec probe's timeout by the code.
+    #[error("exec in container {container}: it did not end within {} s and was killed", .limit.as_secs())]
+    ExecTimeout { container: String, limit: Duration },
     #[error("shim of sandbox {sandbox}")]
     Shim {
         sandbox: String,
@@ -95,6 +105,15 @@ pub enum Error {
     },
     #[error("{} is in use by another runtime", .root_dir.display())]
     Locked { root_dir: PathBuf },
+    #[error("connect")]
+    Connect {
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("{what}")]
+    Busy { what: &'static str },
+    #[error("the runtime is being stopped")]
+    Ending,
     #[error("a task of the runtime ended early: {task}")]
     Task { task: &'static str },
     #[error("serve CRI on {}", .socket.display())]
@@ -151,12 +170,19 @@ impl Error {
             Self::AlreadyExists { .. } => Code::AlreadyExists,
             Self::WrongState { .. } | Self::ImageAmbiguous { .. } => Code::FailedPrecondition,
             Self::ImageCorrupt { .. } => Code::DataLoss,
-            Self::Locked { .. } | Self::Task { .. } | Self::Serve { .. } => Code::Unavailable,
+            Self::Busy { .. } => Code::ResourceExhausted,
+            Self::ExecTimeout { .. } => Code::DeadlineExceeded,
+            Self::Connect { .. }
+            | Self::Ending
+            | Self::Locked { .. }
+            | Self::Task { .. }
+            | Self::Serve { .. } => Code::Unavailable,
             Self::NetworkConfig { .. }
             | Self::NetworkConfigUnreadable { .. }
             | Self::NetworkConfigInvalid { .. }
             | Self::Plugin { .. }
             | Self::Start { .. }
+            | Self::Exec { .. }
             | Self::Shim { .. }
             | Self::Record { .. }
             | Self::Rollback { .. }

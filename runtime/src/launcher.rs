@@ -5,6 +5,7 @@
 //!
 //! Invariant: runs in the single-threaded shim only.
 
+mod beside;
 mod cgroup_mount;
 mod child;
 pub(crate) mod device_control;
@@ -17,15 +18,17 @@ mod sysctl;
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use linux::cgroup::{Cgroup, Hierarchies};
 use linux::process::{self, Child};
+use nix::sched::CloneFlags;
 use oci_spec::runtime::Spec;
 use serde::{Deserialize, Serialize};
 
 use crate::error::chain;
+pub(crate) use beside::Ends;
 pub(crate) use child::Stdio;
 use device_control::WithoutControl;
 use error::{LaunchError, Result};
@@ -102,16 +105,60 @@ pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Resu
     }
 }
 
+/// A further program of a container on its way to execve(2).
+#[derive(Debug)]
+pub(crate) struct LaunchedBeside {
+    /// Ends before the program runs.
+    pub(crate) first: Child,
+    /// As [`Launched`] has it. Its end without data comes after the pid.
+    pub(crate) outcome: OwnedFd,
+    /// Has the pid of the program, which is a child of this process too, in native byte order.
+    pub(crate) number: OwnedFd,
+}
+
+/// Starts a further program in a running container, whose first process is behind `first`.
+pub(crate) fn launch_beside(
+    bundle: &Path,
+    spec: &Spec,
+    args: &[String],
+    cgroup: &Cgroup,
+    first: BorrowedFd<'_>,
+    ends: &Ends,
+) -> Result<LaunchedBeside> {
+    let plan = Plan::new(bundle, spec)?.with_args(args)?;
+    let plan = if matches!(ends, Ends::Terminal(_)) { plan.with_terminal() } else { plan };
+    let group = cgroup.open_v2()?;
+    let group = group.as_ref().map(AsFd::as_fd);
+    let (outcome, report) = pipe()?;
+    let (number, written) = pipe()?;
+    let child = process::clone_child(CloneFlags::empty(), group, || {
+        match beside::run(&plan, cgroup, first, ends, &report, &written) {
+            Ok(()) => 0,
+            Err(problem) => reported(&report, &problem),
+        }
+    })?;
+    Ok(LaunchedBeside { first: child, outcome: outcome.into(), number: number.into() })
+}
+
 fn clone(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, stdio: Stdio) -> Result<(Child, OwnedFd)> {
-    let (outcome, report) = std::io::pipe().map_err(LaunchError::io("pipe"))?;
-    let mut report = File::from(OwnedFd::from(report));
+    let (outcome, report) = pipe()?;
     let group = cgroup.open_v2()?;
     let group = group.as_ref().map(AsFd::as_fd);
     let child = process::clone_child(plan.new_namespaces, group, || {
         let Err(problem) = child::run(plan, overlay, cgroup, &stdio, report.as_fd());
-        // If even this fails, there is no other way to report.
-        let _no_reader = report.write_all(chain(&problem).as_bytes());
-        127
+        reported(&report, &problem)
     })?;
     Ok((child, outcome.into()))
+}
+
+fn pipe() -> Result<(File, File)> {
+    let (read, write) = std::io::pipe().map_err(LaunchError::io("pipe"))?;
+    Ok((OwnedFd::from(read).into(), OwnedFd::from(write).into()))
+}
+
+/// The exit code of a child that did not become its program.
+fn reported(mut report: &File, problem: &LaunchError) -> i32 {
+    // If even this fails, there is no other way to report.
+    let _no_reader = report.write_all(chain(problem).as_bytes());
+    127
 }

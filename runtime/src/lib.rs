@@ -13,6 +13,8 @@ mod blocking;
 mod cni;
 mod container;
 mod error;
+mod exec;
+mod exec_ends;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod images;
@@ -33,6 +35,7 @@ mod spec;
 mod state;
 mod stats;
 mod status;
+mod streaming;
 mod trash;
 mod unreadable;
 
@@ -54,6 +57,7 @@ pub use in_place::while_others_go_on;
 pub use locks::Locks;
 use service::Service;
 pub use shim::log::LogCeiling;
+use streaming::Streaming;
 
 /// The runtime's directories and settings. All paths are absolute.
 #[derive(Debug, Clone)]
@@ -152,7 +156,9 @@ async fn answer(
         .preload_images
         .then(|| tokio::spawn(preload::follow(Arc::clone(&runtime), config.images_dir.clone())));
     let (end, ending) = watch::channel(false);
-    let service = Service { runtime, ending };
+    let streaming =
+        Streaming::start(Arc::clone(&runtime)).await.map_err(|source| ServeProblem::Listen { source })?;
+    let service = Service { runtime, streaming, ending };
     let served = tonic::transport::Server::builder()
         .add_service(RuntimeServiceServer::new(service.clone()))
         .add_service(ImageServiceServer::new(service))

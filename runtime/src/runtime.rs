@@ -13,6 +13,7 @@ use tokio::sync::broadcast;
 use crate::Config;
 use crate::cni::Cni;
 use crate::error::{Error, Result, chain};
+use crate::exec_ends::Execs;
 use crate::images::ImageStore;
 use crate::pulls::Pulls;
 use crate::record;
@@ -60,6 +61,7 @@ pub(crate) struct Runtime {
     pub(crate) images: ImageStore,
     pub(crate) trash: Arc<Trash>,
     pub(crate) pulls: Pulls,
+    pub(crate) execs: Execs,
     pub(crate) boot_id: String,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     containers: Mutex<BTreeMap<String, Arc<Container>>>,
@@ -108,6 +110,7 @@ impl Runtime {
             images,
             trash,
             pulls: Pulls::default(),
+            execs: Execs::default(),
             boot_id: boot_id.trim().to_owned(),
             sandboxes: Mutex::default(),
             containers: Mutex::default(),
@@ -335,12 +338,14 @@ impl Listener for ShimListener {
                 runtime.started(container, status);
             }
             Message::Exited { container, status } => runtime.exited(container, status),
+            Message::ExecEnded { exec, code } => runtime.execs.ended(exec, *code),
             Message::Answer { .. } => {}
         }
     }
 
     fn lost(&self, sandbox: &str) {
         let Some(runtime) = self.0.upgrade() else { return };
+        runtime.execs.lost(sandbox);
         let Some(sandbox) = runtime.find_sandbox(sandbox) else { return };
         // Expected: the sandbox is being stopped.
         if sandbox.record().phase != Phase::Ready {

@@ -11,12 +11,13 @@ use proto::cri::image_service_server::ImageService;
 use proto::cri::runtime_service_server::RuntimeService;
 use proto::cri::{
     CgroupDriver, ContainerEventResponse, ContainerStatusRequest, ContainerStatusResponse,
-    CreateContainerRequest, CreateContainerResponse, FilesystemIdentifier, FilesystemUsage, GetEventsRequest,
-    Image as CriImage, ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest,
-    ImageStatusResponse, Int64Value, LinuxRuntimeConfiguration, ListContainerStatsRequest,
-    ListContainerStatsResponse, ListContainersRequest, ListContainersResponse, ListImagesRequest,
-    ListImagesResponse, ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxStatusRequest,
-    PodSandboxStatusResponse, PullImageRequest, PullImageResponse, RemoveContainerRequest,
+    CreateContainerRequest, CreateContainerResponse, ExecRequest, ExecResponse, ExecSyncRequest,
+    ExecSyncResponse, FilesystemIdentifier, FilesystemUsage, GetEventsRequest, Image as CriImage,
+    ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest, ImageStatusResponse, Int64Value,
+    LinuxRuntimeConfiguration, ListContainerStatsRequest, ListContainerStatsResponse, ListContainersRequest,
+    ListContainersResponse, ListImagesRequest, ListImagesResponse, ListPodSandboxRequest,
+    ListPodSandboxResponse, PodSandboxStatusRequest, PodSandboxStatusResponse, PortForwardRequest,
+    PortForwardResponse, PullImageRequest, PullImageResponse, RemoveContainerRequest,
     RemoveContainerResponse, RemoveImageRequest, RemoveImageResponse, RemovePodSandboxRequest,
     RemovePodSandboxResponse, ReopenContainerLogRequest, ReopenContainerLogResponse, RunPodSandboxRequest,
     RunPodSandboxResponse, RuntimeCondition, RuntimeConfigRequest, RuntimeConfigResponse, RuntimeFeatures,
@@ -35,7 +36,8 @@ use crate::runtime::{Event, Runtime};
 use crate::sandbox;
 use crate::shim::protocol::now;
 use crate::state::selected;
-use crate::{container, stats, status, unreadable};
+use crate::streaming::Streaming;
+use crate::{container, exec, stats, status, unreadable};
 
 const NAME: &str = "hawser";
 const CRI_VERSION: &str = "v1";
@@ -45,6 +47,7 @@ const UNREADABLE_RECORDS: &str = "unreadableRecords";
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     pub(crate) runtime: Arc<Runtime>,
+    pub(crate) streaming: Arc<Streaming>,
     /// Becomes true when the server stops, which ends its event streams.
     pub(crate) ending: watch::Receiver<bool>,
 }
@@ -257,6 +260,34 @@ impl RuntimeService for Service {
         Ok(Response::new(ReopenContainerLogResponse {}))
     }
 
+    async fn exec_sync(&self, request: Request<ExecSyncRequest>) -> Reply<ExecSyncResponse> {
+        let request = request.into_inner();
+        // Not detached: the program is killed if the caller goes away.
+        let span = info_span!("cri.ExecSync", container_id = request.container_id);
+        let mut ending = self.ending.clone();
+        let answer = tokio::select! {
+            answer = exec::sync(&self.runtime, request).instrument(span) => answer,
+            // An end of the runtime waits for its calls.
+            _ending = ending.wait_for(|ending| *ending) => Err(Error::Ending),
+        };
+        Ok(Response::new(answer.inspect_err(|error| tracing::debug!(error = %chain(error), "refused"))?))
+    }
+
+    async fn exec(&self, request: Request<ExecRequest>) -> Reply<ExecResponse> {
+        let request = request.into_inner();
+        // The URL is of this container, whose id may be a prefix here.
+        let container_id = exec::check(&self.runtime, &request)?;
+        Ok(Response::new(ExecResponse { url: self.streaming.exec(ExecRequest { container_id, ..request })? }))
+    }
+
+    async fn port_forward(&self, request: Request<PortForwardRequest>) -> Reply<PortForwardResponse> {
+        let PortForwardRequest { pod_sandbox_id, port } = request.into_inner();
+        let sandbox = self.runtime.sandbox(&pod_sandbox_id)?;
+        sandbox.ready()?;
+        let ports = port.into_iter().map(port_number).collect::<Result<_>>()?;
+        Ok(Response::new(PortForwardResponse { url: self.streaming.port_forward(sandbox, ports)? }))
+    }
+
     async fn list_container_stats(
         &self,
         request: Request<ListContainerStatsRequest>,
@@ -274,6 +305,11 @@ impl RuntimeService for Service {
         tokio::spawn(forward(self.runtime.events(), self.ending.clone(), sender));
         Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(receiver))))
     }
+}
+
+fn port_number(port: i32) -> Result<u16> {
+    let number = u16::try_from(port).ok().filter(|number| *number > 0);
+    number.ok_or_else(|| Error::invalid("port", format!("{port} is not between 1 and 65535")))
 }
 
 async fn forward(

@@ -9,13 +9,16 @@
 pub(crate) mod client;
 pub(crate) mod descriptors;
 mod error;
+mod exec;
 pub(crate) mod log;
 mod oci;
+mod outcome;
 pub(crate) mod protocol;
+mod relay;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -35,8 +38,10 @@ use crate::launcher::{self, Stdio, Surroundings};
 use crate::record::{self, Unflushed};
 use client::{Client, Received};
 use error::{Result, ShimError};
+use exec::{Execs, Waits};
 use log::{LogFile, Stream};
 use oci::OciRuntime;
+use outcome::{Outcome, Starting};
 use protocol::{Answer, Call, Exited, Message, ShimConfig, ShimStatus, Start, container_dir, now};
 
 /// Limit of the reason why a container did not start.
@@ -56,6 +61,10 @@ struct Shim {
     clients: BTreeMap<u64, Client>,
     next_client: u64,
     containers: BTreeMap<String, Container>,
+    /// Further programs in them.
+    execs: Execs,
+    /// RLIMIT_NOFILE of this process.
+    descriptor_limit: u64,
     ended: bool,
 }
 
@@ -78,15 +87,6 @@ struct Caller {
     request: u64,
 }
 
-/// A container between clone3(2) and execve(2): the client that asked, and the outcome pipe.
-#[derive(Debug)]
-struct Starting {
-    caller: Caller,
-    outcome: File,
-    said: Vec<u8>,
-    warnings: Vec<String>,
-}
-
 /// What poll(2) found ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Ready {
@@ -94,6 +94,8 @@ enum Ready {
     ChildEnded,
     Client(u64, PollFlags),
     Outcome(String),
+    ExecOutcome(String),
+    ExecStream(String),
     Output(String),
 }
 
@@ -124,6 +126,8 @@ pub(crate) fn run(dir: &Path) -> std::result::Result<(), Error> {
         clients: BTreeMap::new(),
         next_client: 0,
         containers: BTreeMap::new(),
+        execs: Execs::default(),
+        descriptor_limit: process::descriptor_limit(),
         ended: false,
     };
     while !shim.ended || shim.clients.values().any(Client::has_unsent) {
@@ -150,11 +154,20 @@ impl Shim {
         for (id, container) in &self.containers {
             if let Some(starting) = &container.starting {
                 what.push(Ready::Outcome(id.clone()));
-                fds.push(PollFd::new(starting.outcome.as_fd(), PollFlags::POLLIN));
+                fds.push(PollFd::new(starting.as_fd(), PollFlags::POLLIN));
             }
             for stream in &container.streams {
                 what.push(Ready::Output(id.clone()));
                 fds.push(PollFd::new(stream.as_fd(), PollFlags::POLLIN));
+            }
+        }
+        for (waits, polled) in self.execs.interest() {
+            for fd in polled {
+                what.push(match waits {
+                    Waits::Outcome(id) => Ready::ExecOutcome(id.to_owned()),
+                    Waits::Stream(id) => Ready::ExecStream(id.to_owned()),
+                });
+                fds.push(fd);
             }
         }
         match nix::poll::poll(&mut fds, PollTimeout::NONE) {
@@ -179,6 +192,8 @@ impl Shim {
             Ready::ChildEnded => self.reap(),
             Ready::Client(id, found) => self.talk(id, found),
             Ready::Outcome(id) => self.learn_outcome(&id),
+            Ready::ExecOutcome(id) => self.learn_exec_outcome(&id),
+            Ready::ExecStream(id) => self.relay(&id),
             Ready::Output(id) => {
                 if let Some(container) = self.containers.get_mut(&id) {
                     container.pump();
@@ -207,21 +222,33 @@ impl Shim {
             });
         }
         for Received { request, descriptors } in received {
+            // Disconnected since.
+            if !self.clients.contains_key(&id) {
+                break;
+            }
             let caller = Caller { client: id, request: request.id };
-            let answer = self.call(caller, request.call, descriptors);
+            let answer = match descriptors {
+                Some(descriptors) => self.call(caller, request.call, descriptors),
+                None => Err(ShimError::NoRoomForDescriptors),
+            };
             if let Some(answer) = answer.unwrap_or_else(|problem| Some(refused(&problem))) {
                 self.send(id, &Message::Answer { id: request.id, answer });
             }
         }
         if !alive {
-            self.clients.remove(&id);
+            self.disconnect(id);
         }
+    }
+
+    fn disconnect(&mut self, client: u64) {
+        self.clients.remove(&client);
+        self.kill_execs_of(client);
     }
 
     fn send(&mut self, client_id: u64, message: &Message) {
         let Some(client) = self.clients.get_mut(&client_id) else { return };
         if !client.send(message) {
-            self.clients.remove(&client_id);
+            self.disconnect(client_id);
         }
     }
 
@@ -235,10 +262,14 @@ impl Shim {
             Call::Start(start) => return self.start(caller, start, descriptors.pop()),
             Call::Signal { container, signal } => self.signal(&container, signal)?,
             Call::ReopenLog { container } => self.reopen_log(&container)?,
+            Call::Exec(exec) => return self.exec(caller, exec, descriptors).map(|()| None),
+            Call::KillExec { exec } => self.kill_exec(&exec),
+            Call::ResizeExec { exec, columns, rows } => self.resize_exec(&exec, columns, rows)?,
             Call::List => {
                 return Ok(Some(Answer::Containers {
                     pid: std::process::id().cast_signed(),
                     receives_descriptors: true,
+                    can_exec: true,
                     containers: self
                         .containers
                         .iter()
@@ -286,12 +317,7 @@ impl Shim {
                 not_enforced: launched.not_enforced,
                 exit: None,
             };
-            let starting = Starting {
-                caller,
-                outcome: File::from(launched.outcome),
-                said: Vec::new(),
-                warnings: launched.warnings,
-            };
+            let starting = Starting::new(caller, File::from(launched.outcome), launched.warnings);
             let container = Container {
                 pidfd: Some(launched.child.pidfd),
                 cgroup: launched.cgroup,
@@ -341,13 +367,10 @@ impl Shim {
     fn learn_outcome(&mut self, id: &str) {
         let Some(container) = self.containers.get_mut(id) else { return };
         let Some(starting) = &mut container.starting else { return };
-        let mut buffer = [0; 4096];
-        let outcome = match starting.outcome.read(&mut buffer) {
-            Ok(0) if starting.said.is_empty() => Ok(()),
-            Ok(0) => Err(ShimError::Child { said: String::from_utf8_lossy(&starting.said).into_owned() }),
-            Ok(length) => return starting.said.extend_from_slice(&buffer[..length]),
-            Err(e) if e.kind() == ErrorKind::Interrupted => return,
-            Err(source) => Err(ShimError::Outcome { source }),
+        let outcome = match starting.read() {
+            Outcome::Unknown => return,
+            Outcome::Runs => Ok(()),
+            Outcome::Failed(problem) => Err(problem),
         };
         let Some(starting) = container.starting.take() else { return };
         let answer = match outcome {
@@ -389,7 +412,10 @@ impl Shim {
         while let Ok(Some((pid, exit))) = process::reap() {
             let found =
                 self.containers.iter_mut().find(|(_, c)| c.status.pid == pid && c.status.exit.is_none());
-            let Some((id, container)) = found else { continue };
+            let Some((id, container)) = found else {
+                self.child_ended(pid, exit.shell_code());
+                continue;
+            };
             container.drain();
             let oom_killed = exit != Exit::Code(0) && container.cgroup.oom_kills() > 0;
             container.status.exit = Some(Exited { code: exit.shell_code(), finished_at: now(), oom_killed });

@@ -4,7 +4,7 @@ pub(crate) mod error;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
@@ -79,8 +79,9 @@ pub(crate) trait Listener: Send + Sync + 'static {
 pub(crate) struct ShimClient {
     sandbox: String,
     process: ProcessId,
-    writer: tokio::sync::Mutex<OwnedWriteHalf>,
+    writer: Arc<tokio::sync::Mutex<OwnedWriteHalf>>,
     receives_descriptors: bool,
+    can_exec: bool,
     next_id: AtomicU64,
     waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
 }
@@ -152,14 +153,16 @@ pub(crate) async fn connect(
     let mut client = ShimClient {
         sandbox: sandbox.to_owned(),
         process: ProcessId { pid: 0, start_time: 0 },
-        writer: tokio::sync::Mutex::new(writer),
+        writer: Arc::new(tokio::sync::Mutex::new(writer)),
         receives_descriptors: false,
+        can_exec: false,
         next_id: AtomicU64::new(0),
         waiting,
     };
     match client.call_within(Call::List, limit).await? {
-        Answer::Containers { pid, receives_descriptors, containers } => {
+        Answer::Containers { pid, receives_descriptors, can_exec, containers } => {
             client.receives_descriptors = receives_descriptors;
+            client.can_exec = can_exec;
             client.process = ProcessId::of(pid)?.ok_or_else(|| client.failed(ShimProblem::Ended))?;
             Ok((client, containers))
         }
@@ -174,6 +177,11 @@ fn in_directory<T>(dir: &Path, act: impl FnOnce(&Path) -> std::io::Result<T>) ->
 }
 
 impl ShimClient {
+    /// A shim of an earlier version cannot start further programs.
+    pub(crate) fn can_exec(&self) -> bool {
+        self.can_exec
+    }
+
     pub(crate) async fn call(&self, call: Call) -> Result<Answer> {
         self.call_within(call, ANSWER_DEADLINE).await
     }
@@ -193,14 +201,29 @@ impl ShimClient {
         if !descriptors.is_empty() && !self.receives_descriptors {
             return Err(ShimProblem::NoDescriptors);
         }
+        let copies =
+            descriptors.iter().map(|fd| fd.try_clone_to_owned()).collect::<std::io::Result<Vec<_>>>();
+        let copies = copies.map_err(|source| ShimProblem::Send { source })?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
         let request = Request { id, descriptors: descriptors.len(), call };
         let mut line = serde_json::to_vec(&request).expect("requests have string keys");
         line.push(b'\n');
+        let (mut wanted, _while_the_caller_waits) = oneshot::channel::<()>();
+        let (writer, has_descriptors) = (Arc::clone(&self.writer), !copies.is_empty());
+        // To the end of the line, also if the caller has gone: half a line would end the connection, and
+        // with it the pod. A pod that stops its shim lets no descriptors wait here.
+        let sending = tokio::spawn(async move {
+            let mut writer = tokio::select! {
+                writer = writer.lock_owned() => writer,
+                () = wanted.closed(), if has_descriptors => return Err(std::io::ErrorKind::Interrupted.into()),
+            };
+            let descriptors: Vec<BorrowedFd<'_>> = copies.iter().map(AsFd::as_fd).collect();
+            send(&mut writer, &line, &descriptors).await
+        });
         let answer = async {
-            let sent = send(&mut *self.writer.lock().await, &line, descriptors).await;
+            let sent = sending.await.unwrap_or_else(|_| Err(std::io::ErrorKind::Interrupted.into()));
             sent.map_err(|source| ShimProblem::Send { source })?;
             receiver.await.map_err(|_sender_dropped| ShimProblem::Ended)
         };
@@ -331,6 +354,7 @@ mod tests {
                         Call::List => Answer::Containers {
                             pid: std::process::id().cast_signed(),
                             receives_descriptors,
+                            can_exec: false,
                             containers: BTreeMap::new(),
                         },
                         _ => answer(request),
@@ -350,9 +374,9 @@ mod tests {
     /// The shim reads from the descriptor, and its refusal has what it read.
     #[tokio::test]
     async fn the_shim_reads_from_the_pipe_that_was_sent_with_a_request_of_any_length() {
-        let client = connected(true, |mut received| {
+        let client = connected(true, |received| {
             let mut problem = String::new();
-            let pipe = received.descriptors.pop().unwrap();
+            let pipe = received.descriptors.unwrap().pop().unwrap();
             File::from(pipe).read_to_string(&mut problem).unwrap();
             Answer::Refused { problem }
         })

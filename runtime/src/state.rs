@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::cni::NetworkList;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pod;
 use crate::record;
 use crate::shim_client::{ProcessId, ShimClient};
@@ -56,6 +56,8 @@ pub(crate) struct Sandbox {
     pub(crate) id: String,
     pub(crate) dir: PathBuf,
     record: Mutex<SandboxRecord>,
+    /// The record's.
+    phase: watch::Sender<Phase>,
     shim: Mutex<Option<Arc<ShimClient>>>,
     /// Held while the sandbox or a part of it is made or taken down. StopContainer does not take
     /// it, since it waits.
@@ -67,6 +69,7 @@ impl Sandbox {
         Self {
             id: record.id.clone(),
             dir,
+            phase: watch::Sender::new(record.phase),
             record: Mutex::new(record),
             shim: Mutex::new(None),
             changing: tokio::sync::Mutex::new(()),
@@ -75,6 +78,22 @@ impl Sandbox {
 
     pub(crate) fn record(&self) -> SandboxRecord {
         locked(&self.record).clone()
+    }
+
+    /// The record of a sandbox whose pod runs.
+    pub(crate) fn ready(&self) -> Result<SandboxRecord> {
+        let record = self.record();
+        if record.phase == Phase::Ready {
+            return Ok(record);
+        }
+        let (id, state) = (self.id.clone(), format!("{:?}", record.phase).to_lowercase());
+        Err(Error::WrongState { kind: "pod sandbox", id, state, wanted: "ready" })
+    }
+
+    /// Returns once the pod does not run any more.
+    pub(crate) async fn runs_no_more(&self) {
+        let mut phases = self.phase.subscribe();
+        let _sender_is_here = phases.wait_for(|phase| *phase != Phase::Ready).await;
     }
 
     /// Whether the pod has all of `wanted`.
@@ -97,6 +116,7 @@ impl Sandbox {
     pub(crate) fn update(&self, change: impl FnOnce(&mut SandboxRecord)) -> Result<()> {
         let mut record = locked(&self.record);
         change(&mut record);
+        self.phase.send_replace(record.phase);
         record::save(&self.dir.join("sandbox.json"), &*record)
     }
 

@@ -5,6 +5,8 @@
 
 #[path = "cri/containers.rs"]
 mod containers;
+#[path = "cri/exec.rs"]
+mod exec;
 #[path = "cri/held_outputs.rs"]
 mod held_outputs;
 #[path = "cri/hostile_mounts.rs"]
@@ -29,3 +31,7 @@ mod sandboxes;
 mod seccomp;
 #[path = "cri/shim_protocol.rs"]
 mod shim_protocol;
+#[path = "cri/spdy_client.rs"]
+mod spdy_client;
+#[path = "cri/streams.rs"]
+mod streams;

@@ -59,15 +59,33 @@ pub(super) fn run(
         process::enter_namespace(file, *kind)?;
     }
     let null = build_root(plan, overlay)?;
+    let take_stdio = || {
+        process::set_stdio(stdio.stdin.as_ref().unwrap_or(&null), &stdio.stdout, &stdio.stderr)?;
+        drop(null);
+        Ok(())
+    };
+    settle(plan, take_stdio, &[report])?;
+    give_up_privileges(plan)?;
+    become_program(plan)
+}
+
+/// The steps within the container's root directory before privileges are given up.
+pub(super) fn settle(
+    plan: &Plan,
+    take_stdio: impl FnOnce() -> Result<()>,
+    kept: &[BorrowedFd<'_>],
+) -> Result<()> {
     for limit in &plan.rlimits {
         process::set_rlimit(limit.resource, limit.soft, limit.hard)?;
     }
-    process::set_stdio(stdio.stdin.as_ref().unwrap_or(&null), &stdio.stdout, &stdio.stderr)?;
-    drop(null);
+    take_stdio()?;
     change_directory(&plan.cwd)?;
     // Before a filter that may refuse it.
-    process::close_all_but(report)?;
-    give_up_privileges(plan)?;
+    Ok(process::close_all_but(kept)?)
+}
+
+/// The last steps, which need no privilege.
+pub(super) fn become_program(plan: &Plan) -> Result<Infallible> {
     process::reset_signals()?;
     exec(&plan.args, &plan.env)
 }
@@ -119,14 +137,14 @@ fn change_directory(path: &Path) -> Result<()> {
 
 /// Sets the value, which was clamped before. If the kernel still refuses, the inherited value
 /// stays; the caller has reported that.
-fn set_oom_score_adj(wanted: i32) -> Result<()> {
+pub(super) fn set_oom_score_adj(wanted: i32) -> Result<()> {
     match procfs::write(Path::new("self/oom_score_adj"), &wanted.to_string()) {
         Err(e) if e.source.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
         other => other.map_err(|e| LaunchError::OomScoreAdj { wanted, cause: e.source }),
     }
 }
 
-fn give_up_privileges(plan: &Plan) -> Result<()> {
+pub(super) fn give_up_privileges(plan: &Plan) -> Result<()> {
     process::limit_bounding_set(plan.capabilities.bounding)?;
     // A filter needs CAP_SYS_ADMIN or no_new_privs.
     if !plan.no_new_privileges {

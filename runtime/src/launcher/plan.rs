@@ -149,6 +149,28 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// Its arguments, in the place of the specification's.
+    pub(super) fn with_args(self, args: &[String]) -> Result<Self> {
+        Ok(Self { args: c_strings("cmd", args.iter())?, ..self })
+    }
+
+    /// A program on a terminal finds a name of its kind (term(7)).
+    pub(super) fn with_terminal(mut self) -> Self {
+        if !self.env.iter().any(|entry| entry.to_bytes().starts_with(b"TERM=")) {
+            self.env.push(c"TERM=xterm".to_owned());
+        }
+        self
+    }
+
+    /// The container's namespaces that are not the host's.
+    pub(super) fn namespaces(&self) -> CloneFlags {
+        let mut all = self.new_namespaces;
+        all.set(CloneFlags::CLONE_NEWCGROUP, self.own_cgroup_namespace);
+        self.joined_namespaces.iter().fold(all, |all, (_, kind)| all | *kind)
+    }
+}
+
 fn namespace_flag(kind: LinuxNamespaceType) -> Result<CloneFlags> {
     Ok(match kind {
         LinuxNamespaceType::Mount => CloneFlags::CLONE_NEWNS,

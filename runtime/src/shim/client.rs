@@ -21,13 +21,16 @@ pub(crate) struct Client {
     unparsed: Vec<u8>,
     /// They came with requests in `unparsed`.
     unclaimed: Vec<OwnedFd>,
+    /// Some that came with them were lost.
+    is_cut: bool,
     unsent: Vec<u8>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Received {
     pub(crate) request: Request,
-    pub(crate) descriptors: Vec<OwnedFd>,
+    /// `None`: this process has too many to take them.
+    pub(crate) descriptors: Option<Vec<OwnedFd>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +51,7 @@ pub(crate) enum InvalidRequest {
 impl Client {
     pub(crate) fn new(socket: UnixStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        Ok(Self { socket, unparsed: Vec::new(), unclaimed: Vec::new(), unsent: Vec::new() })
+        Ok(Self { socket, unparsed: Vec::new(), unclaimed: Vec::new(), is_cut: false, unsent: Vec::new() })
     }
 
     pub(super) fn has_unsent(&self) -> bool {
@@ -78,17 +81,28 @@ impl Client {
 
     /// `false`: the client has disconnected. After an error, the shim disconnects it.
     pub(crate) fn read(&mut self, received: &mut Vec<Received>) -> Result<bool, InvalidRequest> {
-        let mut buffer = [0; 16 * 1024];
+        let (mut buffer, earlier) = ([0; 16 * 1024], received.len());
         loop {
             match descriptors::receive(&self.socket, &mut buffer, &mut self.unclaimed, MOST_DESCRIPTORS) {
-                Ok(0) => return Ok(false),
-                Ok(length) => self.unparsed.extend_from_slice(&buffer[..length]),
+                Ok(descriptors::Received { bytes: 0, .. }) => return Ok(false),
+                Ok(descriptors::Received { bytes, is_cut }) => {
+                    self.unparsed.extend_from_slice(&buffer[..bytes]);
+                    self.is_cut |= is_cut;
+                }
                 Err(Errno::WOULDBLOCK) => return Ok(true),
                 Err(Errno::BADMSG) => return Err(InvalidRequest::TooMany { most: MOST_DESCRIPTORS }),
                 Err(_) => return Ok(false),
             }
             // After each receive, so that no more than one request's descriptors wait.
             self.parse(received)?;
+            // They are used, or closed, before others come: poll(2) reports what is left.
+            if received
+                .iter()
+                .skip(earlier)
+                .any(|received| !matches!(received.descriptors.as_deref(), Some([])))
+            {
+                return Ok(true);
+            }
         }
     }
 
@@ -98,10 +112,16 @@ impl Client {
             let request: Request =
                 serde_json::from_slice(&line).map_err(|source| InvalidRequest::Parse { source })?;
             let (declared, came) = (request.descriptors, self.unclaimed.len());
+            if declared > 0 && std::mem::take(&mut self.is_cut) {
+                self.unclaimed.clear();
+                received.push(Received { request, descriptors: None });
+                continue;
+            }
             if declared > came {
                 return Err(InvalidRequest::TooFew { declared, came });
             }
-            received.push(Received { request, descriptors: self.unclaimed.drain(..declared).collect() });
+            received
+                .push(Received { request, descriptors: Some(self.unclaimed.drain(..declared).collect()) });
         }
         let more = self.unclaimed.len();
         if more > MOST_DESCRIPTORS || (more > 0 && self.unparsed.is_empty()) {
@@ -157,10 +177,11 @@ mod tests {
         assert_eq!(received.len(), 2, "the third is incomplete");
         (&socket).write_all(rest).unwrap();
         assert!(client.read(&mut received).unwrap());
-        let counts: Vec<usize> = received.iter().map(|received| received.descriptors.len()).collect();
+        let counts: Vec<usize> =
+            received.iter().map(|received| received.descriptors.as_ref().unwrap().len()).collect();
         assert_eq!(counts, [0, 1, 1]);
         for (received, text) in received.into_iter().skip(1).zip(["first", "second"]) {
-            let [descriptor] = <[OwnedFd; 1]>::try_from(received.descriptors).unwrap();
+            let [descriptor] = <[OwnedFd; 1]>::try_from(received.descriptors.unwrap()).unwrap();
             PipeWriter::from(descriptor).write_all(text.as_bytes()).unwrap();
         }
         for (reader, wanted) in [(&mut first, "first"), (&mut second, "second")] {
@@ -173,8 +194,10 @@ mod tests {
     #[test]
     fn descriptors_that_no_request_declares_are_an_error_and_closed() {
         let undeclared = "descriptors of a request: 1 more than declared";
-        let too_many = "descriptors of a request: more than 1";
-        for (line, copies, problem) in [(NONE, 1, undeclared), (ONE, 2, too_many), (ONE, 200, too_many)] {
+        let too_many = "descriptors of a request: more than 3";
+        for (line, copies, problem) in
+            [(NONE, 1, undeclared), (ONE, 2, undeclared), (ONE, 4, too_many), (ONE, 200, too_many)]
+        {
             let (socket, mut client) = pair();
             let (reader, writer) = io::pipe().unwrap();
             send(&socket, line, writer, copies);
@@ -189,6 +212,10 @@ mod tests {
         let (socket, mut client) = pair();
         let (reader, writer) = io::pipe().unwrap();
         send(&socket, b"{", writer.try_clone().unwrap(), 1);
+        for _ in 1..MOST_DESCRIPTORS {
+            assert!(client.read(&mut Vec::new()).unwrap(), "the line may end");
+            send(&socket, b" ", writer.try_clone().unwrap(), 1);
+        }
         assert!(client.read(&mut Vec::new()).unwrap(), "the line may end");
         send(&socket, b" ", writer, 1);
         client.read(&mut Vec::new()).unwrap_err();

@@ -26,14 +26,23 @@ pub(crate) fn send(
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
 }
 
-/// Returns the number of received bytes, 0 at the end, and appends descriptors (close-on-exec) that
-/// came with them. More than `most` are an error (EBADMSG), and all are closed.
+/// What recvmsg(2) has received.
+#[derive(Debug)]
+pub(crate) struct Received {
+    /// 0 at the end.
+    pub(crate) bytes: usize,
+    /// Descriptors were lost: this process has too many (EMFILE).
+    pub(crate) is_cut: bool,
+}
+
+/// Appends descriptors (close-on-exec) that came with the bytes. More than `most` are an error (EBADMSG), and all
+/// are closed.
 pub(crate) fn receive(
     socket: impl AsFd,
     bytes: &mut [u8],
     descriptors: &mut Vec<OwnedFd>,
     most: usize,
-) -> rustix::io::Result<usize> {
+) -> rustix::io::Result<Received> {
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(most))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {
@@ -46,10 +55,11 @@ pub(crate) fn receive(
             found.extend(rights);
         }
     }
+    let is_cut = received.flags.contains(ReturnFlags::CTRUNC);
     // The kernel rounds the buffer's size up.
-    if received.flags.contains(ReturnFlags::CTRUNC) || found.len() > most {
+    if found.len() > most || (is_cut && found.len() == most) {
         return Err(Errno::BADMSG);
     }
     descriptors.append(&mut found);
-    Ok(received.bytes)
+    Ok(Received { bytes: received.bytes, is_cut })
 }

@@ -17,8 +17,16 @@ pub(super) enum ShimError {
     StartedBefore,
     #[error("no such container in this pod")]
     NoContainer,
+    #[error("descriptors of the request: the shim has no room for them")]
+    NoRoomForDescriptors,
     #[error("descriptors: the call takes at most {most}")]
     TooManyDescriptors { most: usize },
+    #[error("descriptors: {found} came, the call takes {wanted}")]
+    WrongDescriptors { found: usize, wanted: usize },
+    #[error("it is not running")]
+    NotRunning,
+    #[error("{most} programs that exec has started in this pod are running: no more are started")]
+    TooManyExecs { most: usize },
     #[error("read config.json")]
     Specification {
         #[source]

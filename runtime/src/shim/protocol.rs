@@ -50,6 +50,19 @@ pub(crate) enum Call {
     ReopenLog {
         container: String,
     },
+    /// Starts a further program in a running container. Takes sockets for its stdout and stderr and, with
+    /// `stdin`, for that; with `terminal`, one socket for all. Killed when this connection ends.
+    Exec(Exec),
+    /// Of the program's terminal, in characters.
+    ResizeExec {
+        exec: String,
+        columns: u16,
+        rows: u16,
+    },
+    /// Kills that program and its process group. Nothing, if it has ended.
+    KillExec {
+        exec: String,
+    },
     /// The first call on a connection: later exits are reported on it.
     List,
     /// Refused while a container runs.
@@ -67,14 +80,32 @@ pub(crate) struct Start {
     pub(crate) allow_without_device_control: bool,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Exec {
+    /// Chosen by the runtime, never used twice.
+    pub(crate) exec: String,
+    pub(crate) container: String,
+    pub(crate) args: Vec<String>,
+    #[serde(default)]
+    pub(crate) terminal: bool,
+    #[serde(default)]
+    pub(crate) stdin: bool,
+}
+
 /// The most descriptors that one request may have.
-pub(crate) const MOST_DESCRIPTORS: usize = 1;
+pub(crate) const MOST_DESCRIPTORS: usize = 3;
 
 impl Call {
     pub(crate) fn most_descriptors(&self) -> usize {
         match self {
             Self::Start(_) => 1,
-            Self::Signal { .. } | Self::ReopenLog { .. } | Self::List | Self::Shutdown => 0,
+            Self::Exec(_) => 3,
+            Self::Signal { .. }
+            | Self::ReopenLog { .. }
+            | Self::KillExec { .. }
+            | Self::ResizeExec { .. }
+            | Self::List
+            | Self::Shutdown => 0,
         }
     }
 }
@@ -82,8 +113,19 @@ impl Call {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
 pub(crate) enum Message {
-    Answer { id: u64, answer: Answer },
-    Exited { container: String, status: ShimStatus },
+    Answer {
+        id: u64,
+        answer: Answer,
+    },
+    Exited {
+        container: String,
+        status: ShimStatus,
+    },
+    /// A program that [`Call::Exec`] has started. `code`: the exit code, or 128 + signal.
+    ExecEnded {
+        exec: String,
+        code: i32,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,6 +143,9 @@ pub(crate) enum Answer {
         /// A shim of an earlier version reads requests without their descriptors.
         #[serde(default)]
         receives_descriptors: bool,
+        /// A shim of an earlier version does not know [`Call::Exec`].
+        #[serde(default)]
+        can_exec: bool,
         containers: BTreeMap<String, ShimStatus>,
     },
     Refused {

@@ -27,6 +27,10 @@ pub enum ShimProblem {
         "it was started by an earlier version of the runtime and receives no descriptors: start the pod anew"
     )]
     NoDescriptors,
+    #[error(
+        "the pod was started by an earlier version of the runtime, which has no exec: start the pod anew"
+    )]
+    CannotExec,
     /// The shim's text, with the causes: the launcher's or the OCI runtime's message.
     #[error("{problem}")]
     Refused { problem: String },

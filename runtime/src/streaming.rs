@@ -1,0 +1,334 @@
+//! The streaming server: Exec and PortForward answer with a URL, and the client's connection to it carries the streams.
+//!
+//! A URL works once, within a minute. The server listens on a port of the loopback interface, which all
+//! users of the node reach: a URL has 128 random bits, and nothing else is served.
+
+mod port_forward;
+mod probe;
+mod remote_command;
+mod spdy;
+mod websocket;
+
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{
+    CONNECTION, HeaderMap, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, UPGRADE,
+};
+use hyper::upgrade::Upgraded;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use proto::cri::ExecRequest;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
+
+use crate::error::{Error, Result};
+use crate::runtime::Runtime;
+use crate::state::Sandbox;
+use port_forward::Target;
+
+/// containerd's and CRI-O's.
+const VALID_FOR: Duration = Duration::from_secs(60);
+/// URLs that no client has used yet.
+const MOST_PENDING: usize = 1024;
+/// Clients with streams, if there are as many descriptors (16 for each).
+const MOST_SESSIONS: u64 = 1024;
+const DESCRIPTORS_OF_A_SESSION: u64 = 16;
+/// Connections to pods' ports, of all clients, if there are four times as many descriptors.
+const MOST_CONNECTIONS: u64 = 4096;
+/// Clients that have not named a URL yet: any user of the node. The oldest one gives way.
+const MOST_UNKNOWN: usize = 128;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+const MOST_HEADER_BYTES: usize = 64 << 10;
+
+const SPDY: &str = "SPDY/3.1";
+const WEBSOCKET: &str = "websocket";
+const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
+
+/// What carries the streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Carrier {
+    Spdy,
+    WebSocket,
+}
+
+impl Carrier {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Spdy => SPDY,
+            Self::WebSocket => WEBSOCKET,
+        }
+    }
+
+    /// Of the protocol of the streams.
+    fn header(self) -> HeaderName {
+        match self {
+            Self::Spdy => STREAM_PROTOCOL,
+            Self::WebSocket => SEC_WEBSOCKET_PROTOCOL,
+        }
+    }
+}
+
+/// What a URL is for.
+#[derive(Debug)]
+enum Wanted {
+    Exec(ExecRequest),
+    PortForward(Target),
+}
+
+impl Wanted {
+    /// The first part of the URL's path.
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Exec(_) => "exec",
+            Self::PortForward(_) => "portforward",
+        }
+    }
+
+    /// What its streams speak.
+    fn protocol(&self, carrier: Carrier) -> &'static str {
+        match (self, carrier) {
+            (Self::Exec(_), Carrier::Spdy) => remote_command::by_spdy::PROTOCOL,
+            (Self::Exec(_), Carrier::WebSocket) => remote_command::by_websocket::PROTOCOL,
+            (Self::PortForward(_), Carrier::Spdy) => port_forward::by_spdy::PROTOCOL,
+            (Self::PortForward(_), Carrier::WebSocket) => port_forward::by_websocket::PROTOCOL,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Pending {
+    until: Instant,
+    wanted: Wanted,
+}
+
+#[derive(Debug)]
+pub(crate) struct Streaming {
+    address: SocketAddr,
+    connections: Arc<Semaphore>,
+    pending: Mutex<HashMap<String, Pending>>,
+}
+
+impl Streaming {
+    /// Listens, and serves until the runtime ends.
+    pub(crate) async fn start(runtime: Arc<Runtime>) -> std::io::Result<Arc<Self>> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let descriptors = linux::process::descriptor_limit();
+        let places = |most: u64| Arc::new(Semaphore::new(usize::try_from(most.max(1)).unwrap_or(1)));
+        let connections = places(MOST_CONNECTIONS.min(descriptors / 4));
+        let sessions = places(MOST_SESSIONS.min(descriptors / DESCRIPTORS_OF_A_SESSION));
+        let address = listener.local_addr()?;
+        let streaming = Arc::new(Self { address, connections, pending: Mutex::default() });
+        tokio::spawn(accept(listener, Arc::clone(&streaming), runtime, sessions));
+        Ok(streaming)
+    }
+
+    pub(crate) fn exec(&self, request: ExecRequest) -> Result<String> {
+        self.url(Wanted::Exec(request))
+    }
+
+    /// `ports`: which; none: all.
+    pub(crate) fn port_forward(&self, sandbox: Arc<Sandbox>, ports: Vec<u16>) -> Result<String> {
+        self.url(Wanted::PortForward(Target { sandbox, ports, places: Arc::clone(&self.connections) }))
+    }
+
+    fn url(&self, wanted: Wanted) -> Result<String> {
+        let kind = wanted.kind();
+        let token = linux::random::hexadecimal()?;
+        let (now, mut pending) = (Instant::now(), self.locked());
+        pending.retain(|_, pending| pending.until > now);
+        if pending.len() >= MOST_PENDING {
+            return Err(Error::Busy { what: "the streaming server: too many URLs that were not used yet" });
+        }
+        pending.insert(token.clone(), Pending { until: now + VALID_FOR, wanted });
+        Ok(format!("http://{}/{kind}/{token}", self.address))
+    }
+
+    /// Once for each URL: what it is for, if the client offers what its streams speak.
+    fn take(
+        &self,
+        path: &str,
+        carrier: Carrier,
+        offers: impl FnOnce(&str) -> bool,
+    ) -> std::result::Result<Wanted, Refusal> {
+        let (kind, token) =
+            path.strip_prefix('/').and_then(|path| path.split_once('/')).ok_or(Refusal::NoSuchUrl)?;
+        let mut pending = self.locked();
+        let found = pending.get(token).filter(|found| found.until > Instant::now());
+        let found = found.filter(|found| found.wanted.kind() == kind).ok_or(Refusal::NoSuchUrl)?;
+        let protocol = found.wanted.protocol(carrier);
+        if !offers(protocol) {
+            return Err(Refusal::NoProtocol(protocol));
+        }
+        pending.remove(token).map(|pending| pending.wanted).ok_or(Refusal::NoSuchUrl)
+    }
+
+    fn locked(&self) -> MutexGuard<'_, HashMap<String, Pending>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    streaming: Arc<Streaming>,
+    runtime: Arc<Runtime>,
+    sessions: Arc<Semaphore>,
+) {
+    let mut unknown: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "accept a streaming connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        unknown.retain(|client| !client.is_finished());
+        if unknown.len() >= MOST_UNKNOWN
+            && let Some(oldest) = unknown.pop_front()
+        {
+            oldest.abort();
+        }
+        let (streaming, runtime, sessions) =
+            (Arc::clone(&streaming), Arc::clone(&runtime), Arc::clone(&sessions));
+        let client = tokio::spawn(async move {
+            let known = tokio::time::timeout(REQUEST_TIMEOUT * 2, request(stream, streaming)).await;
+            if let (Ok(Some(known)), Ok(place)) = (known, sessions.try_acquire_owned()) {
+                // A task of its own, which does not give way.
+                tokio::spawn(async move {
+                    serve(known, &runtime).await;
+                    drop(place);
+                });
+            }
+        });
+        unknown.push_back(client.abort_handle());
+    }
+}
+
+async fn serve(known: Known, runtime: &Arc<Runtime>) {
+    let Known { wanted, carrier, io } = known;
+    match (wanted, carrier) {
+        (Wanted::Exec(request), Carrier::Spdy) => remote_command::by_spdy::exec(runtime, request, io).await,
+        (Wanted::Exec(request), Carrier::WebSocket) => {
+            remote_command::by_websocket::exec(runtime, request, websocket::server(io).await).await;
+        }
+        (Wanted::PortForward(target), Carrier::Spdy) => port_forward::by_spdy::serve(target, io).await,
+        (Wanted::PortForward(target), Carrier::WebSocket) => {
+            port_forward::by_websocket::serve(target, websocket::server(io).await).await;
+        }
+    }
+}
+
+/// A client that has named a URL.
+struct Known {
+    wanted: Wanted,
+    carrier: Carrier,
+    io: TokioIo<Upgraded>,
+}
+
+/// The one request of a connection, and the connection after its answer.
+async fn request(stream: TcpStream, streaming: Arc<Streaming>) -> Option<Known> {
+    let (upgraded, mut next) = tokio::sync::mpsc::channel(1);
+    let service = hyper::service::service_fn(|mut request: Request<Incoming>| {
+        let answer = match negotiate(&streaming, &request) {
+            Ok((wanted, carrier, answer)) => {
+                let _one_request_per_connection =
+                    upgraded.try_send((wanted, carrier, hyper::upgrade::on(&mut request)));
+                answer
+            }
+            Err(refusal) => refusal.answer(),
+        };
+        async move { Ok::<_, Infallible>(answer) }
+    });
+    let _nodelay_is_only_faster = stream.set_nodelay(true);
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_TIMEOUT)
+        .max_buf_size(MOST_HEADER_BYTES)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await;
+    let ended = async {
+        served?;
+        let Ok((wanted, carrier, upgrade)) = next.try_recv() else { return Ok(None) };
+        Ok::<_, hyper::Error>(Some(Known { wanted, carrier, io: TokioIo::new(upgrade.await?) }))
+    };
+    ended.await.inspect_err(|error| tracing::debug!(%error, "a streaming connection")).ok().flatten()
+}
+
+/// Why a request gets no streams.
+#[derive(Debug)]
+enum Refusal {
+    Method,
+    NoSuchUrl,
+    NoUpgrade,
+    NoKey,
+    NoProtocol(&'static str),
+}
+
+impl Refusal {
+    fn answer(&self) -> Response<Full<Bytes>> {
+        let (status, text) = match self {
+            Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "GET or POST is needed\n".to_owned()),
+            Self::NoSuchUrl => {
+                (StatusCode::NOT_FOUND, "the URL is unknown, was used, or is too old\n".to_owned())
+            }
+            Self::NoUpgrade => {
+                (StatusCode::BAD_REQUEST, format!("an upgrade to {SPDY} or {WEBSOCKET} is needed\n"))
+            }
+            Self::NoKey => {
+                (StatusCode::BAD_REQUEST, "Sec-WebSocket-Key and version 13 are needed\n".to_owned())
+            }
+            Self::NoProtocol(known) => {
+                (StatusCode::FORBIDDEN, format!("the only stream protocol is {known}\n"))
+            }
+        };
+        let mut answer = Response::new(Full::from(text));
+        *answer.status_mut() = status;
+        answer
+    }
+}
+
+fn negotiate(
+    streaming: &Streaming,
+    request: &Request<Incoming>,
+) -> std::result::Result<(Wanted, Carrier, Response<Full<Bytes>>), Refusal> {
+    if !matches!(*request.method(), Method::GET | Method::POST) {
+        return Err(Refusal::Method);
+    }
+    let headers = request.headers();
+    let is_wanted = |carrier: &Carrier| has_word(headers, &UPGRADE, carrier.name());
+    let carrier = [Carrier::Spdy, Carrier::WebSocket].into_iter().find(is_wanted);
+    let carrier = carrier.filter(|_| has_word(headers, &CONNECTION, "upgrade")).ok_or(Refusal::NoUpgrade)?;
+    let key = match carrier {
+        Carrier::Spdy => None,
+        Carrier::WebSocket => Some(websocket::accept_key(headers).ok_or(Refusal::NoKey)?),
+    };
+    // Last, since the URL works once.
+    let offers = |known: &str| has_word(headers, &carrier.header(), known);
+    let wanted = streaming.take(request.uri().path(), carrier, offers)?;
+    let mut answer = Response::new(Full::default());
+    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = answer.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static(carrier.name()));
+    headers.insert(carrier.header(), HeaderValue::from_static(wanted.protocol(carrier)));
+    if let Some(key) = key {
+        headers.insert(SEC_WEBSOCKET_ACCEPT, key);
+    }
+    Ok((wanted, carrier, answer))
+}
+
+/// Whether one of the header's values has the word, in any case, in its list.
+fn has_word(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
+    let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|found| found.trim().eq_ignore_ascii_case(word))
+}

@@ -1,0 +1,90 @@
+//! `v4.channel.k8s.io` over WebSocket: one connection to one port. The first channel has its data, the
+//! second one gets a text if there is no connection; both begin with the port's number.
+
+use std::sync::Arc;
+
+use futures_util::{SinkExt, StreamExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{IDLE_TIMEOUT, READ_BYTES, Target, connect};
+use crate::error::chain;
+use crate::streaming::websocket::{Message, WebSocketStream, channel, message};
+
+pub(in crate::streaming) const PROTOCOL: &str = "v4.channel.k8s.io";
+
+const DATA: u8 = 0;
+const ERROR: u8 = 1;
+
+type BoxedError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Serves until one side ends.
+pub(in crate::streaming) async fn serve<IO>(target: Target, mut socket: WebSocketStream<IO>)
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let target = Arc::new(target);
+    let served = async {
+        let [port] = target.ports[..] else {
+            let text =
+                format!("port-forward over WebSocket: the URL has {} ports, not one", target.ports.len());
+            return refuse(&mut socket, &text).await;
+        };
+        for name in [DATA, ERROR] {
+            socket.send(message(name, &port.to_le_bytes())).await?;
+        }
+        match connect(Arc::clone(&target), port).await {
+            Ok((stream, _place)) => forward(stream, &mut socket).await,
+            Err(error) => refuse(&mut socket, &format!("port {port} of the pod: {}", chain(&error))).await,
+        }
+    };
+    tokio::select! {
+        ended = served => {
+            if let Err(error) = ended {
+                tracing::debug!(error = %chain(&*error), "port-forward");
+            }
+        }
+        () = target.sandbox.runs_no_more() => {}
+    }
+}
+
+async fn refuse<IO>(socket: &mut WebSocketStream<IO>, text: &str) -> Result<(), BoxedError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    socket.send(message(ERROR, text.as_bytes())).await?;
+    Ok(socket.close(None).await?)
+}
+
+async fn forward<IO>(stream: TcpStream, socket: &mut WebSocketStream<IO>) -> Result<(), BoxedError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut from_pod, mut to_pod) = stream.into_split();
+    let (mut to_client, mut from_client) = socket.split();
+    let sending = async {
+        loop {
+            let Ok(received) = tokio::time::timeout(IDLE_TIMEOUT, from_client.next()).await else {
+                return Ok(());
+            };
+            let Some(received) = received.transpose()? else { return Ok::<_, BoxedError>(()) };
+            if let Some((DATA, bytes)) = channel(&received)? {
+                to_pod.write_all(bytes).await?;
+            }
+        }
+    };
+    let receiving = async {
+        let mut buffer = vec![0; READ_BYTES];
+        loop {
+            let length = from_pod.read(&mut buffer).await?;
+            if length == 0 {
+                return Ok(to_client.send(Message::Close(None)).await?);
+            }
+            to_client.send(message(DATA, &buffer[..length])).await?;
+        }
+    };
+    tokio::select! {
+        sent = sending => sent,
+        received = receiving => received,
+    }
+}

@@ -1,0 +1,211 @@
+//! The streams of a program: the remote command protocols of Kubernetes (k8s.io/apimachinery, remotecommand).
+//!
+//! A client has up to five streams: stdin, stdout, stderr, sizes of the terminal, and one that gets a
+//! `Status` object as JSON at the end.
+
+pub(super) mod by_spdy;
+pub(super) mod by_websocket;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::cri::ExecRequest;
+use serde_json::{Value, json};
+use tokio::sync::{Mutex, mpsc, watch};
+use tokio::task::JoinSet;
+
+use super::probe::{Probe, give};
+use crate::error::{Error, chain};
+use crate::exec::{Size, Streams, Taken, streamed};
+use crate::runtime::Runtime;
+
+/// kubelet's `streamCreationTimeout`.
+const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
+/// kubelet's `streamingConnectionIdleTimeout`.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
+/// Of stdin, that the program has not read.
+const MOST_PIECES: usize = 4;
+/// Of an incomplete size.
+const MOST_SIZE_BYTES: usize = 1024;
+
+/// What a client sends.
+#[derive(Debug)]
+enum Event {
+    Stdin(Vec<u8>),
+    /// Nothing more comes for stdin.
+    StdinEnd,
+    /// A part of the stream of sizes.
+    Sizes(Vec<u8>),
+}
+
+type BoxedError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Reads from a client.
+trait Incoming: Send + 'static {
+    /// `None`: the client has gone. Messages of the connection itself are answered before this returns.
+    fn next(&mut self) -> impl Future<Output = Result<Option<Event>, BoxedError>> + Send;
+}
+
+/// Writes to a client.
+trait Outgoing: Probe + 'static {
+    /// What the client does not want is dropped.
+    fn output(&mut self, from: Taken, bytes: Vec<u8>) -> impl Future<Output = io::Result<()>> + Send;
+
+    /// The last message.
+    fn end(&mut self, status: String) -> impl Future<Output = io::Result<()>> + Send;
+}
+
+/// A client whose streams are known.
+struct Client<I, O> {
+    incoming: I,
+    outgoing: Arc<Mutex<O>>,
+    has_stdin: bool,
+    has_sizes: bool,
+}
+
+impl<I: Incoming, O: Outgoing> Client<I, O> {
+    /// Runs the program with the client's streams, and reports its end to the client.
+    async fn run(self, runtime: &Arc<Runtime>, request: ExecRequest) {
+        let Self { incoming, outgoing, has_stdin, has_sizes } = self;
+        let (stdin, stdin_receiver) = mpsc::channel(MOST_PIECES);
+        let (sizes, size_receiver) = watch::channel(None);
+        let (output, pieces) = mpsc::channel(MOST_PIECES);
+        let streams = Streams {
+            stdin: has_stdin.then_some(stdin_receiver),
+            sizes: has_sizes.then_some(size_receiver),
+            output,
+        };
+        // It ends with this.
+        let mut reading = JoinSet::new();
+        reading.spawn(read(incoming, Arc::clone(&outgoing), stdin, sizes));
+        let ExecRequest { container_id, cmd, tty, .. } = request;
+        let running = streamed(runtime, &container_id, cmd, tty, streams);
+        let finished = async { tokio::join!(running, pass_on(pieces, &outgoing)) };
+        let code = tokio::select! {
+            (code, _written) = finished => code,
+            // The program is killed with what is dropped here.
+            _gone = reading.join_next() => {
+                return tracing::debug!(container = container_id, "exec: the client has gone");
+            }
+        };
+        let status = status(code).to_string();
+        let ended = async { outgoing.lock().await.end(status).await };
+        if !matches!(tokio::time::timeout(STREAMS_TIMEOUT, ended).await, Ok(Ok(()))) {
+            return tracing::debug!(container = container_id, "exec: the client does not take the exit code");
+        }
+        // The client closes when it has read all.
+        let _or_it_does_not = tokio::time::timeout(STREAMS_TIMEOUT, reading.join_next()).await;
+    }
+}
+
+/// Returns at the end of the output, or when the client takes no more: then the program ends, too.
+async fn pass_on<O: Outgoing>(
+    mut pieces: mpsc::Receiver<(Taken, Vec<u8>)>,
+    outgoing: &Mutex<O>,
+) -> io::Result<()> {
+    while let Some((from, bytes)) = pieces.recv().await {
+        outgoing.lock().await.output(from, bytes).await?;
+    }
+    Ok(())
+}
+
+/// Passes on what the client sends, until it has gone.
+async fn read<O: Outgoing>(
+    mut incoming: impl Incoming,
+    outgoing: Arc<Mutex<O>>,
+    stdin: mpsc::Sender<Vec<u8>>,
+    sizes: watch::Sender<Option<Size>>,
+) {
+    let (mut stdin, mut incomplete) = (Some(stdin), Vec::new());
+    loop {
+        match tokio::time::timeout(IDLE_TIMEOUT, incoming.next()).await {
+            Ok(Ok(Some(Event::Stdin(bytes)))) => {
+                if let Some(stdin) = &stdin
+                    && !bytes.is_empty()
+                    && give(stdin, bytes, &outgoing).await.is_err()
+                {
+                    return;
+                }
+            }
+            Ok(Ok(Some(Event::StdinEnd))) => stdin = None,
+            Ok(Ok(Some(Event::Sizes(bytes)))) => {
+                incomplete.extend(bytes);
+                if let Some(size) = take_sizes(&mut incomplete).pop() {
+                    sizes.send_replace(Some(size));
+                }
+            }
+            Ok(Ok(None)) | Err(_) => return,
+            Ok(Err(error)) => return tracing::debug!(error = %chain(&*error), "exec: read from the client"),
+        }
+    }
+}
+
+/// The complete objects; the rest stays. What is no size is dropped.
+fn take_sizes(bytes: &mut Vec<u8>) -> Vec<Size> {
+    let mut found = serde_json::Deserializer::from_slice(bytes).into_iter::<Size>();
+    let (mut sizes, mut is_wrong) = (Vec::new(), false);
+    for size in found.by_ref() {
+        match size {
+            Ok(size) => sizes.push(size),
+            Err(error) => {
+                is_wrong = !error.is_eof();
+                break;
+            }
+        }
+    }
+    let read = found.byte_offset();
+    if is_wrong || bytes.len() - read > MOST_SIZE_BYTES {
+        bytes.clear();
+    } else {
+        bytes.drain(..read);
+    }
+    sizes
+}
+
+/// metav1.Status, as kubectl reads it.
+fn status(code: Result<i32, Error>) -> Value {
+    match code {
+        Ok(0) => json!({"metadata": {}, "status": "Success"}),
+        Ok(code) => json!({
+            "metadata": {},
+            "status": "Failure",
+            "message": format!("command terminated with non-zero exit code: exit status {code}"),
+            "reason": "NonZeroExitCode",
+            "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
+        }),
+        Err(error) => json!({
+            "metadata": {},
+            "status": "Failure",
+            "message": chain(&error),
+            "reason": "InternalError",
+            "code": 500,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_taken_when_they_are_complete() {
+        let mut bytes = br#"{"Width":80,"Height":24}{"Width":1"#.to_vec();
+        assert_eq!(take_sizes(&mut bytes), [Size { width: 80, height: 24 }]);
+        bytes.extend(br#"20,"Height":40} "#);
+        assert_eq!(take_sizes(&mut bytes), [Size { width: 120, height: 40 }]);
+        for wrong in ["[1]", "{\"Width\":99999,\"Height\":1}", &"{".repeat(2000)] {
+            let mut bytes = wrong.as_bytes().to_vec();
+            assert_eq!(take_sizes(&mut bytes), []);
+            assert!(bytes.is_empty(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_exit_code_is_where_kubectl_looks_for_it() {
+        assert_eq!(status(Ok(0)), json!({"metadata": {}, "status": "Success"}));
+        let seven = status(Ok(7));
+        assert_eq!(seven["reason"], "NonZeroExitCode");
+        assert_eq!(seven["details"]["causes"][0], json!({"reason": "ExitCode", "message": "7"}));
+    }
+}
