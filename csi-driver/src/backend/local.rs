@@ -51,6 +51,7 @@ use inodes::Inodes;
 use leftovers::leftovers_in;
 use presence::Presence;
 use roots::Root;
+use traits::fs_type;
 use tree::CopyMode;
 
 /// Users of a volume need not be root: every container that mounts it may create files.
@@ -254,10 +255,11 @@ impl VolumeBackend for Pool {
         let (volumes, snapshots) = stored(&self.dir);
         let leftovers = entries_of([&self.incoming, &self.trash]);
         let serving_other_data = serving_other_data.into_keys().collect();
-        let (no_kernel_limits, counts_are_wrong) = match (&away, quota::kind(&self.dir)) {
-            (None, Ok(Err(missing))) => (Some(format!("{}: {}", missing.reason, missing.remedy)), None),
-            (None, Ok(Ok(kind))) => (None, quota::why_inexact(kind, &self.dir)),
-            (Some(_), _) | (None, Err(_)) => (None, None),
+        let quotas = if away.is_none() { quota::kind(&self.dir).ok() } else { None };
+        let (kind, missing) = match quotas {
+            Some(Ok(kind)) => (Some(kind), None),
+            Some(Err(missing)) => (None, Some(missing)),
+            None => (None, None),
         };
         Diagnosis {
             away,
@@ -265,8 +267,9 @@ impl VolumeBackend for Pool {
             snapshots,
             leftovers,
             serving_other_data,
-            no_kernel_limits,
-            counts_are_wrong,
+            no_kernel_limits: missing.map(|missing| format!("{}: {}", missing.reason, missing.remedy)),
+            clones_with_kernel_limits: kind.and_then(|_| clone_mode(&self.dir)),
+            counts_are_wrong: kind.and_then(|kind| quota::why_inexact(kind, &self.dir)),
         }
     }
 
@@ -542,6 +545,13 @@ impl VolumeBackend for Pool {
         });
         swept.step("sweep pool")
     }
+}
+
+/// How a clone is made, as far as the type of the file system shows it: a diagnosis writes no file to
+/// try it.
+fn clone_mode(pool: &Path) -> Option<SnapshotMode> {
+    let fs_type = fs_type(pool).ok()?;
+    Some(if fs_type == "ext4" { SnapshotMode::BlockingCopy } else { SnapshotMode::Reflink })
 }
 
 /// Empty for a directory that cannot be listed.

@@ -93,6 +93,12 @@ impl Policies {
         let data_path = data_path.unwrap_or(if passes { Passthrough } else { DataPath::Daemon });
         Ok(Self { data_path, capacity })
     }
+
+    /// Whether the kernel would limit a new volume of such a class, where the pool has quotas.
+    pub(crate) fn has_kernel_limit(wanted: Wanted) -> bool {
+        let all = Supported { kernel_quota: true, passthrough: true, keeper: true };
+        Self::choose(wanted, all).is_ok_and(|chosen| chosen.capacity == CapacityPolicy::Kernel)
+    }
 }
 
 impl DataPath {

@@ -14,7 +14,7 @@ use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::launch::{LaunchId, LaunchKey, ProcessId};
 use crate::model::name::VolumeName;
 use crate::model::parameters::Parameters;
-use crate::model::policies::{Allowance, Policies};
+use crate::model::policies::{Allowance, CapacityPolicy, Policies};
 use crate::model::settings::LaunchSettings;
 use crate::model::snapshot_mode::SnapshotMode;
 
@@ -73,6 +73,13 @@ impl VolumeRecord {
     /// Which way its data takes, and who keeps it within its size.
     pub(crate) fn policies(&self) -> Policies {
         self.policies.unwrap_or_else(|| self.parameters.policies_of_earlier_versions())
+    }
+
+    /// Its daemon counts what it holds, and where the pool has quotas, the kernel would limit a new
+    /// volume of its class.
+    pub(crate) fn lacks_kernel_limit(&self) -> bool {
+        self.policies().capacity == CapacityPolicy::Daemon
+            && Policies::has_kernel_limit(self.parameters.wanted_policies())
     }
 
     pub(crate) fn allowance(&self) -> Allowance {

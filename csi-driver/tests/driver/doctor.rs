@@ -6,8 +6,9 @@ use std::path::Path;
 
 use linux::mount::{FuseMountOptions, FuseName, MountFlags};
 use serde_json::Value;
-use tests::csi::scene::{Flags, NODE, Scene, mounted, retried};
-use tests::csi::snapshots::scene_with_quota_groups;
+use tests::csi::scene::{Flags, NODE, Scene, create_request, mounted, retried};
+use tests::csi::snapshots::{from_volume, scene_on, scene_with_quota_groups, with};
+use tests::loop_device::FileSystem;
 use tests::subvolume;
 
 use crate::boot;
@@ -93,6 +94,37 @@ fn volumes_whose_quota_is_off_are_found_with_the_command_that_turns_it_on() {
     }
     scene.start_driver();
     scene.caller().delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn volumes_from_before_the_quotas_are_named_with_the_steps_that_limit_them() {
+    let mut scene = scene_on(FileSystem::Btrfs);
+    let caller = scene.caller();
+    let old = caller.create_named("pvc-old").unwrap();
+    let counted = with(create_request("pvc-counted"), &[("capacity", "daemon")]);
+    let counted = caller.create(counted).unwrap().volume_id;
+    assert_eq!(found(&scene, &[]), (0, vec![]));
+    subvolume::enable_quotas(&scene.sandbox.path("pool")).unwrap();
+    let wanted = (1, expected(&[("volume is not limited by the kernel", &old)]));
+    for is_running in [true, false] {
+        if !is_running {
+            scene.kill_driver();
+            assert_eq!(found(&scene, &["--repair"]), wanted);
+        }
+        assert_eq!(found(&scene, &[]), wanted);
+        let (_, table, _) = run(&scene, &[]);
+        assert!(table.contains("stop its pods, call CreateVolume with it as source"), "{table}");
+    }
+    scene.start_driver();
+
+    let clone = retried(&scene, "clone", || caller.create(from_volume("pvc-new", &old))).volume_id;
+    assert_eq!(found(&scene, &[]), wanted);
+    caller.delete(&old).unwrap();
+    assert_eq!(found(&scene, &[]), (0, vec![]));
+    for volume in [clone, counted] {
+        caller.delete(&volume).unwrap();
+    }
     scene.assert_nothing_left();
 }
 
