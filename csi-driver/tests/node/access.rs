@@ -3,12 +3,14 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::SystemTime;
 
 use nix::errno::Errno;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_capability::{AccessType, MountVolume};
 use proto::csi::{NodeStageVolumeRequest, VolumeCapability};
 use tests::csi::scene::{Caller, Flags, Scene, capability, mounted, text};
+use tests::csi::snapshots::data;
 use tonic::{Code, Status};
 
 pub(crate) fn capability_of(mount: MountVolume) -> VolumeCapability {
@@ -56,8 +58,8 @@ fn assert_options(path: &Path, wanted: &[&str]) {
 }
 
 /// The access time of a file that was changed after it was read, and is read again.
-fn access_time_after_a_read(pod: &Path) -> std::time::SystemTime {
-    let (path, long_ago) = (pod.join("file"), std::time::SystemTime::UNIX_EPOCH);
+fn access_time_after_a_read(pod: &Path) -> SystemTime {
+    let (path, long_ago) = (pod.join("file"), SystemTime::UNIX_EPOCH);
     fs::write(&path, "content").unwrap();
     fs::File::open(&path).unwrap().set_times(fs::FileTimes::new().set_accessed(long_ago)).unwrap();
     // Not from the kernel's pages.
@@ -76,9 +78,48 @@ fn noatime_and_relatime_of_a_stage_reach_the_files() {
         stage(&caller, &id, flags(&[option])).unwrap();
         publish(&caller, &id, "one", flags(&[option])).unwrap();
         let read_at = access_time_after_a_read(&caller.target_path("one"));
-        assert_eq!(read_at > std::time::SystemTime::UNIX_EPOCH, changes, "{option}: {read_at:?}");
+        assert_eq!(read_at > SystemTime::UNIX_EPOCH, changes, "{option}: {read_at:?}");
         caller.unpublish(&id, "one").unwrap();
     }
+}
+
+/// The access times, in the pool, of a file and of its directory that were long ago, once a pod has
+/// read both.
+fn access_times_in_the_pool_after_reads(pod: &Path, in_pool: &Path) -> [SystemTime; 2] {
+    let directory = pod.join("d");
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join("file"), "content").unwrap();
+    let opened = [directory.join("file"), directory.clone()].map(|path| fs::File::open(path).unwrap());
+    for file in &opened {
+        file.set_times(fs::FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH)).unwrap();
+    }
+    // Not from the kernel's pages.
+    rustix::fs::fadvise(&opened[0], 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    fs::read(directory.join("file")).unwrap();
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+    ["d/file", "d"].map(|name| fs::metadata(in_pool.join(name)).unwrap().accessed().unwrap())
+}
+
+#[test]
+fn nodiratime_of_a_stage_reaches_the_directories_in_the_pool_and_not_the_files() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    for (name, options, changes) in [
+        ("pvc-1", &["nodiratime"][..], false),
+        ("pvc-2", &["relatime", "nodiratime"], false),
+        ("pvc-3", &["relatime"], true),
+    ] {
+        let id = caller.create_named(name).unwrap();
+        stage(&caller, &id, flags(options)).unwrap();
+        publish(&caller, &id, "one", flags(options)).unwrap();
+        let found = access_times_in_the_pool_after_reads(&caller.target_path("one"), &data(&scene, &id));
+        let [file, directory] = found.map(|time| time > SystemTime::UNIX_EPOCH);
+        assert_eq!(directory, changes, "the directory, with {options:?}: {found:?}");
+        // Without relatime, the pool's mount says what becomes of files.
+        assert!(file || !options.contains(&"relatime"), "the file, with {options:?}: {found:?}");
+        caller.take_down(&id, &["one"]).unwrap();
+    }
+    scene.assert_nothing_left();
 }
 
 fn mounts_at(path: &Path) -> usize {
