@@ -9,7 +9,8 @@ use anyhow::Context;
 use proto::csi::volume_capability::AccessType;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{NodeStageVolumeRequest, VolumeCapability};
-use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, capability, create_request, text};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, capability, create_request, retried, text};
+use tests::csi::snapshots::{data, with};
 use tests::eventually;
 use tonic::{Code, Status};
 
@@ -97,4 +98,45 @@ fn settings_reach_the_process_and_mount_options_win() {
     assert_refused(caller.create(limits), Code::InvalidArgument, "mountPodMemoryLimit: \"16Mi\": below 32Mi");
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
+}
+
+/// Without the parameter, the kernel keeps what it knows of both names.
+#[test]
+fn changes_in_the_pool_are_seen_in_a_volume_whose_class_announces_them() {
+    let scene = Scene::start(Flags::process_with_keeper());
+    let caller = scene.caller();
+    let request = with(create_request("pvc-1"), &[("changedFromOutside", "true")]);
+    let id = caller.create(request).unwrap().volume_id;
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    let (pod, pool) = (caller.target_path("one"), data(&scene, &id));
+    for daemon in ["first", "next"] {
+        if daemon == "next" {
+            scene.kill_daemon();
+        }
+        let [missing, file] = ["missing", "file"].map(|name| format!("{name}-{daemon}"));
+        fs::write(pod.join(&file), "old").unwrap();
+        assert_eq!(fs::read_to_string(pod.join(&file)).unwrap(), "old");
+        assert!(!pod.join(&missing).try_exists().unwrap());
+        fs::write(pool.join(&missing), "made").unwrap();
+        fs::write(pool.join(&file), "longer").unwrap();
+        eventually("the files are as in the pool", TIMEOUT, || {
+            let found = [&missing, &file].map(|name| fs::read_to_string(pod.join(name)).ok());
+            anyhow::ensure!(found == [Some("made".to_owned()), Some("longer".to_owned())], "{found:?}");
+            Ok(())
+        })
+        .unwrap();
+        fs::remove_file(pool.join(&file)).unwrap();
+        eventually("the removed file is gone", TIMEOUT, || {
+            anyhow::ensure!(!pod.join(&file).try_exists()?, "{daemon} daemon");
+            Ok(())
+        })
+        .unwrap();
+    }
+    // The driver may be about to journal a takeover.
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    scene.end_keeper();
 }
