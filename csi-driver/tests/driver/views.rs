@@ -5,7 +5,8 @@ use std::path::Path;
 
 use proto::csi::CreateSnapshotRequest;
 use serde_json::Value;
-use tests::csi::scene::{Flags, Scene, TIMEOUT, retried};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, create_request, retried};
+use tests::csi::snapshots::{scene_with_quota_groups, with};
 
 /// What the command prints, which must succeed.
 fn shown(scene: &Scene, view: &str, output: &str) -> String {
@@ -82,6 +83,64 @@ fn views_show_volumes_and_their_mounts_and_a_daemon_that_is_dead() {
     }
     scene.assert_nothing_left();
     assert_eq!(shown(&scene, "mounts", "json"), "[]\n");
+}
+
+/// A cell of a table's row, by its heading.
+fn cell<'a>(table: &'a str, heading: &str, is_row: impl Fn(&str) -> bool) -> &'a str {
+    let mut lines = table.lines();
+    let at = lines.next().unwrap().find(heading).unwrap_or_else(|| panic!("{heading} in {table}"));
+    let row = lines.find(|line| is_row(line)).unwrap_or_else(|| panic!("the row in {table}"));
+    row[at..].split("  ").next().unwrap()
+}
+
+#[test]
+fn views_show_data_path_and_capacity_policy_of_volumes_that_pass_through() {
+    let mut scene = scene_with_quota_groups(Flags::process_with_keeper());
+    let caller = scene.caller();
+    let unlimited = with(create_request("pvc-2"), &[("dataPath", "passthrough"), ("capacity", "none")]);
+    let counted = with(create_request("pvc-3"), &[("dataPath", "daemon"), ("capacity", "daemon")]);
+    let volumes: Vec<_> = [
+        (create_request("pvc-1"), "one", "passthrough", "kernel"),
+        (unlimited, "two", "passthrough", "none"),
+        (counted, "three", "daemon", "daemon"),
+    ]
+    .into_iter()
+    .map(|(request, pod, data_path, policy)| {
+        let id = caller.create(request).unwrap().volume_id;
+        caller.stage(&id).unwrap();
+        caller.publish(&id, pod).unwrap();
+        fs::write(caller.target_path(pod).join("file"), "content").unwrap();
+        (id, pod, data_path, policy)
+    })
+    .collect();
+    // Without a driver, the command reads the journal itself.
+    for is_running in [true, false] {
+        if !is_running {
+            scene.kill_driver();
+        }
+        let (listed, mounts) = (json(&scene, "volumes"), json(&scene, "mounts"));
+        let table = shown(&scene, "mounts", "table");
+        for (id, pod, data_path, policy) in &volumes {
+            let wanted = (&Value::from(*data_path), &Value::from(*policy));
+            let volume = row(&listed, "id", id);
+            assert_eq!((&volume["data_path"], &volume["capacity_policy"]), wanted, "{volume}");
+            for path in [caller.staging_path(id), caller.target_path(pod)] {
+                let path = path.to_str().unwrap();
+                let mount = row(&mounts, "path", path);
+                assert_eq!((&mount["data_path"], &mount["capacity_policy"]), wanted, "{mount}");
+                let cell = |heading| cell(&table, heading, |line| line.ends_with(path));
+                assert_eq!([cell("DATA PATH"), cell("LIMITED BY")], [*data_path, *policy], "{table}");
+            }
+        }
+    }
+    scene.start_driver();
+    for (id, pod, ..) in &volumes {
+        retried(&scene, "unpublish", || caller.unpublish(id, pod));
+        caller.unstage(id).unwrap();
+        caller.delete(id).unwrap();
+    }
+    scene.assert_nothing_left();
+    scene.end_keeper();
 }
 
 #[test]
