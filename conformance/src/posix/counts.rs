@@ -6,9 +6,9 @@ use std::ops::AddAssign;
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) passed: usize,
-    /// Those that are expected to fail and pass among them.
+    /// Those that are expected to fail and do not among them.
     pub(super) failed: usize,
-    /// Failed as the list of exceptions expects.
+    /// Failed as the list of exceptions, or the suite itself, expects.
     pub(super) excepted: usize,
     /// The suite found that something which the test needs is not there.
     pub(super) not_run: usize,
