@@ -1,4 +1,5 @@
 //! Test support for suites of the CSI driver: the driver in a sandbox, and its callers.
 
+pub mod data_path;
 pub mod scene;
 pub mod snapshots;

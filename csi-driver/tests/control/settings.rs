@@ -2,13 +2,12 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 
 use anyhow::Context;
 use proto::csi::volume_capability::AccessType;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::{NodeStageVolumeRequest, VolumeCapability};
+use tests::csi::data_path;
 use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, capability, create_request, retried, text};
 use tests::csi::snapshots::{data, with};
 use tests::eventually;
@@ -52,10 +51,7 @@ fn daemon(scene: &Scene, volume_id: &str) -> (String, usize) {
 
 /// What the daemon shows in its metrics.
 fn known_inode_limit(scene: &Scene, volume_id: &str) -> String {
-    let mut socket = UnixStream::connect(scene.dial_dir(volume_id).join("prom.sock")).unwrap();
-    socket.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
-    let mut page = String::new();
-    socket.read_to_string(&mut page).unwrap();
+    let page = data_path::metrics(&scene.daemon_metrics(volume_id)).unwrap();
     let shown = page.lines().find_map(|line| line.strip_prefix("hawser_volume_known_node_limit "));
     shown.expect("the limit is shown").to_owned()
 }

@@ -1,11 +1,11 @@
 //! Volumes that a quota group of Btrfs limits: each is a subvolume of the pool.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::Path;
 
 use nix::errno::Errno;
 use proto::csi::{CapacityRange, ControllerExpandVolumeRequest};
+use tests::csi::data_path;
 use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
 use tests::csi::snapshots::{
     assert_refused, data, delete_snapshot, from_snapshot, from_volume, of_size, scene_on,
@@ -45,16 +45,7 @@ fn down(caller: &Caller, volume: &str) {
 
 /// What fits into a new file, and the errno of the first write that does not.
 fn fill(path: &Path, most: u64) -> (u64, Option<i32>) {
-    let mut file = File::create(path).unwrap();
-    let piece = [7; 64 << 10];
-    let mut written = 0;
-    while written < most {
-        match file.write(&piece) {
-            Ok(count) => written += count as u64,
-            Err(e) => return (written, e.raw_os_error()),
-        }
-    }
-    (written, None)
+    data_path::fill(path, most).unwrap()
 }
 
 /// Total and used bytes.
@@ -79,15 +70,20 @@ fn a_volume_whose_daemon_writes_is_limited_alike_and_is_full_like_any_disk() {
     is_limited(&[("dataPath", "daemon")], "daemon", Errno::ENOSPC);
 }
 
-fn is_limited(parameters: &[(&str, &str)], data_path: &str, full: Errno) {
+fn is_limited(parameters: &[(&str, &str)], way: &str, full: Errno) {
     let scene = scene_with_quota_groups(Flags::process_with_keeper());
     let caller = scene.caller();
     let volume = create(&caller, "pvc-1", 32 * MI, parameters);
-    assert_eq!(policies(&scene, &volume), (data_path.to_owned(), "kernel".to_owned()));
+    assert_eq!(policies(&scene, &volume), (way.to_owned(), "kernel".to_owned()));
     let root = data(&scene, &volume);
     assert_eq!(subvolume::group(&root).unwrap().1, Some(32 * MI));
 
     let mounted = up(&caller, &volume);
+    let metrics = scene.daemon_metrics(&volume);
+    match way {
+        "passthrough" => data_path::ensure_it_passes(&metrics, &mounted).unwrap(),
+        _ => data_path::ensure_daemon_answers(&metrics, &mounted).unwrap(),
+    }
     assert_eq!(statfs(&mounted).0, 32 * MI);
     let (written, refusal) = fill(&mounted.join("data"), 64 * MI);
     assert_eq!(refusal, Some(full as i32), "after {written} bytes");

@@ -10,6 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use hyper_util::rt::TokioIo;
 use linux::mountinfo::MountEntry;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
@@ -24,6 +25,7 @@ use proto::csi::{
     NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
     NodeUnstageVolumeRequest, Volume, VolumeCapability,
 };
+use serde_json::Value;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -231,6 +233,30 @@ impl Scene {
 
     pub fn dial_dir(&self, volume_id: &str) -> PathBuf {
         self.sandbox.path("run").join(volume_id.trim_start_matches("vol-"))
+    }
+
+    /// Where the daemon of a volume shows its metrics.
+    pub fn daemon_metrics(&self, volume_id: &str) -> PathBuf {
+        self.dial_dir(volume_id).join("prom.sock")
+    }
+
+    /// What `hawser-csi mounts` shows.
+    pub fn mounts(&self) -> anyhow::Result<Vec<Value>> {
+        let mut command = self.sandbox.command(&driver_binary());
+        command.args(["mounts", "-o", "json", "--state-dir"]).arg(self.sandbox.path("state"));
+        let output = command.arg("--run-dir").arg(self.sandbox.path("run")).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "hawser-csi mounts: {}: {said}", output.status);
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// Data path and capacity policy of a published volume, as `hawser-csi mounts` shows them.
+    pub fn policies(&self, volume_id: &str) -> anyhow::Result<(String, String)> {
+        let mounts = self.mounts()?;
+        let mount = mounts.iter().find(|mount| mount["volume"] == volume_id && mount["state"] == "published");
+        let mount = mount.with_context(|| format!("{volume_id} is not published: {mounts:?}"))?;
+        let text = |name: &str| mount[name].as_str().unwrap_or_default().to_owned();
+        Ok((text("data_path"), text("capacity_policy")))
     }
 
     /// Pids of the daemons that run in this sandbox.

@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::Pid;
 use serde_json::Value;
-use tests::csi::scene::{Scene, driver_binary};
+use tests::csi::scene::Scene;
 
 use crate::TIMEOUT;
 
@@ -27,7 +27,7 @@ pub(crate) struct Holders {
 /// As `hawser-csi mounts` shows them. A daemon may be killed only while there is another holder, and a
 /// holder only while there are two.
 pub(crate) fn holders(scene: &Scene, volume_ids: &[&str]) -> Holders {
-    let mounts = mounts(scene);
+    let mounts = scene.mounts().unwrap_or_default();
     let is_holder = |mount: &Value, who: &str| {
         mount["holders"].as_array().is_some_and(|all| all.iter().any(|holder| holder == who))
     };
@@ -36,15 +36,6 @@ pub(crate) fn holders(scene: &Scene, volume_ids: &[&str]) -> Holders {
         volume_ids.iter().all(is_held)
     };
     Holders { keeper: holds("keeper"), driver: holds("driver") }
-}
-
-/// Empty if the command fails.
-fn mounts(scene: &Scene) -> Vec<Value> {
-    let mut command = scene.sandbox.command(&driver_binary());
-    command.args(["mounts", "-o", "json", "--state-dir"]).arg(scene.sandbox.path("state"));
-    command.arg("--run-dir").arg(scene.sandbox.path("run"));
-    let output = command.output().map(|output| output.stdout).unwrap_or_default();
-    serde_json::from_slice(&output).unwrap_or_default()
 }
 
 fn keeper_client(scene: &Scene) -> Option<Client> {
