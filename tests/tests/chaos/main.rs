@@ -5,12 +5,14 @@
 //! volume open, and none of its own calls can wait for a daemon without a time limit.
 //!
 //! `HAWSER_TEST_LONG=1` (`cargo xtask test --long`) makes it long: 300 kills, and ten minutes of soak.
-//! `HAWSER_CHAOS_SEED=<number>` repeats the choices of an earlier run.
+//! `HAWSER_CHAOS_SEED=<number>` repeats the choices of an earlier run. `HAWSER_CHAOS_POOL` is described in
+//! `limited`.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers are the test: what fails in them fails it")]
 #![expect(clippy::print_stderr, reason = "the kills and pauses are the report")]
 
 mod app;
+mod limited;
 mod process;
 mod report;
 mod situations;

@@ -43,6 +43,8 @@ pub(crate) enum Class {
     ByDaemon,
     /// The kernel reads and writes.
     Passing,
+    /// As the driver chooses in a pool with quotas: the kernel reads, writes and limits.
+    Limited,
 }
 
 impl Class {
@@ -50,6 +52,16 @@ impl Class {
         match self {
             Self::ByDaemon => &[("dataPath", "daemon"), ("capacity", "daemon")],
             Self::Passing => &[("dataPath", "passthrough"), ("capacity", "none")],
+            Self::Limited => &[],
+        }
+    }
+
+    /// Data path and capacity policy.
+    fn policies(self) -> (&'static str, &'static str) {
+        match self {
+            Self::ByDaemon => ("daemon", "daemon"),
+            Self::Passing => ("passthrough", "none"),
+            Self::Limited => ("passthrough", "kernel"),
         }
     }
 }
@@ -101,6 +113,8 @@ impl Suite {
             let (id, pod) = (id.clone(), pod.clone());
             move |caller| caller.publish(&id, &pod)
         });
+        let (data_path, capacity) = self.scene.policies(&id).unwrap();
+        assert_eq!((data_path.as_str(), capacity.as_str()), self.class.policies());
         let path = self.scene.caller().target_path(&pod);
         let volume = Volume { id, pod, path };
         self.volumes.push(volume.clone());
@@ -311,13 +325,18 @@ impl Suite {
         numbers.map(|number| number.parse::<u64>().unwrap()).sum()
     }
 
-    /// Ends everything, and proves that nothing is left.
-    pub(crate) fn finish(mut self) {
+    /// Ends all applications and removes all volumes.
+    pub(crate) fn empty(&mut self) {
         self.end_applications();
-        eprintln!("{}", self.report);
         for volume in std::mem::take(&mut self.volumes) {
             self.take_down(volume);
         }
+    }
+
+    /// Ends everything, and proves that nothing is left.
+    pub(crate) fn finish(mut self) {
+        self.empty();
+        eprintln!("{}", self.report);
         let reports = self.scene.sandbox.path("apps");
         if reports.exists() {
             std::fs::remove_dir_all(reports).unwrap();
