@@ -27,8 +27,18 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Whether it has FUSE_NOTIFY_RESEND (Linux 6.9): requests of a dead daemon go to the next one.
+    /// Whether it has FUSE_NOTIFY_RESEND: requests of a dead daemon go to the next one.
     pub(super) fn can_send_again(&self) -> bool {
+        self.is_6_9()
+    }
+
+    /// Whether it has FUSE_PASSTHROUGH, which distributions configure.
+    pub(super) fn passes_through(&self) -> bool {
+        self.is_6_9()
+    }
+
+    /// Or newer.
+    fn is_6_9(&self) -> bool {
         let mut numbers = self.release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
         (numbers.next(), numbers.next()) >= (Some(6), Some(9))
     }

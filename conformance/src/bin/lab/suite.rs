@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use ::tests::binaries::{TARGET, target_dir, workspace_root};
 use anyhow::{Context, Result, ensure};
@@ -23,11 +23,11 @@ pub(super) enum Suite {
     Container,
     /// A volume's daemon and the inodes that the kernel knows, which kernels are asked to forget in different ways
     Volume,
-    /// Volumes whose daemons, keeper and driver are killed under applications; before Linux 6.9, what a kill does
+    /// Volumes whose daemons, keeper and driver are killed under applications, by each data path; before Linux 6.9, what a kill does
     Takeover,
     /// Two pods that share a volume and talk over the bridge
     Demo,
-    /// Project quotas on ext4 and on XFS, set and seen at work, also with the driver and its volumes
+    /// Project quotas on ext4 and on XFS, set and seen at work, also with the driver and its volumes and their data path
     Quota,
     /// A node whose power is cut at random moments, and what it acknowledged
     PowerCut,
@@ -69,6 +69,12 @@ const KILLED_UNDER: [&str; 3] = [
     "sqlite_loses_no_acknowledged_transaction",
     "every_change_of_a_name_is_made_once_and_answered_rightly",
 ];
+/// The same applications at once, with the data path and the limit that the driver chooses in a pool with
+/// quotas.
+const KILLED_UNDER_LIMITED: [&str; 1] =
+    ["names_files_and_databases_are_whole_in_a_volume_that_the_kernel_limits"];
+/// The file system of that pool.
+const CHAOS_POOL: &str = "HAWSER_CHAOS_POOL";
 
 /// One line of a suite's script.
 #[derive(Debug)]
@@ -79,6 +85,8 @@ pub(super) struct Item {
     dir: PathBuf,
     program: PathBuf,
     words: Vec<String>,
+    /// Of its environment.
+    variable: Option<(&'static str, &'static str)>,
 }
 
 impl Suite {
@@ -110,11 +118,19 @@ impl Suite {
             Self::Container => vec![binaries.item("runtime", "cri", &[])?],
             Self::Volume => vec![binaries.item("volume-local", "kernel", &["known"])?],
             Self::Takeover if kernel.can_send_again() => {
-                vec![binaries.item("tests", "chaos", &KILLED_UNDER)?]
+                let limited = |file_system| {
+                    let item = binaries.item("tests", "chaos", &KILLED_UNDER_LIMITED)?;
+                    Ok(item.with_variable(CHAOS_POOL, file_system))
+                };
+                let by_daemon = binaries.item("tests", "chaos", &KILLED_UNDER);
+                [by_daemon, limited("ext4"), limited("xfs")].into_iter().collect::<Result<_>>()?
             }
             Self::Takeover => vec![tool("lab-guest", &["fallback"])],
             Self::Demo => vec![tool("xtask", &["demo"])],
-            Self::Quota => vec![tool("lab-guest", &["project-quota"])],
+            Self::Quota => {
+                let data_path = if kernel.passes_through() { "passthrough" } else { "daemon" };
+                vec![tool("lab-guest", &["project-quota", data_path])]
+            }
             // One guest a cut: power.rs.
             Self::PowerCut => Vec::new(),
         })
@@ -131,6 +147,15 @@ pub(super) fn tool(name: &str, words: &[&str]) -> Item {
         dir: workspace_root(),
         program: static_dir().join(name),
         words: words.iter().map(|&word| word.to_owned()).collect(),
+        variable: None,
+    }
+}
+
+impl Item {
+    fn with_variable(mut self, name: &'static str, value: &'static str) -> Self {
+        self.name.push_str(&format!(" {name}={value}"));
+        self.variable = Some((name, value));
+        self
     }
 }
 
@@ -145,10 +170,12 @@ pub(super) fn script(items: &[Item]) -> String {
     for item in items {
         let words: Vec<String> = item.words.iter().map(|word| quoted(word)).collect();
         script.push_str(&format!(
-            "echo {begin}\ncd {dir}\nHAWSER_BIN_DIR={bin} {program} {words}\necho \"{END}$?\"\n",
+            "echo {begin}\ncd {dir}\nHAWSER_BIN_DIR={bin} {variable}{program} {words}\necho \"{END}$?\"\n",
             begin = quoted(&format!("{BEGIN}{}", item.name)),
             dir = quoted(&item.dir.to_string_lossy()),
             bin = quoted(&::tests::binaries::dir().to_string_lossy()),
+            variable =
+                item.variable.map_or_else(String::new, |(name, value)| format!("{name}={} ", quoted(value))),
             program = quoted(&item.program.to_string_lossy()),
             words = words.join(" "),
         ));
@@ -226,16 +253,30 @@ impl TestBinaries {
     fn item(&self, package: &str, target: &str, words: &[&str]) -> Result<Item> {
         let found = self.found.get(&(package.to_owned(), target.to_owned()));
         let program = found.with_context(|| format!("package {package} has no test target {target}"))?;
+        let tests = listed(program)?;
+        for word in words {
+            let is_known = tests.lines().any(|test| test.contains(word));
+            ensure!(is_known, "package {package}, test target {target}: no test {word:?}");
+        }
         Ok(Item {
             name: format!("{package} {target}"),
             dir: self.directories[package].clone(),
             program: program.clone(),
             words: words.iter().map(|&word| word.to_owned()).collect(),
+            variable: None,
         })
     }
 }
 
+/// The names of a binary's tests. In a guest, a word that selects none would succeed.
+fn listed(program: &Path) -> Result<String> {
+    let output = Command::new(program).arg("--list").output();
+    let output = output.with_context(|| format!("start {}", program.display()))?;
+    ensure!(output.status.success(), "{} --list: {}", program.display(), output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// Flags for binaries that need nothing of the guest but its kernel.
-pub(super) fn static_flags(command: &mut std::process::Command) -> &mut std::process::Command {
+pub(super) fn static_flags(command: &mut Command) -> &mut Command {
     command.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS", "-C target-feature=+crt-static")
 }

@@ -14,11 +14,20 @@ use anyhow::Result;
 
 type Test = (&'static str, fn() -> Result<()>);
 
-const PROJECT_QUOTA: [Test; 4] = [
+const PROJECT_QUOTA: [Test; 2] = [
     ("a_project_quota_is_enforced_on_ext4", project_quota::enforced_on_ext4),
     ("a_project_quota_is_enforced_on_xfs", project_quota::enforced_on_xfs),
-    ("the_kernel_limits_volumes_on_ext4", project_volumes::limited_on_ext4),
-    ("the_kernel_limits_volumes_on_xfs", project_volumes::limited_on_xfs),
+];
+
+/// Where the kernel has FUSE_PASSTHROUGH.
+const PASSING: [Test; 2] = [
+    ("the_kernel_limits_volumes_on_ext4_whose_data_passes_through", project_volumes::passing_on_ext4),
+    ("the_kernel_limits_volumes_on_xfs_whose_data_passes_through", project_volumes::passing_on_xfs),
+];
+
+const BY_DAEMON: [Test; 2] = [
+    ("the_kernel_limits_volumes_on_ext4_whose_daemon_writes", project_volumes::by_daemon_on_ext4),
+    ("the_kernel_limits_volumes_on_xfs_whose_daemon_writes", project_volumes::by_daemon_on_xfs),
 ];
 
 const FALLBACK: [Test; 1] = [(
@@ -29,11 +38,12 @@ const FALLBACK: [Test; 1] = [(
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["project-quota"] => run(&PROJECT_QUOTA),
+        ["project-quota", "passthrough"] => run(&[PROJECT_QUOTA, PASSING].concat()),
+        ["project-quota", "daemon"] => run(&[PROJECT_QUOTA, BY_DAEMON].concat()),
         ["fallback"] => run(&FALLBACK),
         ["power-cut", acknowledged] => power_cut::run(acknowledged.as_ref()),
         _ => {
-            println!("usage: lab-guest project-quota | fallback | power-cut FILE");
+            println!("usage: lab-guest project-quota passthrough|daemon | fallback | power-cut FILE");
             ExitCode::FAILURE
         }
     }

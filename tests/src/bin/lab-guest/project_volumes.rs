@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use linux::project_quota::{find, project_of};
 use nix::errno::Errno;
 use proto::csi::{CapacityRange, ControllerExpandVolumeRequest};
+use tests::csi::data_path;
 use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
 use tests::csi::snapshots::{data, delete_snapshot, from_snapshot, of_size, snapshot};
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
@@ -17,16 +18,31 @@ use tests::{Sandbox, eventually};
 const MIB: i64 = 1 << 20;
 const POD: &str = "one";
 
-pub(super) fn limited_on_ext4() -> Result<()> {
-    limited(FileSystem::Ext4, Errno::EDQUOT)
+/// The data path that the driver chooses for a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Passthrough,
+    Daemon,
 }
 
-pub(super) fn limited_on_xfs() -> Result<()> {
-    limited(FileSystem::Xfs, Errno::ENOSPC)
+pub(super) fn passing_on_ext4() -> Result<()> {
+    limited(FileSystem::Ext4, Way::Passthrough, Errno::EDQUOT)
 }
 
-/// `passed`: what the file system answers to writes that pass the daemon by.
-fn limited(kind: FileSystem, passed: Errno) -> Result<()> {
+pub(super) fn passing_on_xfs() -> Result<()> {
+    limited(FileSystem::Xfs, Way::Passthrough, Errno::ENOSPC)
+}
+
+pub(super) fn by_daemon_on_ext4() -> Result<()> {
+    limited(FileSystem::Ext4, Way::Daemon, Errno::ENOSPC)
+}
+
+pub(super) fn by_daemon_on_xfs() -> Result<()> {
+    limited(FileSystem::Xfs, Way::Daemon, Errno::ENOSPC)
+}
+
+/// `full`: what a write to a full volume fails with.
+fn limited(kind: FileSystem, way: Way, full: Errno) -> Result<()> {
     let sandbox = Sandbox::new();
     let mount = LoopMount::with_project_quotas(&sandbox, "pool", kind, IMAGE_BYTES)?;
     let scene = Scene::start_in(sandbox, Flags::process_with_keeper());
@@ -35,14 +51,10 @@ fn limited(kind: FileSystem, passed: Errno) -> Result<()> {
         caller.create(of_size(create_request(name), bytes, 0)).map(|volume| volume.volume_id)
     });
     let (volume, small) = (volume?, small?);
-    let record = scene.journal(&volume);
-    ensure!(record.contains("\"capacity\": \"kernel\""), "{record}");
-    let passes = record.contains("\"data_path\": \"passthrough\"");
-    let full = if passes { passed } else { Errno::ENOSPC };
-
     let projects = [project(&scene, &volume)?, project(&scene, &small)?];
     ensure!(projects[0] != projects[1], "{projects:?}: two volumes are one project");
     let mounted = up(&caller, &volume)?;
+    takes_way(&scene, &volume, &mounted, way)?;
     ensure!(total(&mounted)? == 32 << 20, "{} bytes in all", total(&mounted)?);
     let written = fill(&mounted.join("data"), full)?;
     ensure!(written > 24 << 20 && written <= 32 << 20, "refused after {written} bytes");
@@ -59,12 +71,13 @@ fn limited(kind: FileSystem, passed: Errno) -> Result<()> {
     ensure!(of_project.limits.bytes == 64 << 20, "{of_project:?}");
     let more = fill(&mounted.join("rest"), full)?;
     ensure!(written + (16 << 20) + more <= 64 << 20, "{more} bytes more");
-    if passes {
+    if way == Way::Passthrough {
         scene.kill_daemon();
         ensure!(total(&mounted)? == 64 << 20, "another daemon: {} bytes in all", total(&mounted)?);
         fill(&mounted.join("rest"), full)?;
     }
     fs::remove_file(mounted.join("rest"))?;
+    takes_way(&scene, &volume, &mounted, way)?;
     down(&caller, &volume)?;
 
     // One inode for each 4 KiB, and 1024 at least; the root is one.
@@ -93,6 +106,18 @@ fn limited(kind: FileSystem, passed: Errno) -> Result<()> {
     }
     scene.assert_nothing_left();
     Ok(())
+}
+
+/// As the driver shows it, and as the volume's daemon sees it.
+fn takes_way(scene: &Scene, volume: &str, mounted: &Path, way: Way) -> Result<()> {
+    let (data_path, capacity) = scene.policies(volume)?;
+    let wanted = if way == Way::Passthrough { "passthrough" } else { "daemon" };
+    ensure!(data_path == wanted && capacity == "kernel", "{data_path}, limited by {capacity}");
+    let metrics = scene.daemon_metrics(volume);
+    match way {
+        Way::Passthrough => data_path::ensure_it_passes(&metrics, mounted),
+        Way::Daemon => data_path::ensure_daemon_answers(&metrics, mounted),
+    }
 }
 
 /// A restored volume is a project of its own, and what it shares counts in full.
