@@ -5,14 +5,17 @@ mod apply;
 mod client;
 mod delete;
 mod describe;
+mod exec;
 mod files;
 mod get;
 mod kinds;
 mod logs;
 mod pod_words;
+mod port_forward;
 mod printable;
 mod rows;
 mod stop;
+mod streams;
 mod table;
 mod yaml;
 
@@ -59,6 +62,26 @@ pub enum Error {
     Manifest { mistakes: Vec<String> },
     #[error("the kubelet's reply is not an object of this version")]
     Answer(#[source] serde_json::Error),
+    #[error("connect to {url}")]
+    Streams {
+        url: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the connection to the program was lost")]
+    Stream(#[source] Box<tokio_tungstenite::tungstenite::Error>),
+    #[error("set up the terminal")]
+    Terminal(#[source] io::Error),
+    #[error("{message}")]
+    Exec { message: String },
+    #[error("command terminated with exit code {code}")]
+    Exited { code: u8 },
+    #[error("listen on port {port}")]
+    Listen {
+        port: u16,
+        #[source]
+        source: io::Error,
+    },
     #[error("write to stdout")]
     Output(#[source] io::Error),
     #[error("wait for the kubelet to exit")]
@@ -82,8 +105,9 @@ pub fn execute(cli: Cli) -> ExitCode {
         // A closed pipe is not a failure: `hawser-kubelet get … | head`.
         Err(Error::Output(cause)) if cause.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
+            let code = if let Error::Exited { code } = error { code.into() } else { ExitCode::FAILURE };
             let _no_reader = writeln!(io::stderr(), "{}", printable::printable(&describe_error(&error)));
-            ExitCode::FAILURE
+            code
         }
     }
 }
@@ -91,7 +115,10 @@ pub fn execute(cli: Cli) -> ExitCode {
 fn execute_client(command: ClientCommand) -> Result<(), Error> {
     let threads =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Client)?;
-    threads.block_on(ask(command, &mut io::stdout().lock()))
+    let answered = threads.block_on(ask(command, &mut io::stdout().lock()));
+    // A read of stdin that has not ended must not hold the command up.
+    threads.shutdown_background();
+    answered
 }
 
 async fn ask(command: ClientCommand, out: &mut dyn Write) -> Result<(), Error> {
@@ -100,6 +127,8 @@ async fn ask(command: ClientCommand, out: &mut dyn Write) -> Result<(), Error> {
         ClientCommand::Get(args) => get::get(&args, out).await,
         ClientCommand::Describe(args) => describe::describe(&args, out).await,
         ClientCommand::Logs(args) => logs::logs(&args, out).await,
+        ClientCommand::Exec(args) => exec::exec(&args, out).await,
+        ClientCommand::PortForward(args) => port_forward::port_forward(&args, out).await,
         ClientCommand::Delete(args) => delete::delete(&args, out).await,
         ClientCommand::Stop(args) => stop::stop(&args, out).await,
     }
@@ -114,6 +143,7 @@ fn describe_error(error: &Error) -> String {
         Error::Refused(status) if status.message().is_empty() => {
             format!("error: the kubelet ended before it answered ({})", status.code())
         }
+        Error::Exited { code } => format!("command terminated with exit code {code}"),
         // The message is the status text already; its source would repeat it.
         Error::Refused(status) => format!("error: {}", status.message()),
         other => format!("error: {}", linux::chain(other)),

@@ -36,6 +36,10 @@ pub enum ClientCommand {
     Describe(DescribeArgs),
     /// Print the log of a container
     Logs(LogsArgs),
+    /// Run a program in a container
+    Exec(ExecArgs),
+    /// Forward ports of 127.0.0.1 to a pod
+    PortForward(PortForwardArgs),
     /// Delete objects; the reclaim policy decides about a claim's data
     Delete(DeleteArgs),
     /// Stop the kubelet
@@ -214,6 +218,68 @@ pub struct LogsArgs {
     /// Print the log of the previous instance
     #[arg(short, long)]
     pub previous: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    #[command(flatten)]
+    pub root: RootDir,
+    /// Namespace
+    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
+    pub namespace: String,
+    #[arg(value_name = "POD")]
+    pub pod: String,
+    /// Container [default: the only one of the pod]
+    #[arg(short, long, default_value = "", hide_default_value = true)]
+    pub container: String,
+    /// Pass stdin to the program
+    #[arg(short = 'i', long)]
+    pub stdin: bool,
+    /// Give the program a terminal
+    #[arg(short, long)]
+    pub tty: bool,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct PortForwardArgs {
+    #[command(flatten)]
+    pub root: RootDir,
+    /// Namespace
+    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
+    pub namespace: String,
+    #[arg(value_name = "POD")]
+    pub pod: String,
+    /// PORT of both, or LOCAL:REMOTE; no LOCAL before the colon: the kernel chooses it
+    #[arg(required = true, value_name = "[LOCAL:]REMOTE")]
+    pub ports: Vec<Forward>,
+}
+
+/// A port of this machine, and one of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forward {
+    /// 0: the kernel chooses it.
+    pub local: u16,
+    pub remote: u16,
+}
+
+impl std::str::FromStr for Forward {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let port = |text: &str| text.parse::<u16>().map_err(|e| format!("port {text:?}: {e}"));
+        let (local, remote) = match text.split_once(':') {
+            None => (port(text)?, port(text)?),
+            Some(("", remote)) => (0, port(remote)?),
+            Some((local, remote)) => (port(local)?, port(remote)?),
+        };
+        if remote == 0 {
+            return Err("the pod's port is 0".to_owned());
+        }
+        Ok(Self { local, remote })
+    }
 }
 
 #[derive(Debug, Args)]

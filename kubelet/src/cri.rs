@@ -222,6 +222,21 @@ impl Cri {
             .map(drop)
     }
 
+    /// The URL at which the runtime takes a client's streams.
+    pub(crate) async fn exec(&self, request: cri::ExecRequest) -> Result<String> {
+        let mut runtime = self.runtime.clone();
+        let container = request.container_id.clone();
+        Ok(call("Exec", &container, DEADLINE, async move { runtime.exec(request).await }).await?.url)
+    }
+
+    pub(crate) async fn port_forward(&self, sandbox_id: &str, port: i32) -> Result<String> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::PortForwardRequest { pod_sandbox_id: sandbox_id.to_owned(), port: vec![port] };
+        let reply =
+            call("PortForward", sandbox_id, DEADLINE, async move { runtime.port_forward(request).await });
+        Ok(reply.await?.url)
+    }
+
     /// Size in bytes of the writable layers of a pod's containers, by container id, as far as the
     /// runtime reports it.
     pub(crate) async fn writable_layers(&self, pod_uid: &str) -> Result<HashMap<String, u64>> {

@@ -35,7 +35,7 @@ use crate::volumes::Volumes;
 use crate::worker::{FileWork, Starts, Tools, host_ip};
 use workers::Workers;
 
-pub use handle::{Handle, LogPathError};
+pub use handle::{Handle, LogPathError, StreamError};
 pub use runtime_process::{EmbeddedRuntime, RuntimeEndpoint};
 
 /// The embedded runtime answers in milliseconds; a remote one may still be starting.

@@ -252,7 +252,6 @@ async fn request(stream: TcpStream, streaming: Arc<Streaming>) -> Option<Known> 
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_TIMEOUT)
         .max_buf_size(MOST_HEADER_BYTES)
-        .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades()
         .await;
@@ -293,6 +292,8 @@ impl Refusal {
         };
         let mut answer = Response::new(Full::from(text));
         *answer.status_mut() = status;
+        // Not for the answer to an upgrade: it would lose its own value of this header.
+        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         answer
     }
 }

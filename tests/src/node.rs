@@ -570,9 +570,15 @@ impl<'a> Node<'a> {
     }
 
     pub fn client_output(&self, words: &[&str]) -> Result<Output> {
-        let mut command = self.sandbox.command(&binaries::find("hawser-kubelet")?);
-        command.args(words).arg("--root-dir").arg(self.root_dir());
+        let mut command = self.client_command(words)?;
         command.output().with_context(|| format!("run hawser-kubelet {}", words.join(" ")))
+    }
+
+    pub fn client_command(&self, words: &[&str]) -> Result<Command> {
+        let mut command = self.sandbox.command(&binaries::find("hawser-kubelet")?);
+        let (verb, rest) = words.split_first().context("a verb")?;
+        command.arg(verb).arg("--root-dir").arg(self.root_dir()).args(rest);
+        Ok(command)
     }
 
     /// Puts a manifest into the directory as a user's editor should: written

@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use proto::cri;
+use proto::kubelet::{ExecRequest, PortForwardRequest};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Config, Error};
+use crate::cri::Cri;
 use crate::critical::serves_volumes;
-use crate::objects::{EventType, Object, Pod, now};
+use crate::objects::{ContainerState, EventType, Object, Pod, now};
 use crate::sink::Sinks;
 use crate::standalone::store::{self, Store};
 use crate::volumes::Volumes;
@@ -24,11 +27,35 @@ pub struct Handle {
     requests: mpsc::Sender<Request>,
 }
 
+/// Why a client gets no streams.
+#[derive(Debug, thiserror::Error)]
+pub enum StreamError {
+    #[error(transparent)]
+    Container(#[from] LogPathError),
+    #[error("container \"{container}\" in pod \"{pod}\" is not running")]
+    NotRunning { pod: String, container: String },
+    #[error("pod \"{pod}\" is not running")]
+    NoSandbox { pod: String },
+    #[error(transparent)]
+    Runtime(#[from] crate::cri::Error),
+    #[error("the kubelet is being stopped")]
+    Ending,
+}
+
+/// What a client's streams are for.
+#[derive(Debug)]
+pub(crate) enum Streams {
+    Exec(cri::ExecRequest),
+    PortForward { pod: String, pod_uid: String, port: i32 },
+}
+
 /// Work that only the engine's own loop can do.
 #[derive(Debug)]
 pub(super) enum Request {
     /// Removes the resources that all pods share, after the last pod is gone.
     ReleaseNode(oneshot::Sender<Result<(), Error>>),
+    /// Asks the runtime for a URL.
+    Streams(Streams, oneshot::Sender<Result<String, StreamError>>),
 }
 
 /// Why a container has no log.
@@ -166,6 +193,39 @@ impl Handle {
         Ok(dir.join(crate::container_config::log_path(container, instance)))
     }
 
+    /// The URL of a program that is to run in a container. An empty `container` means the pod's only one.
+    pub async fn exec(&self, request: ExecRequest) -> Result<String, StreamError> {
+        let ExecRequest { namespace, pod, container, command, stdin, tty } = request;
+        let missing = || LogPathError::NoPod { namespace: namespace.clone(), pod: pod.clone() };
+        let pod = self.store.pod(&namespace, &pod).ok_or_else(missing)?;
+        let container = one_container(&pod, &container)?;
+        let status = pod.status.container_statuses.iter().find(|status| status.name == container);
+        let running = status.filter(|status| matches!(status.state, ContainerState::Running(_)));
+        let id =
+            running.and_then(|status| status.container_id.split_once("://")).map(|(_, id)| id.to_owned());
+        let not_running =
+            || StreamError::NotRunning { pod: pod.metadata.name.clone(), container: container.to_owned() };
+        let container_id = id.ok_or_else(not_running)?;
+        let request = cri::ExecRequest { container_id, cmd: command, tty, stdin, stdout: true, stderr: !tty };
+        self.streams(Streams::Exec(request)).await
+    }
+
+    /// The URL of one connection to a port of a pod.
+    pub async fn port_forward(&self, request: PortForwardRequest) -> Result<String, StreamError> {
+        let PortForwardRequest { namespace, pod, port } = request;
+        let missing = || LogPathError::NoPod { namespace: namespace.clone(), pod: pod.clone() };
+        let found = self.store.pod(&namespace, &pod).ok_or_else(missing)?;
+        let (pod_uid, port) = (found.metadata.uid.clone(), i32::try_from(port).unwrap_or(i32::MAX));
+        self.streams(Streams::PortForward { pod, pod_uid, port }).await
+    }
+
+    async fn streams(&self, streams: Streams) -> Result<String, StreamError> {
+        let (answer, answered) = oneshot::channel();
+        let asked = self.requests.send(Request::Streams(streams, answer)).await;
+        asked.map_err(|_engine_gone| StreamError::Ending)?;
+        answered.await.unwrap_or(Err(StreamError::Ending))
+    }
+
     /// Records an event on the pod.
     pub fn warn(&self, pod: &Pod, reason: &str, message: &str) {
         self.sinks.record(&pod.reference(), EventType::Warning, reason, message);
@@ -186,9 +246,34 @@ fn one_container<'a>(pod: &'a Pod, wanted: &str) -> Result<&'a str, LogPathError
     }
 }
 
+impl Streams {
+    async fn url(self, cri: &Cri) -> Result<String, StreamError> {
+        match self {
+            Self::Exec(request) => Ok(cri.exec(request).await?),
+            Self::PortForward { pod, pod_uid, port } => {
+                let sandboxes = cri.list_pod_sandboxes(Some(&pod_uid)).await?;
+                let ready =
+                    sandboxes.iter().find(|found| found.state() == cri::PodSandboxState::SandboxReady);
+                let sandbox = ready.ok_or(StreamError::NoSandbox { pod })?;
+                Ok(cri.port_forward(&sandbox.id, port).await?)
+            }
+        }
+    }
+}
+
 impl Request {
     pub(super) async fn answer(self, config: &Config, tools: &Tools) {
-        let Self::ReleaseNode(answer) = self;
+        let answer = match self {
+            Self::ReleaseNode(answer) => answer,
+            Self::Streams(streams, answer) => {
+                let cri = tools.cri.clone();
+                // A runtime that does not answer stops nothing else.
+                tokio::spawn(async move {
+                    let _client_gone = answer.send(streams.url(&cri).await);
+                });
+                return;
+            }
+        };
         let released = tools.remove_shared_cgroups().await;
         let released = released.map_err(Error::Cgroup).and_then(|()| Ok(config.node.unshare()?));
         // The caller may be gone.

@@ -12,8 +12,8 @@ use std::pin::Pin;
 
 use proto::kubelet::kubelet_server::{Kubelet, KubeletServer};
 use proto::kubelet::{
-    ApplyRequest, ApplyResponse, DeleteProgress, DeleteRequest, GetRequest, GetResponse, LogsChunk,
-    LogsRequest, StopProgress, StopRequest,
+    ApplyRequest, ApplyResponse, DeleteProgress, DeleteRequest, ExecRequest, GetRequest, GetResponse,
+    LogsChunk, LogsRequest, PortForwardRequest, StopProgress, StopRequest, StreamsAt,
 };
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
@@ -22,7 +22,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
 use crate::config::STOP_GRACE_SECONDS;
-use crate::engine::{Handle, LogPathError};
+use crate::engine::{Handle, LogPathError, StreamError};
 use crate::manifest::FILE_BYTES;
 use crate::objects::{Kind, UnknownKind};
 use crate::sockets;
@@ -63,6 +63,8 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error(transparent)]
+    Streams(StreamError),
     #[error("stop pods")]
     Stop(#[source] crate::engine::Error),
 }
@@ -86,13 +88,17 @@ impl From<Error> for Status {
                 | store::Error::Corrupt { .. }
                 | store::Error::Uid(_) => Self::internal(text),
             },
-            Error::Log(error) => match error {
+            Error::Log(error) | Error::Streams(StreamError::Container(error)) => match error {
                 LogPathError::NoPod { .. } => Self::not_found(text),
                 LogPathError::NoContainer { .. }
                 | LogPathError::Ambiguous { .. }
                 | LogPathError::NotStarted { .. }
                 | LogPathError::NoPrevious { .. } => Self::invalid_argument(text),
             },
+            Error::Streams(StreamError::NotRunning { .. } | StreamError::NoSandbox { .. }) => {
+                Self::failed_precondition(text)
+            }
+            Error::Streams(StreamError::Runtime(_) | StreamError::Ending) => Self::unavailable(text),
             Error::Serve { .. } | Error::ReadLog { .. } | Error::Stop(_) => Self::internal(text),
         }
     }
@@ -175,6 +181,19 @@ impl Kubelet for Api {
         let (answers, stream) = mpsc::channel(ANSWERS_KEPT);
         tokio::spawn(tail.send(answers));
         Ok(Response::new(as_answers(stream)))
+    }
+
+    async fn exec(&self, request: Request<ExecRequest>) -> Result<Response<StreamsAt>, Status> {
+        let url = self.engine.exec(request.into_inner()).await.map_err(Error::Streams)?;
+        Ok(Response::new(StreamsAt { url }))
+    }
+
+    async fn port_forward(
+        &self,
+        request: Request<PortForwardRequest>,
+    ) -> Result<Response<StreamsAt>, Status> {
+        let url = self.engine.port_forward(request.into_inner()).await.map_err(Error::Streams)?;
+        Ok(Response::new(StreamsAt { url }))
     }
 
     async fn delete(

@@ -54,7 +54,11 @@ async fn ask(url: &str, head: &str) -> (TcpStream, std::io::Result<u16>) {
         while !answer.ends_with(b"\r\n\r\n") {
             answer.push(stream.read_u8().await?);
         }
-        Ok(String::from_utf8(answer).unwrap().split(' ').nth(1).unwrap().parse().unwrap())
+        let answer = String::from_utf8(answer).unwrap().to_lowercase();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        // Clients of Kubernetes look for it.
+        assert!(status != 101 || answer.contains("\r\nconnection: upgrade\r\n"), "{answer}");
+        Ok(status)
     });
     let status = status.await.expect("an answer comes");
     (stream, status)

@@ -76,7 +76,8 @@ where
     let receiving = async {
         let mut buffer = vec![0; READ_BYTES];
         loop {
-            let length = from_pod.read(&mut buffer).await?;
+            // A reset by the pod is an end, too.
+            let length = from_pod.read(&mut buffer).await.unwrap_or(0);
             if length == 0 {
                 return Ok(to_client.send(Message::Close(None)).await?);
             }
