@@ -102,8 +102,8 @@ func start(binary, dir string) (*exec.Cmd, error) {
 		"--kubelet-dir", filepath.Join(dir, "k"), "--driver-name", driverName, "--node-id", nodeID,
 		"--pool", filepath.Join(dir, "pool"), "--state-dir", filepath.Join(dir, "state"),
 		"--run-dir", filepath.Join(dir, "run"),
-		// Nothing is staged here, so it is never started: any program will do.
-		"--launcher", "process", "--volume-binary", binary)
+		// Nothing is staged here, so it is never started: any program will do. A keeper would outlive the driver.
+		"--launcher", "process", "--volume-binary", binary, "--keeper-binary", "none")
 	driver.Stdout, driver.Stderr = os.Stdout, os.Stderr
 	return driver, driver.Start()
 }
