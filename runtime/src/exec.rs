@@ -308,12 +308,12 @@ struct Output {
 impl Output {
     /// After the program's end. A process that it left behind may keep its streams open.
     async fn drain(&mut self, to: &mut impl Sink) {
-        let (mut left, mut patience) = (MOST_AFTER_END, AFTER_END);
+        let (mut left, mut remaining) = (MOST_AFTER_END, AFTER_END);
         loop {
             let begun = Instant::now();
-            let Ok(Some((from, bytes))) = tokio::time::timeout(patience, self.next()).await else { return };
+            let Ok(Some((from, bytes))) = tokio::time::timeout(remaining, self.next()).await else { return };
             // Without the time that a slow client takes.
-            patience = patience.saturating_sub(begun.elapsed());
+            remaining = remaining.saturating_sub(begun.elapsed());
             left = left.saturating_sub(bytes.len());
             if !to.take(from, bytes).await || left == 0 {
                 return;

@@ -51,6 +51,9 @@ const SPDY: &str = "SPDY/3.1";
 const WEBSOCKET: &str = "websocket";
 const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 
+/// Why a connection ended, for the log.
+type BoxedError = Box<dyn std::error::Error + Send + Sync>;
+
 /// What carries the streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Carrier {

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinSet;
 
+use super::BoxedError;
 use super::probe::{Probe, give};
 use crate::error::{Error, chain};
 use crate::exec::{Size, Streams, Taken, streamed};
@@ -38,8 +39,6 @@ enum Event {
     /// A part of the stream of sizes.
     Sizes(Vec<u8>),
 }
-
-type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Reads from a client.
 trait Incoming: Send + 'static {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use proto::cri::security_profile::ProfileType;
 use proto::cri::{ExecSyncRequest, ExecSyncResponse, SecurityProfile, StopContainerRequest};
 use tests::cri::{Cri, Host, IMAGE, container, eventually};
+use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
 use super::containers::{field, with_context};
@@ -14,6 +15,25 @@ async fn exec(cri: &Cri, id: &str, cmd: &[&str], timeout: i64) -> Result<ExecSyn
     let cmd = cmd.iter().map(|word| (*word).to_owned()).collect();
     let request = ExecSyncRequest { container_id: id.to_owned(), cmd, timeout };
     Ok(cri.runtime.clone().exec_sync(request).await?.into_inner())
+}
+
+/// A pod, and a container of it that sleeps.
+pub(crate) async fn running(host: &Host, cri: &mut Cri) -> (String, String) {
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
+    cri.start(&id).await.unwrap();
+    (pod, id)
+}
+
+/// A program that sleeps, and its caller.
+fn sleeping(cri: &Cri, id: &str) -> JoinHandle<Result<ExecSyncResponse, Status>> {
+    let (cri, id) = (cri.runtime.clone(), id.to_owned());
+    tokio::spawn(async move {
+        let cmd = ["/demo-app", "sleep", "forever"].map(str::to_owned).to_vec();
+        let request = ExecSyncRequest { container_id: id, cmd, timeout: 0 };
+        cri.clone().exec_sync(request).await.map(tonic::Response::into_inner)
+    })
 }
 
 /// The children of the host's only shim.
@@ -99,12 +119,7 @@ async fn assert_has_the_same(no_new_privs: bool) {
         assert_eq!(field(&said, name), field(&wanted, name), "{name}");
     }
 
-    let (other, of) = (cri.runtime.clone(), id.clone());
-    let waiting = tokio::spawn(async move {
-        let cmd = ["/demo-app", "sleep", "forever"].map(str::to_owned).to_vec();
-        let mut other = other;
-        other.exec_sync(ExecSyncRequest { container_id: of, cmd, timeout: 0 }).await
-    });
+    let waiting = sleeping(&cri, &id);
     let runs = |pid: &i32| {
         std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == Path::new("/demo-app"))
     };
@@ -124,7 +139,7 @@ async fn assert_has_the_same(no_new_privs: bool) {
     // It ends with the container.
     cri.runtime.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 }).await.unwrap();
     let ended = tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
-    assert_eq!(ended.unwrap().into_inner().exit_code, 137);
+    assert_eq!(ended.unwrap().exit_code, 137);
     let late = exec(&cri, &id, &["/demo-app", "print", "x"], 0).await.unwrap_err();
     assert_eq!(late.code(), Code::FailedPrecondition, "{late}");
     cri.remove_pod(&pod).await;
@@ -135,22 +150,14 @@ async fn assert_has_the_same(no_new_privs: bool) {
 async fn a_program_that_does_not_end_in_time_or_whose_caller_goes_away_is_killed() {
     let mut host = Host::new();
     let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
-    cri.start(&id).await.unwrap();
+    let (pod, id) = running(&host, &mut cri).await;
     let begun = Instant::now();
     let late = exec(&cri, &id, &["/demo-app", "sleep", "forever"], 1).await.unwrap_err();
     assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
     assert!(begun.elapsed() >= Duration::from_secs(1));
     eventually("it is killed", || (children(&host).len() == 1).then_some(())).await;
 
-    let (other, of) = (cri.runtime.clone(), id.clone());
-    let waiting = tokio::spawn(async move {
-        let cmd = ["/demo-app", "sleep", "forever"].map(str::to_owned).to_vec();
-        let mut other = other;
-        other.exec_sync(ExecSyncRequest { container_id: of, cmd, timeout: 0 }).await
-    });
+    let waiting = sleeping(&cri, &id);
     eventually("it runs", || (children(&host).len() == 2).then_some(())).await;
     waiting.abort();
     eventually("it is killed", || (children(&host).len() == 1).then_some(())).await;
@@ -163,10 +170,7 @@ async fn a_program_that_does_not_end_in_time_or_whose_caller_goes_away_is_killed
 async fn a_program_that_leaves_a_process_with_its_output_has_its_exit_code() {
     let mut host = Host::new();
     let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
-    cri.start(&id).await.unwrap();
+    let (pod, id) = running(&host, &mut cri).await;
     let left = exec(&cri, &id, &["/demo-app", "leave"], 1).await.unwrap();
     assert_eq!((left.exit_code, left.stdout.len(), left.stderr.len()), (0, 0, 0));
     let next = exec(&cri, &id, &["/demo-app", "print", "x"], 1).await.unwrap();
@@ -179,16 +183,8 @@ async fn a_program_that_leaves_a_process_with_its_output_has_its_exit_code() {
 async fn the_end_of_the_runtime_does_not_wait_for_programs() {
     let mut host = Host::new();
     let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
-    cri.start(&id).await.unwrap();
-    let (other, of) = (cri.runtime.clone(), id.clone());
-    let waiting = tokio::spawn(async move {
-        let cmd = ["/demo-app", "sleep", "forever"].map(str::to_owned).to_vec();
-        let mut other = other;
-        other.exec_sync(ExecSyncRequest { container_id: of, cmd, timeout: 0 }).await
-    });
+    let (pod, id) = running(&host, &mut cri).await;
+    let waiting = sleeping(&cri, &id);
     eventually("it runs", || (children(&host).len() == 2).then_some(())).await;
     let mut runtime = host.runtime.take().unwrap();
     let pid = nix::unistd::Pid::from_raw(runtime.id().cast_signed());
@@ -209,10 +205,7 @@ async fn output_is_read_to_its_end_and_kept_up_to_a_limit() {
     const LIMIT: usize = (8 << 20) - 1024;
     let mut host = Host::new();
     let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
-    cri.start(&id).await.unwrap();
+    let (pod, id) = running(&host, &mut cri).await;
     let first = children(&host)[0];
     let large = format!("/proc/{first}/root/large");
     std::fs::write(&large, vec![b'x'; LIMIT - 1]).unwrap();
@@ -236,10 +229,7 @@ async fn a_thousand_programs_run_at_the_same_time() {
     const MANY: usize = 1000;
     let mut host = Host::new();
     let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
-    cri.start(&id).await.unwrap();
+    let (pod, id) = running(&host, &mut cri).await;
     let mut running = tokio::task::JoinSet::new();
     for number in 0..MANY {
         let (mut other, of) = (cri.runtime.clone(), id.clone());

@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
 use tonic::Code;
 
-use super::exec::children;
+use super::exec::{children, running};
 use super::spdy_client::{Client, Frame, answer, connect, ends_within};
 
 const EXEC: &str = "v4.channel.k8s.io";
@@ -26,8 +26,7 @@ const PORT_FORWARD: &str = "portforward.k8s.io";
 async fn host() -> (Host, Cri) {
     let mut host = Host::new();
     set_loopback_up("/proc/thread-self/ns/net");
-    let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
+    let cri = host.start().await;
     (host, cri)
 }
 
@@ -38,13 +37,6 @@ fn set_loopback_up(network: &str) {
     let path = format!("--net=/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&shared));
     let status = Command::new("nsenter").arg(path).args(["ip", "link", "set", "lo", "up"]).status().unwrap();
     assert!(status.success());
-}
-
-async fn pod(host: &Host, cri: &mut Cri) -> (String, String) {
-    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
-    cri.start(&id).await.unwrap();
-    (pod, id)
 }
 
 fn request(container: &str, cmd: &[&str], streams: [bool; 3]) -> ExecRequest {
@@ -102,7 +94,7 @@ fn success() -> Value {
 #[tokio::test]
 async fn a_program_has_the_streams_and_the_client_its_exit_code() {
     let (host, mut cri) = host().await;
-    let (pod, id) = pod(&host, &mut cri).await;
+    let (pod, id) = running(&host, &mut cri).await;
     let (client, ids) = exec(&mut cri, request(&id, &["/demo-app", "copy"], [true; 3])).await;
     let sent: Vec<u8> = (0..700_000_u32).flat_map(u32::to_le_bytes).collect();
     let (mut out, mut sending) = client.split();
@@ -142,7 +134,7 @@ async fn a_program_has_the_streams_and_the_client_its_exit_code() {
 #[tokio::test]
 async fn a_program_has_a_terminal_of_the_size_that_the_client_names() {
     let (host, mut cri) = host().await;
-    let (pod, id) = pod(&host, &mut cri).await;
+    let (pod, id) = running(&host, &mut cri).await;
     let wanted = ExecRequest { tty: true, ..request(&id, &["/demo-app", "terminal"], [true, true, false]) };
     let (mut client, ids) = exec(&mut cri, wanted).await;
     let mut said = Vec::new();
@@ -175,7 +167,7 @@ async fn until(client: &mut Client, said: &mut Vec<u8>, wanted: &[u8]) {
 #[tokio::test]
 async fn a_program_whose_client_goes_away_is_killed() {
     let (host, mut cri) = host().await;
-    let (pod, id) = pod(&host, &mut cri).await;
+    let (pod, id) = running(&host, &mut cri).await;
     let goes_on = ["/demo-app", "count"];
     for reads in [true, false] {
         let (mut client, _) = exec(&mut cri, request(&id, &goes_on, [true, true, false])).await;
@@ -194,7 +186,7 @@ async fn a_program_whose_client_goes_away_is_killed() {
 #[tokio::test]
 async fn a_program_whose_output_is_not_taken_holds_nothing_else_up() {
     let (host, mut cri) = host().await;
-    let (pod, id) = pod(&host, &mut cri).await;
+    let (pod, id) = running(&host, &mut cri).await;
     let first = children(&host)[0];
     std::fs::write(format!("/proc/{first}/root/large"), vec![b'x'; 64 << 20]).unwrap();
     let (silent, _) =
@@ -215,7 +207,7 @@ async fn a_program_whose_output_is_not_taken_holds_nothing_else_up() {
 #[tokio::test]
 async fn a_url_is_good_for_one_client_that_asks_as_it_should() {
     let (host, mut cri) = host().await;
-    let (pod, id) = pod(&host, &mut cri).await;
+    let (pod, id) = running(&host, &mut cri).await;
     let print = || request(&id, &["/demo-app", "print", "x"], [false, true, false]);
     let first = url(&mut cri, print()).await;
     let other = url(&mut cri, print()).await;
@@ -267,7 +259,7 @@ async fn a_url_is_good_for_one_client_that_asks_as_it_should() {
 #[tokio::test]
 async fn frames_that_make_no_sense_end_the_connection_and_nothing_else() {
     let (host, mut cri) = host().await;
-    let (pod, id) = pod(&host, &mut cri).await;
+    let (pod, id) = running(&host, &mut cri).await;
     let frames: [&[u8]; 5] = [
         b"GET / HTTP/1.1\r\n\r\n",
         // Of version 2; with a block that is no zlib stream; with a block of 16 MiB; cut off.
@@ -313,6 +305,7 @@ async fn frames_that_make_no_sense_end_the_connection_and_nothing_else() {
 #[tokio::test]
 async fn a_port_of_a_pod_is_reached() {
     let (host, mut cri) = host().await;
+    cri.pull(IMAGE).await.unwrap();
     let pod = cri.run_pod(&host.pod("p")).await.unwrap();
     let id = cri.create(&pod, container("c", &["/demo-app", "serve", "127.0.0.1:80", "/etc"])).await.unwrap();
     cri.start(&id).await.unwrap();
@@ -398,7 +391,7 @@ async fn heard(client: &mut WebSocket) -> HashMap<u8, Vec<u8>> {
 #[tokio::test]
 async fn a_program_has_its_streams_over_websocket() {
     let (host, mut cri) = host().await;
-    let (pod, id) = pod(&host, &mut cri).await;
+    let (pod, id) = running(&host, &mut cri).await;
     let url_of_copy = url(&mut cri, request(&id, &["/demo-app", "copy"], [true; 3])).await;
     let mut client = websocket(&url_of_copy, EXEC_BY_WEBSOCKET).await;
     let sent: Vec<u8> = (0..50_000_u32).flat_map(u32::to_le_bytes).collect();
@@ -445,6 +438,7 @@ async fn a_program_has_its_streams_over_websocket() {
 #[tokio::test]
 async fn a_port_of_a_pod_is_reached_over_websocket() {
     let (host, mut cri) = host().await;
+    cri.pull(IMAGE).await.unwrap();
     let pod = cri.run_pod(&host.pod("p")).await.unwrap();
     let id = cri.create(&pod, container("c", &["/demo-app", "serve", "127.0.0.1:80", "/etc"])).await.unwrap();
     cri.start(&id).await.unwrap();
@@ -491,7 +485,7 @@ async fn a_port_of_a_pod_is_reached_over_websocket() {
 #[tokio::test]
 async fn a_client_need_not_wait_until_its_streams_are_accepted() {
     let (host, mut cri) = host().await;
-    let (pod, id) = pod(&host, &mut cri).await;
+    let (pod, id) = running(&host, &mut cri).await;
     let wanted = request(&id, &["/demo-app", "copy"], [true, true, false]);
     let mut client = Client::of(&url(&mut cri, wanted).await, EXEC).await;
     let stdin = client.open(&[("streamtype", "stdin")]).await;

@@ -9,14 +9,13 @@ use tokio::net::TcpStream;
 
 use super::{IDLE_TIMEOUT, READ_BYTES, Target, connect};
 use crate::error::chain;
+use crate::streaming::BoxedError;
 use crate::streaming::websocket::{Message, WebSocketStream, channel, message};
 
 pub(in crate::streaming) const PROTOCOL: &str = "v4.channel.k8s.io";
 
 const DATA: u8 = 0;
 const ERROR: u8 = 1;
-
-type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Serves until one side ends.
 pub(in crate::streaming) async fn serve<IO>(target: Target, mut socket: WebSocketStream<IO>)

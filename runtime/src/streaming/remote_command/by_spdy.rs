@@ -9,10 +9,11 @@ use proto::cri::ExecRequest;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::Mutex;
 
-use super::{BoxedError, Client, Event, Incoming, Outgoing, STREAMS_TIMEOUT};
+use super::{Client, Event, Incoming, Outgoing, STREAMS_TIMEOUT};
 use crate::error::chain;
 use crate::exec::Taken;
 use crate::runtime::Runtime;
+use crate::streaming::BoxedError;
 use crate::streaming::probe::Probe;
 use crate::streaming::spdy::{Headers, Problem, Reader, Received, Reset, Writer};
 

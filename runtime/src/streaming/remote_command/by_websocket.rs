@@ -9,9 +9,10 @@ use proto::cri::ExecRequest;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
 
-use super::{BoxedError, Client, Event, Incoming, Outgoing};
+use super::{Client, Event, Incoming, Outgoing};
 use crate::exec::Taken;
 use crate::runtime::Runtime;
+use crate::streaming::BoxedError;
 use crate::streaming::probe::Probe;
 use crate::streaming::websocket::{Message, WebSocketStream, channel, message, ping};
 
