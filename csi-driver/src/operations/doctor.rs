@@ -4,6 +4,8 @@
 //! does what a driver does when it starts, and unmounts mounts that no journal names and no daemon
 //! serves.
 
+mod kernel_limits;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -37,9 +39,7 @@ use crate::kernel::mounts;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::launch::{LaunchId, LaunchKey};
 use crate::model::limits;
-use crate::model::policies::CapacityPolicy;
 use crate::model::records::{SnapshotPhase, SnapshotRecord, StageRecord, VolumeRecord};
-use crate::model::snapshot_mode::SnapshotMode;
 use crate::operations::admin::client::ask;
 use crate::operations::views::{Format, NoJournal, Row};
 
@@ -295,6 +295,7 @@ fn findings(world: &World) -> BTreeSet<Finding> {
     all.extend(of_daemons(world));
     if world.data.away.is_none() {
         all.extend(of_data(world));
+        all.extend(kernel_limits::of_kernel_limits(world));
     }
     all.extend(world.staging_dirs.iter().filter_map(|(dir, handle)| of_staging_dir(world, dir, handle)));
     if !world.is_driver_running {
@@ -434,33 +435,10 @@ fn of_data(world: &World) -> Vec<Finding> {
     let mut all: Vec<Finding> =
         volumes.iter().filter(|id| !world.volumes.contains_key(id)).map(|id| nobodys(id)).collect();
     all.extend(snapshots.iter().filter(|id| !world.snapshots.contains_key(id)).map(|id| nobodys(id)));
-    let is_whole = |record: &VolumeRecord| record.filled && !record.deleting;
     let lost = world
         .volumes
         .iter()
         .filter(|(id, record)| record.as_ref().is_ok_and(is_whole) && !volumes.contains(id));
-    let limited = || {
-        let volumes = world.volumes.iter().filter_map(|(id, record)| Some((id, record.as_ref().ok()?)));
-        volumes.filter(|(_, record)| record.policies().capacity == CapacityPolicy::Kernel)
-    };
-    if let Some(reason) = &world.data.no_kernel_limits {
-        all.extend(
-            limited()
-                .map(|(id, _)| Finding::new("volume is not limited", id, format!("the pool is {reason}"))),
-        );
-    }
-    if let Some(mode) = world.data.clones_with_kernel_limits {
-        let counted = world
-            .volumes
-            .iter()
-            .filter(|(_, record)| record.as_ref().is_ok_and(|r| is_whole(r) && r.lacks_kernel_limit()));
-        all.extend(counted.map(|(id, _)| {
-            Finding::new("volume is not limited by the kernel", id, steps_to_kernel_limit(mode))
-        }));
-    }
-    if let Some(reason) = world.data.counts_are_wrong.as_ref().filter(|_| limited().next().is_some()) {
-        all.push(Finding::new("quota groups are inexact", "pool", reason));
-    }
     all.extend(lost.map(|(id, _)| {
         let advice = "call CreateVolume again if it is new; else put its data back";
         Finding::new("volume has no data", id, advice)
@@ -468,17 +446,8 @@ fn of_data(world: &World) -> Vec<Finding> {
     all
 }
 
-/// What an administrator does for a volume that its daemon counts, in a pool with quotas.
-fn steps_to_kernel_limit(clones: SnapshotMode) -> String {
-    let mode = match clones {
-        SnapshotMode::Reflink => String::new(),
-        mode => format!(" and the parameter snapshotMode {}", mode.as_str()),
-    };
-    format!(
-        "its daemon counts what it holds, although the pool has quotas: stop its pods, call CreateVolume with \
-         it as source{mode} (in Kubernetes: make a claim with its claim as dataSource), start the pods with \
-         the new volume, and delete this one"
-    )
+fn is_whole(record: &VolumeRecord) -> bool {
+    record.filled && !record.deleting
 }
 
 /// kubelet removes its own directories, unless it was killed in between.
@@ -603,51 +572,6 @@ fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::name::VolumeName;
-    use crate::model::parameters::Parameters;
-    use crate::model::policies::{DataPath, Policies};
-
-    #[test]
-    fn volumes_that_daemons_count_are_named_where_their_class_would_give_the_kernels_limit() {
-        use CapacityPolicy::{Daemon, Kernel, None as Unlimited};
-        let record = |name: &str, capacity, data_path, found: Option<CapacityPolicy>| {
-            let parameters = Parameters { capacity, data_path, ..Parameters::default() };
-            let policies = found.map(|capacity| Policies { data_path: DataPath::Daemon, capacity });
-            let name = VolumeName::parse(name).unwrap();
-            let id = VolumeId::for_name(&name);
-            (id, VolumeRecord { policies, ..VolumeRecord::new(name, 1 << 20, parameters) })
-        };
-        let named = [
-            record("default", None, None, Some(Daemon)),
-            record("default of an earlier version", None, None, None),
-            record("by the daemon's path", None, Some(DataPath::Daemon), Some(Daemon)),
-        ];
-        let (id, whole) = record("deleted", None, None, Some(Daemon));
-        let deleted = (id, VolumeRecord { deleting: true, ..whole });
-        let (id, whole) = record("being filled", None, None, Some(Daemon));
-        let unfilled = (id, VolumeRecord { filled: false, ..whole });
-        let others = [
-            record("limited", None, None, Some(Kernel)),
-            record("chosen", Some(Daemon), None, Some(Daemon)),
-            record("unlimited", Some(Unlimited), None, Some(Unlimited)),
-            deleted,
-            unfilled,
-        ];
-        let ids: BTreeSet<String> = named.iter().map(|(id, _)| id.to_string()).collect();
-        let volumes: BTreeMap<_, _> =
-            named.into_iter().chain(others).map(|(id, record)| (id, Ok(record))).collect();
-        let data = Diagnosis { volumes: volumes.keys().cloned().collect(), ..Diagnosis::default() };
-        let mut world = World { volumes, data, ..World::default() };
-        assert_eq!(of_data(&world), []);
-        for (clones, is_mode_named) in [(SnapshotMode::Reflink, false), (SnapshotMode::BlockingCopy, true)] {
-            world.data.clones_with_kernel_limits = Some(clones);
-            let found = of_data(&world);
-            assert!(found.iter().all(|f| f.what == "volume is not limited by the kernel"), "{found:?}");
-            assert_eq!(found.iter().map(|f| f.object.clone()).collect::<BTreeSet<_>>(), ids);
-            let names_mode = |f: &Finding| f.found.contains("snapshotMode blocking-copy");
-            assert!(found.iter().all(|f| names_mode(f) == is_mode_named), "{found:?}");
-        }
-    }
 
     #[test]
     fn what_a_pod_puts_in_the_place_of_vol_data_is_refused_at_once() {
