@@ -14,7 +14,9 @@ use rustix::fs::{FallocateFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
 
 use crate::failure::Result;
 use crate::figures::{Counted, Figures, Limits, Shrinks};
-use crate::file::{Attributes, Handle, Known, Listed, LookedUp, Name, NodeId, Opened, Statistics};
+use crate::file::{
+    Attributes, Handle, Known, Listed, LookedUp, Name, NodeId, Opened, OpenedDirectory, Statistics,
+};
 use crate::notifications::Kernel;
 use crate::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special, Xattr};
 
@@ -156,7 +158,7 @@ pub trait Backend: Pausing {
     /// The handle is no longer used. Must never wait.
     fn release(&self, handle: Handle, reply: impl Reply<()>);
 
-    fn opendir(&self, id: RequestId, node: NodeId, reply: impl Reply<Handle>);
+    fn opendir(&self, id: RequestId, node: NodeId, reply: impl Reply<OpenedDirectory>);
     /// The entries from `offset` on: 0, or an entry's [`Listed::next`].
     fn readdir(&self, handle: Handle, offset: u64, listing: impl Listing);
     fn readdirplus(&self, node: NodeId, handle: Handle, offset: u64, listing: impl KnownListing);

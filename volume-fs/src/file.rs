@@ -29,6 +29,16 @@ pub struct Opened {
     pub reports_close: bool,
 }
 
+/// The answer to an open of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenedDirectory {
+    pub handle: Handle,
+    /// The kernel may keep what it reads of the directory through this handle, and use what it has kept. Only
+    /// for the sole handle of a directory that changes only by requests: a listing that continues in the
+    /// kernel's copy does not check whether another one read that part before a change (fs/fuse/readdir.c).
+    pub keeps_listing: bool,
+}
+
 /// The kernel's number of a backing file (FUSE_DEV_IOC_BACKING_OPEN), above zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BackingId(pub u32);

@@ -16,7 +16,9 @@ use rustix::io::Errno;
 use volume_fs::backend::{Backend, CannotPause, DataReply, Held, KnownListing, Listing, Pausing, Reply};
 use volume_fs::failure::Failure;
 use volume_fs::figures::{Counted, Figures, Limits, Shrinks};
-use volume_fs::file::{Attributes, Handle, Known, LookedUp, Name, NodeId, Opened, Statistics};
+use volume_fs::file::{
+    Attributes, Handle, Known, LookedUp, Name, NodeId, Opened, OpenedDirectory, Statistics,
+};
 use volume_fs::gate::{Gate, Shut};
 use volume_fs::notifications::Kernel;
 use volume_fs::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special, Xattr};
@@ -335,7 +337,7 @@ impl Backend for Local {
         reply(Ok(()));
     }
 
-    fn opendir(&self, id: RequestId, node: NodeId, reply: impl Reply<Handle>) {
+    fn opendir(&self, id: RequestId, node: NodeId, reply: impl Reply<OpenedDirectory>) {
         let running = self.volume.begin(id);
         reply(answer(self.volume.open_directory(&running, node)));
     }

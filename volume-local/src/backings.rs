@@ -8,13 +8,18 @@
 //! and keeper live: so the numbers are in the state table, and a successor continues with them.
 //!
 //! Files that were closed stay registered for a while, so that the next open needs no keeper: some
-//! hundred, none that has lost its last name, and none that the kernel has forgotten.
+//! thousand, none that has lost its last name, and none that the kernel has forgotten.
 //!
-//! Invariant: what is registered is an open file or one of these. A kill may leave more: a successor ends
+//! A small file that is opened to be read takes the daemon's way: the kernel then keeps its pages, and no
+//! keeper is asked. Never a file that passed through while it was open for reading and writing: a mapping of
+//! it may still change what the kernel's pages would have.
+//!
+//! Invariant: what is registered is an open file, one of these, or was sent to be ended, but for some that
+//! still have a name ([`ENDED_AT_ONCE`]). A kill may leave more: a successor ends
 //! all registrations without a handle.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -30,8 +35,8 @@ use crate::state_table::{BackingRecord, HandleRecord, RecordId, StateTable};
 const KEEPER_ANSWERS: Duration = Duration::from_millis(200);
 /// How long no file is registered after the keeper has failed to: each attempt costs an open its time.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
-/// Closed files that stay registered.
-const MOST_IDLE: usize = 256;
+/// Closed files that stay registered. A quarter of what the keeper registers of a volume.
+const MOST_IDLE: usize = 4096;
 /// How many of them end at a time: each packet alone would wake the keeper.
 const ENDED_AT_ONCE: usize = 64;
 /// Numbers that a predecessor may have got and not written down: it has registered one at a time.
@@ -55,6 +60,12 @@ struct State {
     /// Of `ended`, so many were sent to `sent_to`.
     sent: usize,
     sent_to: Option<Arc<Removed>>,
+    /// Known nodes that a mapping may change without this daemon, as far as it can know. Only a file that is
+    /// open for both reading and writing can be mapped for changes (mm/mmap.c, `do_mmap`).
+    may_be_mapped: HashSet<u64>,
+    /// Known nodes that passed through open for writing since they last took the daemon's way: what the
+    /// kernel has read by the daemon is outdated.
+    outdated: HashSet<u64>,
     /// A backing file was opened for writing on this connection, as far as this daemon can know. A mapping
     /// outlives the handle (fs/backing-file.c, `backing_file_mmap`), so the last close does not end the
     /// writes.
@@ -94,6 +105,36 @@ struct Backing {
     record: RecordId,
 }
 
+/// Which way an open is to take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wanted<F> {
+    /// A first open registers this file, which is open for reading and writing.
+    Passing(F),
+    /// The way of the file's other opens and of its registration. Without them, the daemon's.
+    Same,
+    /// The daemon's, unless the file is open and passes through.
+    Daemon,
+}
+
+impl<F> Wanted<F> {
+    pub(crate) fn map<T>(self, change: impl FnOnce(F) -> T) -> Wanted<T> {
+        match self {
+            Self::Passing(file) => Wanted::Passing(change(file)),
+            Self::Same => Wanted::Same,
+            Self::Daemon => Wanted::Daemon,
+        }
+    }
+}
+
+/// Which way an open takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entered {
+    /// `None`: the daemon's.
+    pub(crate) backing: Option<BackingId>,
+    /// On the daemon's way: what the kernel has read before is the file's content.
+    pub(crate) keeps_pages: bool,
+}
+
 /// Whether an open may write.
 pub(crate) fn writes(flags: OFlags) -> bool {
     flags.intersects(OFlags::WRONLY | OFlags::RDWR)
@@ -116,8 +157,10 @@ impl Backings {
     }
 
     /// Continues with what an earlier daemon had open and registered. Called before the first request.
+    /// `known`: the nodes that the kernel knows.
     pub(crate) fn restore<'a>(
         &self,
+        known: impl Iterator<Item = u64>,
         files: impl Iterator<Item = &'a HandleRecord>,
         mut backings: Vec<(RecordId, BackingRecord)>,
     ) {
@@ -141,27 +184,41 @@ impl Backings {
             }
         }
         // Files that are closed may be mapped.
+        state.may_be_mapped = known.collect();
         state.was_written = true;
         state.earlier = Some(self.table.last_backing());
         self.send_ended(&mut state);
     }
 
-    /// Called for every open of a file, before it is answered: which way it takes. `file` is open for
-    /// reading and writing; without it, a first open takes the daemon's way.
-    pub(crate) fn enter(&self, node: u64, flags: OFlags, file: Option<BorrowedFd<'_>>) -> Option<BackingId> {
+    /// Called for every open of a file, before it is answered.
+    pub(crate) fn enter(&self, node: u64, flags: OFlags, wanted: Wanted<BorrowedFd<'_>>) -> Entered {
         let mut state = self.locked();
-        if !state.ways.contains_key(&node) {
-            let backing = file.and_then(|file| self.register(&mut state, node, file));
-            state.ways.insert(node, Way { backing, ..Way::default() });
+        match wanted {
+            Wanted::Passing(file) if !state.ways.contains_key(&node) => {
+                let backing = self.register(&mut state, node, file);
+                state.ways.insert(node, Way { backing, ..Way::default() });
+            }
+            Wanted::Daemon if state.ways.get(&node).is_some_and(|way| way.opens == 0) => {
+                state.end(node, &self.table);
+                if state.ended.len() >= state.sent + ENDED_AT_ONCE {
+                    self.send_ended(&mut state);
+                }
+            }
+            Wanted::Passing(_) | Wanted::Same | Wanted::Daemon => {}
         }
-        let way = state.ways.get_mut(&node)?;
-        let (writer, backing) = (usize::from(writes(flags)), way.backing);
+        let way = state.ways.entry(node).or_default();
+        let backing = way.backing.map(|backing| BackingId(backing.number));
         way.opens += 1;
-        way.writers += writer;
-        if backing.is_some() && writer > 0 {
+        way.writers += usize::from(writes(flags));
+        if backing.is_some() && writes(flags) {
             state.was_written = true;
+            state.outdated.insert(node);
+            if flags.contains(OFlags::RDWR) {
+                state.may_be_mapped.insert(node);
+            }
         }
-        backing.map(|backing| BackingId(backing.number))
+        let keeps_pages = !state.outdated.contains(&node) && !state.may_be_mapped.contains(&node);
+        Entered { backing, keeps_pages }
     }
 
     /// An open file was closed, or the open failed.
@@ -176,6 +233,8 @@ impl Backings {
         }
         if backing.is_none() {
             state.ways.remove(&node);
+            // The kernel has discarded its pages at each of these opens.
+            state.outdated.remove(&node);
             return;
         }
         way.closes += 1;
@@ -196,10 +255,25 @@ impl Backings {
         }
     }
 
-    /// The node has lost its last name, or the kernel has forgotten it: it does not stay registered.
+    /// The kernel has forgotten the node, with its mappings and pages.
+    pub(crate) fn is_forgotten(&self, node: u64) {
+        let mut state = self.locked();
+        state.may_be_mapped.remove(&node);
+        state.outdated.remove(&node);
+        drop(state);
+        self.is_gone(node);
+    }
+
+    /// The node has lost its last name, or is forgotten: it does not stay registered.
     pub(crate) fn is_gone(&self, node: u64) {
         let mut state = self.locked();
-        let Some(way) = state.ways.get_mut(&node) else { return };
+        let Some(way) = state.ways.get_mut(&node) else {
+            // It may be among those that wait for others.
+            if state.ended.len() > state.sent {
+                self.send_ended(&mut state);
+            }
+            return;
+        };
         way.is_gone = true;
         if way.opens == 0 {
             state.end(node, &self.table);
@@ -216,6 +290,13 @@ impl Backings {
     pub(crate) fn would_register(&self, node: u64) -> bool {
         let state = self.locked();
         !state.ways.contains_key(&node) && state.pause.is_none_or(|until| until <= Instant::now())
+    }
+
+    /// Whether an open for reading could take the daemon's way, and what is read stay right.
+    pub(crate) fn may_be_read_by_daemon(&self, node: u64) -> bool {
+        let state = self.locked();
+        let passes = state.ways.get(&node).is_some_and(|way| way.opens > 0 && way.backing.is_some());
+        !passes && !state.may_be_mapped.contains(&node)
     }
 
     /// Whether files may be written without this daemon.

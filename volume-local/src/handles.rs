@@ -102,8 +102,8 @@ impl<T: OfNode> Handles<T> {
         if has_room && self.count() < self.most { Ok(()) } else { Err(Errno::MFILE) }
     }
 
-    /// `request`: the number of the request that opened it.
-    pub(crate) fn insert(&self, item: T, request: u64) -> Handle {
+    /// The handle, and whether it is the node's only one. `request`: the number of the request that opened it.
+    pub(crate) fn insert(&self, item: T, request: u64) -> (Handle, bool) {
         let (node, flags) = (item.node(), item.flags());
         let (number, record) = match &self.table {
             Some(table) => {
@@ -114,9 +114,11 @@ impl<T: OfNode> Handles<T> {
             None => (self.next.fetch_add(1, Ordering::Relaxed), None),
         };
         let mut open = self.write();
-        *open.of_node.entry(node).or_default() += 1;
+        let of_node = open.of_node.entry(node).or_default();
+        *of_node += 1;
+        let is_sole = *of_node == 1;
         open.all.insert(number, Entry { record, item: Item::Open(Arc::new(item)) });
-        Handle(number)
+        (Handle(number), is_sole)
     }
 
     /// The open file; `open` opens one of an earlier daemon.
@@ -225,12 +227,12 @@ mod tests {
     #[test]
     fn a_released_handle_is_bad_and_its_number_is_not_used_again() {
         let handles = Handles::new(2, Opened::File, None);
-        let first = handles.insert(File(7), 1);
+        let (first, _) = handles.insert(File(7), 1);
         assert!(handles.has(7));
         assert_eq!(handles.remove(first).unwrap().file.as_deref(), Some(&File(7)));
         assert!(!handles.has(7));
         assert_eq!(handles.get(first, unopened), Err(Errno::BADF));
-        assert_ne!(handles.insert(File(8), 2), first);
+        assert_ne!(handles.insert(File(8), 2).0, first);
     }
 
     #[test]
@@ -251,7 +253,7 @@ mod tests {
         let handles = Handles::new(usize::MAX, Opened::File, Some(table));
         let mut open = Vec::new();
         while handles.admit().is_ok() {
-            open.push(handles.insert(File(7), 1));
+            open.push(handles.insert(File(7), 1).0);
             assert!(open.len() < 1 << 20, "the table is full");
         }
         let unrecorded = handles.read().all.values().filter(|entry| entry.record.is_none()).count();

@@ -5,7 +5,8 @@
 //!
 //! - In a volume that other programs change, names and attributes are valid for a second, and contents
 //!   until the next open.
-//! - With the data path `passthrough`, the kernel's writes do not pass by the pages of FUSE's inode.
+//! - With the data path `passthrough`, the kernel's writes do not pass by the pages of FUSE's inode
+//!   ([`crate::backings`]).
 //! - A kernel without FUSE_NOTIFY_PRUNE (before Linux 6.18) asks for names once a second: else the
 //!   pruner would not see which inodes are in use, and mounts on them ([`crate::pruner`]).
 //! - Some requests make the kernel discard its attributes of a file without taking note of that. If
@@ -23,7 +24,6 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use volume_fs::file::Validity;
 use volume_fs::notifications::Kernel;
-use volume_fs::service::DataPath;
 
 const STACK_BYTES: usize = 128 << 10;
 
@@ -42,7 +42,6 @@ pub(crate) struct Access {
 #[derive(Debug)]
 pub(crate) struct Trust {
     changed_from_outside: bool,
-    data_path: DataPath,
     backing_reports_close: bool,
     /// The kernel need not show which names are in use.
     names_stay: AtomicBool,
@@ -58,10 +57,9 @@ struct Outdated {
 }
 
 impl Trust {
-    pub(crate) fn new(access: Access, data_path: DataPath, root: impl AsFd) -> Self {
+    pub(crate) fn new(access: Access, root: impl AsFd) -> Self {
         Self {
             changed_from_outside: access.changed_from_outside,
-            data_path,
             backing_reports_close: !writes_back_later(root),
             names_stay: AtomicBool::new(false),
             outdated: Mutex::new(Outdated::default()),
@@ -91,11 +89,6 @@ impl Trust {
     /// Of a name that no file has: no inode belongs to it.
     pub(crate) fn of_missing_name(&self) -> Validity {
         self.of_attributes()
-    }
-
-    /// What was read of a file, from one open to the next.
-    pub(crate) fn keeps_pages(&self) -> bool {
-        !self.changed_from_outside && self.data_path == DataPath::Daemon
     }
 
     /// Whether close(2) of a file that was opened with `flags` may have an error to report. A file that
@@ -193,14 +186,14 @@ fn discard(trust: &Trust, kernel: &Kernel) -> Result<(), Errno> {
 mod tests {
     use super::*;
 
-    fn trust(changed_from_outside: bool, data_path: DataPath) -> Trust {
+    fn trust(changed_from_outside: bool) -> Trust {
         let directory = std::fs::File::open("/var/tmp").unwrap();
-        Trust::new(Access { read_only: false, changed_from_outside }, data_path, directory)
+        Trust::new(Access { read_only: false, changed_from_outside }, directory)
     }
 
     #[test]
     fn only_a_kernel_that_prunes_keeps_names() {
-        let trust = trust(false, DataPath::Daemon);
+        let trust = trust(false);
         assert_eq!((trust.of_name(), trust.of_attributes()), (Validity::Second, Validity::Endless));
         assert_eq!(trust.of_missing_name(), Validity::Endless);
         trust.kernel_prunes();
@@ -209,32 +202,25 @@ mod tests {
 
     #[test]
     fn what_others_change_is_valid_for_a_second() {
-        let trust = trust(true, DataPath::Daemon);
+        let trust = trust(true);
         trust.kernel_prunes();
         let all = [trust.of_name(), trust.of_missing_name(), trust.of_attributes()];
         assert_eq!(all, [Validity::Second; 3]);
     }
 
     #[test]
-    fn contents_are_kept_if_every_change_passes_by_the_kernels_pages() {
-        assert!(trust(false, DataPath::Daemon).keeps_pages());
-        assert!(!trust(false, DataPath::Passthrough).keeps_pages());
-        assert!(!trust(true, DataPath::Daemon).keeps_pages());
-    }
-
-    #[test]
     fn a_close_reports_what_was_stored_through_a_mapping_or_what_a_server_says() {
-        let disk = trust(false, DataPath::Daemon);
+        let disk = trust(false);
         let reports = [OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR].map(|flags| disk.reports_close(flags));
         assert_eq!(reports, [false, false, true]);
         let proc = std::fs::File::open("/proc").unwrap();
-        let unknown = Trust::new(Access::default(), DataPath::Daemon, proc);
+        let unknown = Trust::new(Access::default(), proc);
         assert!(unknown.reports_close(OFlags::RDONLY), "an unknown file system");
     }
 
     #[test]
     fn attributes_are_discarded_once_and_not_before_earlier_answers_have_arrived() {
-        let trust = trust(false, DataPath::Daemon);
+        let trust = trust(false);
         let begun = Instant::now();
         trust.outdates(7);
         trust.outdates(7);

@@ -142,7 +142,7 @@ impl Volume {
             (DataPath::Passthrough, Some(table), Some(keeper)) => Some(Backings::new(keeper, table)),
             (DataPath::Passthrough, ..) => return Err(volume_fs::Error::PassthroughWithoutKeeper),
         };
-        let trust = Arc::new(Trust::new(access, data_path, &root));
+        let trust = Arc::new(Trust::new(access, &root));
         let volume = Self {
             origin,
             files: Handles::new(most_files, Opened::File, table.clone()),
@@ -224,7 +224,7 @@ impl Volume {
         if let Some(passing) = &self.passing
             && !self.nodes.contains(id)
         {
-            passing.is_gone(id);
+            passing.is_forgotten(id);
         }
     }
 

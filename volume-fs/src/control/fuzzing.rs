@@ -19,7 +19,7 @@ use super::pauses::Who;
 use super::{Connection, Control, Listeners, Subject};
 use crate::backend::{Backend, CannotPause, DataReply, Held, KnownListing, Listing, Pausing, Reply};
 use crate::figures::{Counted, Figures, KnownNow, Limits, Shrinks, UsageNow};
-use crate::file::{Attributes, Handle, Known, LookedUp, Name, NodeId, Opened, Statistics};
+use crate::file::{Attributes, Handle, Known, LookedUp, Name, NodeId, Opened, OpenedDirectory, Statistics};
 use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::notifications::{Kernel, MountPoints};
@@ -216,7 +216,7 @@ impl Backend for Limited {
     fn flush(&self, _: Handle, _: impl Reply<()>) {}
     fn fsync(&self, _: Handle, _: bool, _: impl Reply<()>) {}
     fn release(&self, _: Handle, _: impl Reply<()>) {}
-    fn opendir(&self, _: RequestId, _: NodeId, _: impl Reply<Handle>) {}
+    fn opendir(&self, _: RequestId, _: NodeId, _: impl Reply<OpenedDirectory>) {}
     fn readdir(&self, _: Handle, _: u64, _: impl Listing) {}
     fn readdirplus(&self, _: NodeId, _: Handle, _: u64, _: impl KnownListing) {}
     fn fsyncdir(&self, _: Handle, _: bool, _: impl Reply<()>) {}

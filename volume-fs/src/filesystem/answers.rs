@@ -14,7 +14,9 @@ use super::convert::{fuse_attributes, fuse_errno, fuse_kind, no_file};
 use super::passthrough;
 use crate::backend::{DataReply, KnownListing, Listing, Reply, Taken};
 use crate::failure::Result;
-use crate::file::{Attributes, Handle, Known, Listed, LookedUp, Opened, Statistics, Validity};
+use crate::file::{
+    Attributes, Handle, Known, Listed, LookedUp, Opened, OpenedDirectory, Statistics, Validity,
+};
 use crate::metrics::{Call, Metrics};
 use crate::request::Xattr;
 
@@ -69,11 +71,13 @@ pub(super) fn attributes(call: Call, reply: ReplyAttr) -> impl Reply<Attributes>
     }
 }
 
-/// Without FOPEN_CACHE_DIR: a listing that continues in the kernel's copy does not check whether the
-/// directory has changed since another process read that part (fs/fuse/readdir.c).
-pub(super) fn opened_directory(call: Call, reply: ReplyOpen) -> impl Reply<Handle> {
-    move |result| match call.ended(result) {
-        Ok(Handle(number)) => reply.opened(FileHandle(number), FopenFlags::empty()),
+pub(super) fn opened_directory(call: Call, reply: ReplyOpen) -> impl Reply<OpenedDirectory> {
+    move |result: Result<OpenedDirectory>| match call.ended(result) {
+        Ok(OpenedDirectory { handle: Handle(number), keeps_listing }) => {
+            let mut flags = FopenFlags::empty();
+            flags.set(FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE, keeps_listing);
+            reply.opened(FileHandle(number), flags);
+        }
         Err(failure) => reply.error(fuse_errno(failure.errno())),
     }
 }

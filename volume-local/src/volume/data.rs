@@ -10,7 +10,7 @@ use volume_fs::request::{Data, Position};
 
 use super::attributes::clearing_setid_for;
 use super::{OpenFile, Running, Volume, synchronise};
-use crate::backings;
+use crate::backings::{self, Backings, Entered, Wanted};
 use crate::charge;
 use crate::errno::{self, Result};
 use crate::handles::Closed;
@@ -25,6 +25,9 @@ const PASSED_ON: OFlags = OFlags::RWMODE.union(OFlags::SYNC).union(OFlags::DSYNC
 const REPEATABLE: FallocateFlags =
     FallocateFlags::KEEP_SIZE.union(FallocateFlags::PUNCH_HOLE).union(FallocateFlags::ZERO_RANGE);
 
+/// A file up to this size is read by the daemon, with one request, rather than registered with the keeper.
+const SMALL_BYTES: u64 = 64 << 10;
+
 impl Volume {
     pub(crate) fn open_file(&self, running: &Running, NodeId(id): NodeId, flags: OFlags) -> Result<Opened> {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
@@ -32,9 +35,10 @@ impl Volume {
         }
         self.files.admit()?;
         let node = self.nodes.descriptor(id)?;
+        let reads_pages = !backings::writes(flags) && !flags.contains(OFlags::DIRECT);
         let flags = self.passed_on(flags);
-        let (fd, may_pass) = self.open_to_pass(id, &node, flags)?;
-        let opened = self.opened(OpenFile { id, flags, fd }, may_pass, running.number());
+        let (fd, wanted) = self.open_to_pass(id, &node, flags, reads_pages)?;
+        let opened = self.opened(OpenFile { id, flags, fd }, wanted, running.number());
         self.keep_if_removed(id, &node);
         Ok(opened)
     }
@@ -49,27 +53,44 @@ impl Volume {
         }
     }
 
-    /// A descriptor of the file, and whether it is open for reading and writing, as the keeper wants it.
-    fn open_to_pass(&self, id: u64, node: &OwnedFd, flags: OFlags) -> Result<(OwnedFd, bool)> {
-        let is_first = self.passing.as_ref().is_some_and(|passing| passing.would_register(id));
-        if is_first && let Ok(fd) = self.reopen(node, both_ways(flags)) {
-            return Ok((fd, true));
+    /// A descriptor of the file, and which way its open is to take: `Passing` if the descriptor is open for
+    /// reading and writing, as the keeper wants it.
+    fn open_to_pass(
+        &self,
+        id: u64,
+        node: &OwnedFd,
+        flags: OFlags,
+        reads_pages: bool,
+    ) -> Result<(OwnedFd, Wanted<()>)> {
+        let Some(passing) = &self.passing else {
+            return self.reopen(node, flags).map(|fd| (fd, Wanted::Same));
+        };
+        let keeps_pages = reads_pages && self.trust.knows_all_changes() && passing.may_be_read_by_daemon(id);
+        if keeps_pages && stat(node)?.stx_size <= SMALL_BYTES {
+            return self.reopen(node, flags).map(|fd| (fd, Wanted::Daemon));
+        }
+        if passing.would_register(id)
+            && let Ok(fd) = self.reopen(node, both_ways(flags))
+        {
+            return Ok((fd, Wanted::Passing(())));
         }
         // Such as a file with the immutable flag: only the daemon reads it.
-        self.reopen(node, flags).map(|fd| (fd, false))
+        self.reopen(node, flags).map(|fd| (fd, Wanted::Same))
     }
 
     /// Records an open file; `request`: the number of the request that opened it.
-    pub(super) fn opened(&self, file: OpenFile, may_pass: bool, request: u64) -> Opened {
-        let backing = self
-            .passing
-            .as_ref()
-            .and_then(|passing| passing.enter(file.id, file.flags, may_pass.then(|| file.fd.as_fd())));
+    pub(super) fn opened(&self, file: OpenFile, wanted: Wanted<()>, request: u64) -> Opened {
+        let wanted = wanted.map(|()| file.fd.as_fd());
+        let enter = |passing: &Backings| passing.enter(file.id, file.flags, wanted);
+        let Entered { backing, keeps_pages } =
+            self.passing.as_ref().map_or(Entered { backing: None, keeps_pages: true }, enter);
         if backing.is_some() {
             self.outdate_passing(file.id, file.flags);
         }
-        let (keeps_pages, reports_close) = (self.trust.keeps_pages(), self.trust.reports_close(file.flags));
-        Opened { handle: self.files.insert(file, request), backing, keeps_pages, reports_close }
+        let keeps_pages = keeps_pages && self.trust.knows_all_changes();
+        let reports_close = self.trust.reports_close(file.flags);
+        let (handle, _) = self.files.insert(file, request);
+        Opened { handle, backing, keeps_pages, reports_close }
     }
 
     /// The kernel's attributes of a file that passes through are valid without end until the file is

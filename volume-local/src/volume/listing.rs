@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{AtFlags, OFlags};
 use volume_fs::backend::Taken;
-use volume_fs::file::{Attributes, FileKind, Handle, Known, Listed, NodeId};
+use volume_fs::file::{Attributes, FileKind, Handle, Known, Listed, NodeId, OpenedDirectory};
 
 use super::{Running, Volume, WANTED, synchronise};
 use crate::attributes::file_kind;
@@ -15,14 +15,19 @@ use crate::errno::Result;
 use crate::nodes::stat;
 use crate::place::Place;
 
+/// The kernel keeps the listings of directories up to this size. It asks for names one by one if it has a
+/// listing and has forgotten the inodes: with a larger directory, that would take long.
+const MOST_KEPT_BYTES: u64 = 64 << 10;
+
 impl Volume {
-    pub(crate) fn open_directory(&self, running: &Running, NodeId(id): NodeId) -> Result<Handle> {
+    pub(crate) fn open_directory(&self, running: &Running, NodeId(id): NodeId) -> Result<OpenedDirectory> {
         self.directories.admit()?;
         let node = self.nodes.descriptor(id)?;
         let fd = self.reopen(&node, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        let handle = self.directories.insert(Directory::new(id, fd), running.number());
+        let is_small = self.trust.knows_all_changes() && stat(&fd)?.stx_size <= MOST_KEPT_BYTES;
+        let (handle, is_sole) = self.directories.insert(Directory::new(id, fd), running.number());
         self.keep_if_removed(id, &node);
-        Ok(handle)
+        Ok(OpenedDirectory { handle, keeps_listing: is_small && is_sole })
     }
 
     pub(crate) fn release_directory(&self, handle: Handle) {

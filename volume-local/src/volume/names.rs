@@ -13,6 +13,7 @@ use volume_fs::request::{Permissions, Special};
 use super::charges::{Loss, keep};
 use super::data::both_ways;
 use super::{OpenFile, Running, Volume, WANTED, component, mode_bits};
+use crate::backings::Wanted;
 use crate::charge::charge;
 use crate::errno::{self, Result};
 use crate::nodes::{Admission, Removal, stat};
@@ -148,7 +149,8 @@ impl Volume {
         let known = self.known(&seen, file.as_fd(), c"")?;
         self.nodes.remember(id, place, None);
         running.counted(id);
-        let opened = self.opened(OpenFile { id, flags: passed_on, fd: file }, may_pass, running.number());
+        let opened =
+            self.opened(OpenFile { id, flags: passed_on, fd: file }, Wanted::Passing(()), running.number());
         Ok((known, opened))
     }
 

@@ -73,6 +73,7 @@ impl Volume {
     pub(super) fn recover(&self, recovered: Recovered, keeper: &KeeperSocket) -> volume_fs::Result<()> {
         let Recovered { nodes, handles, backings, charges } = recovered;
         let (known, open) = (nodes.len(), handles.len());
+        let ids: Vec<u64> = nodes.iter().map(|(_, node)| node.id).collect();
         self.nodes.restore(nodes);
         let (files, directories): (Vec<_>, Vec<_>) =
             handles.into_iter().partition(|(_, handle)| handle.kind == Opened::File);
@@ -86,7 +87,7 @@ impl Volume {
         });
         // After the listing, which must come first.
         if let Some(passing) = &self.passing {
-            passing.restore(opened.iter(), backings);
+            passing.restore(ids.into_iter(), opened.iter(), backings);
         }
         self.trust.outdates(NodeId::ROOT.0);
         let kept = self.nodes.restore_kept(kept);

@@ -19,7 +19,7 @@ const STREAM_BYTES: usize = 64 << 20;
 const BLOCK_BYTES: usize = 1 << 20;
 const PAGE: usize = 4096;
 /// Over the file, in one run.
-const PASSES: usize = 8;
+const PASSES: usize = 3;
 /// Of one run.
 const SYNCS: u64 = 50;
 const DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits().cast_signed();
@@ -43,13 +43,19 @@ pub(super) struct Operation {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Work {
-    /// A step is timed as the mean of all. Its preparation is not timed.
-    Steps {
-        steps: usize,
-        prepare: Step,
-        work: Step,
-    },
+    Steps(Steps),
+    /// On the content of one file of 64 MiB, which all runs share. It is timed once.
+    Content(Step),
     Transactions(Script),
+}
+
+/// A step is timed as the mean of all. Its preparation is not timed, nor are the first rounds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Steps {
+    steps: usize,
+    prepare: Step,
+    work: Step,
+    untimed_rounds: usize,
 }
 
 impl Operation {
@@ -59,6 +65,14 @@ impl Operation {
 
     const fn on_btrfs(self, to_reach: f64) -> Self {
         Self { passing_on_btrfs: bar(to_reach), ..self }
+    }
+
+    /// Before what is timed, the same steps are done so often.
+    const fn after_rounds(self, untimed_rounds: usize) -> Self {
+        match self.work {
+            Work::Steps(steps) => Self { work: Work::Steps(Steps { untimed_rounds, ..steps }), ..self },
+            Work::Content(_) | Work::Transactions(_) => self,
+        }
     }
 
     const fn writing_back(self, to_reach: f64) -> Self {
@@ -72,7 +86,7 @@ impl Operation {
 
     /// Whether the kernel asks the daemon nothing on the way, where data passes through.
     pub(super) fn needs_no_daemon(&self) -> bool {
-        matches!(self.work, Work::Steps { .. }) && self.is_data() && !self.title.contains("fsync")
+        matches!(self.work, Work::Content(_)) && !self.title.contains("fsync")
     }
 
     pub(super) fn runs(&self, wanted: usize) -> usize {
@@ -123,33 +137,28 @@ pub(super) const RECORDED: [Operation; 12] = [
     metadata("stat of an absent name", nothing, absent),
 ];
 
-/// The content of one file of 64 MiB, which is there before.
 const DATA: [Operation; 14] = [
-    stream("seq write 1 MiB, buffered", cached, |path| write_all(path, BLOCK_BYTES, Order::Sequential))
+    content("seq write 1 MiB, buffered", |path| write_all(path, BLOCK_BYTES, Order::Sequential))
         .bars(0.25, 0.95),
-    stream("seq write 4 KiB, buffered", cached, |path| write_all(path, PAGE, Order::Sequential))
-        .bars(0.0, 0.95),
-    stream("rand write 4 KiB, buffered", cached, |path| write_all(path, PAGE, Order::Random))
+    content("seq write 4 KiB, buffered", |path| write_all(path, PAGE, Order::Sequential)).bars(0.0, 0.95),
+    content("rand write 4 KiB, buffered", |path| write_all(path, PAGE, Order::Random))
         .bars(0.25, 0.95)
         .writing_back(0.85),
-    stream("seq read 1 MiB, cached", cached, |path| read_all(path, BLOCK_BYTES, Order::Sequential))
-        .bars(0.75, 0.95),
-    stream("rand read 4 KiB, cached", cached, |path| read_all(path, PAGE, Order::Random))
+    content("seq read 1 MiB, cached", |path| read_all(path, BLOCK_BYTES, Order::Sequential)).bars(0.75, 0.95),
+    content("rand read 4 KiB, cached", |path| read_all(path, PAGE, Order::Random))
         .bars(0.0, 0.95)
         .writing_back(0.9),
-    stream("seq write, mapped", cached, |path| mapped::write(path, STREAM_BYTES)).bars(0.0, 0.95),
-    stream("seq read, mapped", cached, |path| mapped::read(path, STREAM_BYTES)).bars(0.0, 0.95),
-    stream("rand write, mapped", cached, |path| mapped::write_pages(path, STREAM_BYTES)).bars(0.0, 0.95),
-    stream("rand read, mapped", cached, |path| mapped::read_pages(path, STREAM_BYTES)).bars(0.0, 0.95),
-    stream("seq write 1 MiB, direct", cached, |path| direct(path, BLOCK_BYTES, Order::Sequential, true))
+    content("seq write, mapped", |path| mapped::write(path, STREAM_BYTES)).bars(0.0, 0.95),
+    content("seq read, mapped", |path| mapped::read(path, STREAM_BYTES)).bars(0.0, 0.95),
+    content("rand write, mapped", |path| mapped::write_pages(path, STREAM_BYTES)).bars(0.0, 0.95),
+    content("rand read, mapped", |path| mapped::read_pages(path, STREAM_BYTES)).bars(0.0, 0.95),
+    content("seq write 1 MiB, direct", |path| direct(path, BLOCK_BYTES, Order::Sequential, true))
         .bars(0.0, 0.95),
-    stream("seq read 1 MiB, direct", cached, |path| direct(path, BLOCK_BYTES, Order::Sequential, false))
+    content("seq read 1 MiB, direct", |path| direct(path, BLOCK_BYTES, Order::Sequential, false))
         .bars(0.0, 0.95),
-    stream("rand write 4 KiB, direct", cached, |path| direct(path, PAGE, Order::Random, true))
-        .bars(0.0, 0.95),
-    stream("rand read 4 KiB, direct", cached, |path| direct(path, PAGE, Order::Random, false))
-        .bars(0.0, 0.95),
-    stream("write 4 KiB + fsync", cached, |path| {
+    content("rand write 4 KiB, direct", |path| direct(path, PAGE, Order::Random, true)).bars(0.0, 0.95),
+    content("rand read 4 KiB, direct", |path| direct(path, PAGE, Order::Random, false)).bars(0.0, 0.95),
+    content("write 4 KiB + fsync", |path| {
         let file = OpenOptions::new().write(true).open(path)?;
         (0..SYNCS).try_for_each(|at| {
             file.write_all_at(&[8; PAGE], at * PAGE as u64)?;
@@ -168,7 +177,9 @@ const NAMES: [Operation; 6] = [
     )
     .bars(0.8, 0.0),
     metadata("create+write 4 KiB", nothing, file).bars(0.22, 0.0),
-    metadata("open+read+close 4 KiB, cached", read_file, |path| fs::read(path).map(drop)).bars(0.11, 0.0),
+    metadata("open+read+close 4 KiB, cached", file, |path| fs::read(path).map(drop))
+        .after_rounds(2)
+        .bars(0.11, 0.0),
     metadata("rename", file, |path| fs::rename(path, other(path))).bars(0.24, 0.0),
     metadata("unlink", file, |path| fs::remove_file(path)).bars(0.24, 0.0),
     metadata("stat of an absent name", nothing, absent),
@@ -202,15 +213,16 @@ const TREES: [Operation; 5] = [
     )
     .bars(0.26, 0.0),
     tree(
-        "git status, warm",
+        "5 times git status, warm",
         |path| {
             make_tree(path)?;
-            for words in [&["init", "-q"][..], &["add", "."], &["status", "--porcelain"]] {
-                git(path, words)?;
-            }
-            Ok(())
+            git(path, &["init", "-q"])?;
+            // Of files that are as old as the index, git(1) reads the content each time.
+            std::thread::park_timeout(Duration::from_millis(1200));
+            git(path, &["add", "."])?;
+            git(path, &["status", "--porcelain"])
         },
-        |path| git(path, &["status", "--porcelain"]),
+        |path| (0..5).try_for_each(|_| git(path, &["status", "--porcelain"])),
     )
     .bars(0.65, 0.0),
     tree("grep -r", |path| make_tree(path).and_then(|()| grep(path)), grep).bars(0.2, 0.0),
@@ -253,11 +265,15 @@ const fn operation(title: &'static str, work: Work) -> Operation {
 }
 
 const fn metadata(title: &'static str, prepare: Step, work: Step) -> Operation {
-    operation(title, Work::Steps { steps: 300, prepare, work })
+    operation(title, Work::Steps(Steps { steps: 300, prepare, work, untimed_rounds: 0 }))
+}
+
+const fn content(title: &'static str, work: Step) -> Operation {
+    operation(title, Work::Content(work))
 }
 
 const fn stream(title: &'static str, prepare: Step, work: Step) -> Operation {
-    operation(title, Work::Steps { steps: 1, prepare, work })
+    operation(title, Work::Steps(Steps { steps: 1, prepare, work, untimed_rounds: 0 }))
 }
 
 /// Of a tree of files.
@@ -302,15 +318,14 @@ fn absent(path: &Path) -> std::io::Result<()> {
     }
 }
 
-fn read_file(path: &Path) -> std::io::Result<()> {
-    file(path)?;
-    fs::read(path).map(drop)
-}
-
-/// A file of 64 MiB whose pages are cached.
+/// Makes the file of 64 MiB if it is not there. Its pages are cached, and none of them is dirty.
 fn cached(path: &Path) -> std::io::Result<()> {
-    write_stream(path)?;
-    read_all(path, BLOCK_BYTES, Order::Sequential)
+    match File::open(path) {
+        Ok(file) => file.sync_all()?,
+        Err(_) => drop(write_stream(path)?),
+    }
+    let (file, mut block) = (File::open(path)?, vec![0; BLOCK_BYTES]);
+    Order::Sequential.offsets(BLOCK_BYTES).try_for_each(|at| file.read_exact_at(&mut block, at))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -404,29 +419,36 @@ fn run(command: &mut Command) -> std::io::Result<()> {
     }
 }
 
-/// Microseconds of one step, in a new directory, which is removed afterwards; and how many processors the
-/// server used meanwhile, by what `processor` returns.
-pub(super) fn time(
-    dir: &Path,
-    steps: usize,
-    prepare: Step,
-    work: Step,
-    processor: impl Fn() -> f64,
-) -> Result<(f64, f64)> {
+/// Microseconds of one step, and how many processors the server used meanwhile, by what `processor` returns.
+/// `dir` is new, and is removed afterwards.
+pub(super) fn time(dir: &Path, steps: &Steps, processor: impl Fn() -> f64) -> Result<(f64, f64)> {
     let failed = || dir.display().to_string();
     fs::create_dir(dir).with_context(failed)?;
+    let timed = time_within(dir, steps, processor)?;
+    fs::remove_dir_all(dir).with_context(failed)?;
+    Ok(timed)
+}
+
+/// The same of work on one file, which stays in `dir` for later runs.
+pub(super) fn time_content(dir: &Path, work: Step, processor: impl Fn() -> f64) -> Result<(f64, f64)> {
+    fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    time_within(dir, &Steps { steps: 1, prepare: cached, work, untimed_rounds: 0 }, processor)
+}
+
+fn time_within(dir: &Path, steps: &Steps, processor: impl Fn() -> f64) -> Result<(f64, f64)> {
+    let Steps { steps, prepare, work, untimed_rounds } = *steps;
+    let failed = || dir.display().to_string();
     // From within, since the paths to the directories differ in length. The thread shares its working
     // directory with no other: it has a mount namespace of its own (unshare(2)).
     std::env::set_current_dir(dir).with_context(failed)?;
     let paths: Vec<PathBuf> = (0..steps).map(|number| PathBuf::from(format!("f{number}"))).collect();
     paths.iter().try_for_each(|path| prepare(path)).with_context(failed)?;
+    let round = || paths.iter().try_for_each(|path| work(path)).with_context(failed);
+    (0..untimed_rounds).try_for_each(|_| round())?;
     let (before, begun) = (processor(), Instant::now());
-    for path in &paths {
-        work(path).with_context(failed)?;
-    }
+    round()?;
     let took = begun.elapsed().as_secs_f64();
     let cores = (processor() - before) / took;
     std::env::set_current_dir("/").context("/")?;
-    fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
     Ok((took * 1e6 / steps as f64, cores))
 }

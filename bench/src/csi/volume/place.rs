@@ -111,11 +111,12 @@ impl Place {
                 Where::Mounted => &mut places.mounted,
             };
             let (took_us, cores) = match work {
-                Work::Steps { steps, prepare, work } => {
+                Work::Steps(steps) => {
                     let name = title.replace(|c: char| !c.is_alphanumeric(), "-");
                     let dir = site.dir.join(format!("{name}-{run}"));
-                    operations::time(&dir, steps, prepare, work, processor)?
+                    operations::time(&dir, &steps, processor)?
                 }
+                Work::Content(work) => operations::time_content(&site.dir.join("content"), work, processor)?,
                 Work::Transactions(script) => site.database()?.time(script, processor)?,
             };
             Ok(Sample { took_us, cores })
