@@ -2,6 +2,7 @@
 
 mod age;
 mod apply;
+mod attach;
 mod client;
 mod delete;
 mod describe;
@@ -13,6 +14,7 @@ mod logs;
 mod pod_words;
 mod port_forward;
 mod printable;
+mod remote_command;
 mod rows;
 mod stop;
 mod streams;
@@ -128,6 +130,7 @@ async fn ask(command: ClientCommand, out: &mut dyn Write) -> Result<(), Error> {
         ClientCommand::Describe(args) => describe::describe(&args, out).await,
         ClientCommand::Logs(args) => logs::logs(&args, out).await,
         ClientCommand::Exec(args) => exec::exec(&args, out).await,
+        ClientCommand::Attach(args) => attach::attach(&args, out).await,
         ClientCommand::PortForward(args) => port_forward::port_forward(&args, out).await,
         ClientCommand::Delete(args) => delete::delete(&args, out).await,
         ClientCommand::Stop(args) => stop::stop(&args, out).await,

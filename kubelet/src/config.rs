@@ -38,6 +38,8 @@ pub enum ClientCommand {
     Logs(LogsArgs),
     /// Run a program in a container
     Exec(ExecArgs),
+    /// Connect to the program that a container runs
+    Attach(AttachArgs),
     /// Forward ports of 127.0.0.1 to a pod
     PortForward(PortForwardArgs),
     /// Delete objects; the reclaim policy decides about a claim's data
@@ -200,8 +202,9 @@ pub struct DescribeArgs {
     pub names: Vec<String>,
 }
 
+/// Selects a pod.
 #[derive(Debug, Args)]
-pub struct LogsArgs {
+pub struct PodArgs {
     #[command(flatten)]
     pub root: RootDir,
     /// Namespace
@@ -209,9 +212,29 @@ pub struct LogsArgs {
     pub namespace: String,
     #[arg(value_name = "POD")]
     pub pod: String,
+}
+
+impl PodArgs {
+    /// Without its kind: `pod/web` is `web`.
+    pub fn name(&self) -> &str {
+        self.pod.strip_prefix("pod/").unwrap_or(&self.pod)
+    }
+}
+
+/// Selects a container.
+#[derive(Debug, Args)]
+pub struct ContainerArgs {
+    #[command(flatten)]
+    pub pod: PodArgs,
     /// Container [default: the only one of the pod]
     #[arg(short, long, default_value = "", hide_default_value = true)]
     pub container: String,
+}
+
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    #[command(flatten)]
+    pub of: ContainerArgs,
     /// Follow the log until the container ends
     #[arg(short, long)]
     pub follow: bool,
@@ -223,15 +246,7 @@ pub struct LogsArgs {
 #[derive(Debug, Args)]
 pub struct ExecArgs {
     #[command(flatten)]
-    pub root: RootDir,
-    /// Namespace
-    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
-    pub namespace: String,
-    #[arg(value_name = "POD")]
-    pub pod: String,
-    /// Container [default: the only one of the pod]
-    #[arg(short, long, default_value = "", hide_default_value = true)]
-    pub container: String,
+    pub of: ContainerArgs,
     /// Pass stdin to the program
     #[arg(short = 'i', long)]
     pub stdin: bool,
@@ -244,14 +259,24 @@ pub struct ExecArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct AttachArgs {
+    #[command(flatten)]
+    pub of: ContainerArgs,
+    /// Pass stdin to the container
+    #[arg(short = 'i', long)]
+    pub stdin: bool,
+    /// Stdin is a terminal, as the container's is
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Print only what the container writes
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct PortForwardArgs {
     #[command(flatten)]
-    pub root: RootDir,
-    /// Namespace
-    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
-    pub namespace: String,
-    #[arg(value_name = "POD")]
-    pub pod: String,
+    pub of: PodArgs,
     /// PORT of both, or LOCAL:REMOTE; no LOCAL before the colon: the kernel chooses it
     #[arg(required = true, value_name = "[LOCAL:]REMOTE")]
     pub ports: Vec<Forward>,

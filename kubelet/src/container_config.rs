@@ -162,6 +162,9 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
         labels,
         annotations: annotations(instance),
         log_path: log_path(&container.name, instance.restart_count),
+        stdin: container.stdin,
+        stdin_once: container.stdin_once,
+        tty: container.tty,
         linux: Some(cri::LinuxContainerConfig {
             resources: Some(resources),
             security_context: Some(security::of_container(instance, node)?),

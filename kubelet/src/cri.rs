@@ -229,6 +229,12 @@ impl Cri {
         Ok(call("Exec", &container, DEADLINE, async move { runtime.exec(request).await }).await?.url)
     }
 
+    pub(crate) async fn attach(&self, request: cri::AttachRequest) -> Result<String> {
+        let mut runtime = self.runtime.clone();
+        let container = request.container_id.clone();
+        Ok(call("Attach", &container, DEADLINE, async move { runtime.attach(request).await }).await?.url)
+    }
+
     pub(crate) async fn port_forward(&self, sandbox_id: &str, port: i32) -> Result<String> {
         let mut runtime = self.runtime.clone();
         let request = cri::PortForwardRequest { pod_sandbox_id: sandbox_id.to_owned(), port: vec![port] };

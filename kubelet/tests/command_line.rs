@@ -52,7 +52,9 @@ fn a_user_other_than_root_gets_one_line() {
 
 #[test]
 fn every_command_has_help() {
-    for command in ["run", "apply", "get", "describe", "logs", "delete", "stop"] {
+    for command in
+        ["run", "apply", "get", "describe", "logs", "exec", "attach", "port-forward", "delete", "stop"]
+    {
         let output = Command::new(BINARY).args([command, "--help"]).output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success() && help.contains("--root-dir <DIR>"), "{command}: {help}");

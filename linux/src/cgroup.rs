@@ -5,6 +5,7 @@
 //! make namespaces exists only in hierarchies that affect it (limits, device rules, accounting),
 //! since each join takes time.
 
+mod below;
 mod end;
 mod limits;
 mod listing;

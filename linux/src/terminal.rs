@@ -37,12 +37,18 @@ impl Terminal {
             return Err(failed("open")(Errno::NODEV));
         }
         rustix::pty::unlockpt(&ours).map_err(failed("unlock"))?;
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let programs = rustix::pty::ioctl_tiocgptpeer(&ours, flags).map_err(failed("open the peer of"))?;
+        let programs = open_peer(&ours)?;
         let owner = Uid::from_raw(user);
         rustix::fs::fchown(&programs, Some(owner), None::<Gid>).map_err(failed("change the owner of"))?;
         Ok(Self { ours, programs })
     }
+}
+
+/// The programs' end of the terminal `ours`, which does not become the controlling one of this process.
+pub fn open_peer(ours: impl AsFd) -> Result<OwnedFd> {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    rustix::pty::ioctl_tiocgptpeer(ours, flags)
+        .map_err(|e| Error::at("open the peer of", Path::new(MULTIPLEXER), e))
 }
 
 /// Makes the terminal the controlling one of the calling process, which leads a session without one.

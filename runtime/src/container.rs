@@ -153,13 +153,21 @@ pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         upper: dir.join("upper"),
         work: dir.join("work"),
     };
+    let config = &container.record.config;
     let call = Call::Start(Start {
         container: container.id.clone(),
         log: container.record.log_path.clone(),
         overlay,
         allow_without_device_control: runtime.allow_without_device_control,
+        stdin: config.stdin,
+        stdin_once: config.stdin_once,
     });
-    let problem = match shim.ask(call, &[], START_DEADLINE).await {
+    let answer = if (config.stdin || config.tty) && !shim.can_attach() {
+        Err(ShimProblem::CannotAttach)
+    } else {
+        shim.ask(call, &[], START_DEADLINE).await
+    };
+    let problem = match answer {
         Ok(Answer::Started { warnings, status, .. }) => {
             for warning in warnings.into_iter().chain(status.not_enforced) {
                 tracing::warn!(container_id = container.id, "{warning}");

@@ -88,6 +88,12 @@ pub enum Error {
         #[source]
         source: ShimProblem,
     },
+    #[error("attach to container {container}")]
+    Attach {
+        container: String,
+        #[source]
+        source: ShimProblem,
+    },
     /// kubelet knows an exec probe's timeout by the code.
     #[error("exec in container {container}: it did not end within {} s and was killed", .limit.as_secs())]
     ExecTimeout { container: String, limit: Duration },
@@ -183,6 +189,7 @@ impl Error {
             | Self::Plugin { .. }
             | Self::Start { .. }
             | Self::Exec { .. }
+            | Self::Attach { .. }
             | Self::Shim { .. }
             | Self::Record { .. }
             | Self::Rollback { .. }

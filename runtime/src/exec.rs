@@ -75,16 +75,23 @@ pub(crate) fn check(runtime: &Runtime, request: &ExecRequest) -> Result<String> 
     if request.cmd.is_empty() {
         return Err(Error::invalid("cmd", "empty"));
     }
-    if request.tty && request.stderr {
-        return Err(Error::invalid("stderr", "a terminal has one output stream, stdout"));
-    }
-    if !(request.stdin || request.stdout || request.stderr) {
-        return Err(Error::invalid("stdin", "one of stdin, stdout and stderr is needed"));
-    }
+    check_streams(request.tty, [request.stdin, request.stdout, request.stderr])?;
     Ok(running(runtime, &request.container_id)?.1.id.clone())
 }
 
-fn running(runtime: &Runtime, id: &str) -> Result<(Arc<Sandbox>, Arc<Container>)> {
+/// `wanted`: stdin, stdout and stderr.
+pub(crate) fn check_streams(tty: bool, wanted: [bool; 3]) -> Result<()> {
+    let [_, _, stderr] = wanted;
+    if tty && stderr {
+        return Err(Error::invalid("stderr", "a terminal has one output stream, stdout"));
+    }
+    if wanted == [false; 3] {
+        return Err(Error::invalid("stdin", "one of stdin, stdout and stderr is needed"));
+    }
+    Ok(())
+}
+
+pub(crate) fn running(runtime: &Runtime, id: &str) -> Result<(Arc<Sandbox>, Arc<Container>)> {
     let container = runtime.container(id)?;
     let state = container.state();
     if !state.is_running() {
@@ -146,7 +153,10 @@ pub(crate) async fn streamed(
         beside.spawn(write(connected(input)?, pieces));
     }
     if let Some(sizes) = sizes {
-        beside.spawn(resize(Arc::clone(&started.program.shim), started.program.id.clone(), sizes));
+        let id = started.program.id.clone();
+        let call =
+            move |Size { width, height }| Call::ResizeExec { exec: id.clone(), columns: width, rows: height };
+        beside.spawn(resize(Arc::clone(&started.program.shim), call, sizes));
     }
     let (mut output, mut to) = (output, Client(to));
     let code = started.until_end(&mut output, &mut to).await?;
@@ -154,7 +164,7 @@ pub(crate) async fn streamed(
     Ok(code)
 }
 
-async fn write(mut input: UnixStream, mut pieces: mpsc::Receiver<Vec<u8>>) {
+pub(crate) async fn write(mut input: UnixStream, mut pieces: mpsc::Receiver<Vec<u8>>) {
     while let Some(piece) = pieces.recv().await {
         if input.write_all(&piece).await.is_err() {
             return; // the program reads no more
@@ -163,12 +173,16 @@ async fn write(mut input: UnixStream, mut pieces: mpsc::Receiver<Vec<u8>>) {
     let _program_has_ended = input.shutdown().await;
 }
 
-async fn resize(shim: Arc<ShimClient>, exec: String, mut sizes: watch::Receiver<Option<Size>>) {
+/// `call`: the one for each size.
+pub(crate) async fn resize(
+    shim: Arc<ShimClient>,
+    call: impl Fn(Size) -> Call,
+    mut sizes: watch::Receiver<Option<Size>>,
+) {
     while sizes.changed().await.is_ok() {
-        let Some(Size { width, height }) = *sizes.borrow_and_update() else { continue };
-        let call = Call::ResizeExec { exec: exec.clone(), columns: width, rows: height };
-        if let Err(error) = shim.call(call).await {
-            tracing::debug!(error = %chain(&error), "exec: the size of the terminal");
+        let Some(size) = *sizes.borrow_and_update() else { continue };
+        if let Err(error) = shim.call(call(size)).await {
+            tracing::debug!(error = %chain(&error), "the size of a terminal");
         }
     }
 }
@@ -300,9 +314,9 @@ impl Sink for Client {
 }
 
 /// The streams that have not ended.
-struct Output {
-    stdout: Option<UnixStream>,
-    stderr: Option<UnixStream>,
+pub(crate) struct Output {
+    pub(crate) stdout: Option<UnixStream>,
+    pub(crate) stderr: Option<UnixStream>,
 }
 
 impl Output {
@@ -322,7 +336,7 @@ impl Output {
     }
 
     /// `None`: all have ended. Nothing is lost if this is dropped before.
-    async fn next(&mut self) -> Option<(Taken, Vec<u8>)> {
+    pub(crate) async fn next(&mut self) -> Option<(Taken, Vec<u8>)> {
         while self.stdout.is_some() || self.stderr.is_some() {
             let (from, piece) = tokio::select! {
                 piece = read_some(self.stdout.as_ref()) => (Taken::Stdout, piece),
@@ -361,12 +375,12 @@ fn socket_failed(source: std::io::Error) -> Error {
 }
 
 /// This process's end, and the shim's.
-fn pair() -> Result<[OwnedFd; 2]> {
+pub(crate) fn pair() -> Result<[OwnedFd; 2]> {
     let (ours, theirs) = StdStream::pair().map_err(socket_failed)?;
     Ok([ours.into(), theirs.into()])
 }
 
-fn connected(socket: OwnedFd) -> Result<UnixStream> {
+pub(crate) fn connected(socket: OwnedFd) -> Result<UnixStream> {
     let stream = StdStream::from(socket);
     stream.set_nonblocking(true).map_err(socket_failed)?;
     UnixStream::from_std(stream).map_err(socket_failed)

@@ -1,44 +1,50 @@
-//! Who waits for the end of a program that exec has started.
+//! Who waits for the end of a program that exec has started, or of a client's connection with a container.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// The callers that wait for the end of a program.
-#[derive(Debug, Default)]
-pub(crate) struct Execs(Mutex<HashMap<String, Waiting>>);
+/// The callers that wait, by the id that the runtime has chosen, and how it ended.
+#[derive(Debug)]
+pub(crate) struct Ends<T>(Mutex<HashMap<String, Waiting<T>>>);
 
 #[derive(Debug)]
-struct Waiting {
+struct Waiting<T> {
     sandbox: String,
-    /// Gets the exit code, or is dropped with the shim.
-    caller: oneshot::Sender<i32>,
+    /// Gets the end, or is dropped with the shim.
+    caller: oneshot::Sender<T>,
 }
 
-impl Execs {
-    pub(crate) fn expect(&self, exec: &str, sandbox: &str) -> oneshot::Receiver<i32> {
+impl<T> Default for Ends<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Ends<T> {
+    pub(crate) fn expect(&self, id: &str, sandbox: &str) -> oneshot::Receiver<T> {
         let (caller, ended) = oneshot::channel();
-        self.locked().insert(exec.to_owned(), Waiting { sandbox: sandbox.to_owned(), caller });
+        self.locked().insert(id.to_owned(), Waiting { sandbox: sandbox.to_owned(), caller });
         ended
     }
 
-    pub(crate) fn forget(&self, exec: &str) {
-        self.locked().remove(exec);
+    pub(crate) fn forget(&self, id: &str) {
+        self.locked().remove(id);
     }
 
-    pub(crate) fn ended(&self, exec: &str, code: i32) {
-        if let Some(waiting) = self.locked().remove(exec) {
-            let _caller_gone = waiting.caller.send(code);
+    pub(crate) fn ended(&self, id: &str, end: T) {
+        if let Some(waiting) = self.locked().remove(id) {
+            let _caller_gone = waiting.caller.send(end);
         }
     }
 
-    /// The sandbox's shim is gone, and with it all programs.
+    /// The sandbox's shim is gone, and with it all of them.
     pub(crate) fn lost(&self, sandbox: &str) {
         self.locked().retain(|_, waiting| waiting.sandbox != sandbox);
     }
 
-    fn locked(&self) -> MutexGuard<'_, HashMap<String, Waiting>> {
+    fn locked(&self) -> MutexGuard<'_, HashMap<String, Waiting<T>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,6 +10,7 @@ mod cgroup_mount;
 mod child;
 pub(crate) mod device_control;
 mod device_policy;
+mod ends;
 pub(crate) mod error;
 mod plan;
 mod root;
@@ -23,14 +24,14 @@ use std::path::{Path, PathBuf};
 
 use linux::cgroup::{Cgroup, Hierarchies};
 use linux::process::{self, Child};
+use nix::errno::Errno;
 use nix::sched::CloneFlags;
 use oci_spec::runtime::Spec;
 use serde::{Deserialize, Serialize};
 
 use crate::error::chain;
-pub(crate) use beside::Ends;
-pub(crate) use child::Stdio;
 use device_control::WithoutControl;
+pub(crate) use ends::{Ends, Stdio};
 use error::{LaunchError, Result};
 use plan::Plan;
 
@@ -39,6 +40,9 @@ use plan::Plan;
 const MOST_GROUPS_BELOW: u32 = 256;
 /// Levels of such groups.
 const DEEPEST_GROUP: u32 = 16;
+
+/// How often a container may change its groups while one of them is being joined.
+const MOST_MOVES: usize = 3;
 
 /// Directories of a container's root file system.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +75,7 @@ pub(crate) struct Launched {
 #[derive(Debug)]
 pub(crate) struct Surroundings<'a> {
     pub(crate) overlay: &'a Overlay,
-    pub(crate) stdio: Stdio,
+    pub(crate) ends: Ends,
     pub(crate) without_device_control: WithoutControl,
 }
 
@@ -92,7 +96,7 @@ pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Resu
     let launched = limited
         .and_then(|()| device_control::establish(&mut plan, &cgroup, with.without_device_control))
         .and_then(|not_enforced| {
-            let (child, outcome) = clone(&plan, with.overlay, &cgroup, with.stdio)?;
+            let (child, outcome) = clone(&plan, with.overlay, &cgroup, &with.ends)?;
             Ok((child, outcome, not_enforced))
         });
     match launched {
@@ -116,36 +120,56 @@ pub(crate) struct LaunchedBeside {
     pub(crate) number: OwnedFd,
 }
 
-/// Starts a further program in a running container, whose first process is behind `first`.
+/// A running container.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Running<'a> {
+    pub(crate) cgroup: &'a Cgroup,
+    /// Its first process, which is not reaped yet.
+    pub(crate) pid: i32,
+    pub(crate) pidfd: BorrowedFd<'a>,
+}
+
+/// Starts a further program in a running container.
 pub(crate) fn launch_beside(
     bundle: &Path,
     spec: &Spec,
     args: &[String],
-    cgroup: &Cgroup,
-    first: BorrowedFd<'_>,
+    container: Running<'_>,
     ends: &Ends,
 ) -> Result<LaunchedBeside> {
     let plan = Plan::new(bundle, spec)?.with_args(args)?;
     let plan = if matches!(ends, Ends::Terminal(_)) { plan.with_terminal() } else { plan };
-    let group = cgroup.open_v2()?;
-    let group = group.as_ref().map(AsFd::as_fd);
+    let Running { cgroup, pid, pidfd } = container;
     let (outcome, report) = pipe()?;
     let (number, written) = pipe()?;
-    let child = process::clone_child(CloneFlags::empty(), group, || {
-        match beside::run(&plan, cgroup, first, ends, &report, &written) {
-            Ok(()) => 0,
-            Err(problem) => reported(&report, &problem),
+    let clone = |group: Option<&OwnedFd>| {
+        process::clone_child(CloneFlags::empty(), group.map(AsFd::as_fd), || {
+            match beside::run(&plan, cgroup, pidfd, ends, &report, &written) {
+                Ok(()) => 0,
+                Err(problem) => reported(&report, &problem),
+            }
+        })
+    };
+    let mut child = clone(cgroup.open_v2()?.as_ref());
+    for _ in 0..MOST_MOVES {
+        match &child {
+            // The container has moved its processes into groups below its own.
+            Err(e) if matches!(e.errno(), Errno::EBUSY | Errno::EOPNOTSUPP) => {
+                child = clone(Some(&Hierarchies::detect()?.open_group_of(cgroup, pid)?));
+            }
+            Ok(_) | Err(_) => break,
         }
-    })?;
+    }
+    let child = child?;
     Ok(LaunchedBeside { first: child, outcome: outcome.into(), number: number.into() })
 }
 
-fn clone(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, stdio: Stdio) -> Result<(Child, OwnedFd)> {
+fn clone(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, ends: &Ends) -> Result<(Child, OwnedFd)> {
     let (outcome, report) = pipe()?;
     let group = cgroup.open_v2()?;
     let group = group.as_ref().map(AsFd::as_fd);
     let child = process::clone_child(plan.new_namespaces, group, || {
-        let Err(problem) = child::run(plan, overlay, cgroup, &stdio, report.as_fd());
+        let Err(problem) = child::run(plan, overlay, cgroup, ends, report.as_fd());
         reported(&report, &problem)
     })?;
     Ok((child, outcome.into()))

@@ -9,6 +9,7 @@
 //! about desired state, volumes or CSI.
 
 mod adopt;
+mod attach;
 mod blocking;
 mod cni;
 mod container;

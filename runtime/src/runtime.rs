@@ -13,7 +13,7 @@ use tokio::sync::broadcast;
 use crate::Config;
 use crate::cni::Cni;
 use crate::error::{Error, Result, chain};
-use crate::exec_ends::Execs;
+use crate::exec_ends::Ends;
 use crate::images::ImageStore;
 use crate::pulls::Pulls;
 use crate::record;
@@ -61,7 +61,10 @@ pub(crate) struct Runtime {
     pub(crate) images: ImageStore,
     pub(crate) trash: Arc<Trash>,
     pub(crate) pulls: Pulls,
-    pub(crate) execs: Execs,
+    /// Programs that exec has started, and their exit codes.
+    pub(crate) execs: Ends<i32>,
+    /// Clients that are attached to containers, and why that ended.
+    pub(crate) attachments: Ends<Option<String>>,
     pub(crate) boot_id: String,
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     containers: Mutex<BTreeMap<String, Arc<Container>>>,
@@ -110,7 +113,8 @@ impl Runtime {
             images,
             trash,
             pulls: Pulls::default(),
-            execs: Execs::default(),
+            execs: Ends::default(),
+            attachments: Ends::default(),
             boot_id: boot_id.trim().to_owned(),
             sandboxes: Mutex::default(),
             containers: Mutex::default(),
@@ -339,6 +343,7 @@ impl Listener for ShimListener {
             }
             Message::Exited { container, status } => runtime.exited(container, status),
             Message::ExecEnded { exec, code } => runtime.execs.ended(exec, *code),
+            Message::Detached { attach, problem } => runtime.attachments.ended(attach, problem.clone()),
             Message::Answer { .. } => {}
         }
     }
@@ -346,6 +351,7 @@ impl Listener for ShimListener {
     fn lost(&self, sandbox: &str) {
         let Some(runtime) = self.0.upgrade() else { return };
         runtime.execs.lost(sandbox);
+        runtime.attachments.lost(sandbox);
         let Some(sandbox) = runtime.find_sandbox(sandbox) else { return };
         // Expected: the sandbox is being stopped.
         if sandbox.record().phase != Phase::Ready {

@@ -10,20 +10,21 @@ use std::time::Duration;
 use proto::cri::image_service_server::ImageService;
 use proto::cri::runtime_service_server::RuntimeService;
 use proto::cri::{
-    CgroupDriver, ContainerEventResponse, ContainerStatusRequest, ContainerStatusResponse,
-    CreateContainerRequest, CreateContainerResponse, ExecRequest, ExecResponse, ExecSyncRequest,
-    ExecSyncResponse, FilesystemIdentifier, FilesystemUsage, GetEventsRequest, Image as CriImage,
-    ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest, ImageStatusResponse, Int64Value,
-    LinuxRuntimeConfiguration, ListContainerStatsRequest, ListContainerStatsResponse, ListContainersRequest,
-    ListContainersResponse, ListImagesRequest, ListImagesResponse, ListPodSandboxRequest,
-    ListPodSandboxResponse, PodSandboxStatusRequest, PodSandboxStatusResponse, PortForwardRequest,
-    PortForwardResponse, PullImageRequest, PullImageResponse, RemoveContainerRequest,
-    RemoveContainerResponse, RemoveImageRequest, RemoveImageResponse, RemovePodSandboxRequest,
-    RemovePodSandboxResponse, ReopenContainerLogRequest, ReopenContainerLogResponse, RunPodSandboxRequest,
-    RunPodSandboxResponse, RuntimeCondition, RuntimeConfigRequest, RuntimeConfigResponse, RuntimeFeatures,
-    RuntimeHandler, RuntimeHandlerFeatures, RuntimeStatus, StartContainerRequest, StartContainerResponse,
-    StatusRequest, StatusResponse, StopContainerRequest, StopContainerResponse, StopPodSandboxRequest,
-    StopPodSandboxResponse, UInt64Value, VersionRequest, VersionResponse,
+    AttachRequest, AttachResponse, CgroupDriver, ContainerEventResponse, ContainerStatusRequest,
+    ContainerStatusResponse, CreateContainerRequest, CreateContainerResponse, ExecRequest, ExecResponse,
+    ExecSyncRequest, ExecSyncResponse, FilesystemIdentifier, FilesystemUsage, GetEventsRequest,
+    Image as CriImage, ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest,
+    ImageStatusResponse, Int64Value, LinuxRuntimeConfiguration, ListContainerStatsRequest,
+    ListContainerStatsResponse, ListContainersRequest, ListContainersResponse, ListImagesRequest,
+    ListImagesResponse, ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxStatusRequest,
+    PodSandboxStatusResponse, PortForwardRequest, PortForwardResponse, PullImageRequest, PullImageResponse,
+    RemoveContainerRequest, RemoveContainerResponse, RemoveImageRequest, RemoveImageResponse,
+    RemovePodSandboxRequest, RemovePodSandboxResponse, ReopenContainerLogRequest, ReopenContainerLogResponse,
+    RunPodSandboxRequest, RunPodSandboxResponse, RuntimeCondition, RuntimeConfigRequest,
+    RuntimeConfigResponse, RuntimeFeatures, RuntimeHandler, RuntimeHandlerFeatures, RuntimeStatus,
+    StartContainerRequest, StartContainerResponse, StatusRequest, StatusResponse, StopContainerRequest,
+    StopContainerResponse, StopPodSandboxRequest, StopPodSandboxResponse, UInt64Value, VersionRequest,
+    VersionResponse,
 };
 use tokio::sync::{broadcast, watch};
 use tonic::{Request, Response, Status};
@@ -37,7 +38,7 @@ use crate::sandbox;
 use crate::shim::protocol::now;
 use crate::state::selected;
 use crate::streaming::Streaming;
-use crate::{container, exec, stats, status, unreadable};
+use crate::{attach, container, exec, stats, status, unreadable};
 
 const NAME: &str = "hawser";
 const CRI_VERSION: &str = "v1";
@@ -278,6 +279,13 @@ impl RuntimeService for Service {
         // The URL is of this container, whose id may be a prefix here.
         let container_id = exec::check(&self.runtime, &request)?;
         Ok(Response::new(ExecResponse { url: self.streaming.exec(ExecRequest { container_id, ..request })? }))
+    }
+
+    async fn attach(&self, request: Request<AttachRequest>) -> Reply<AttachResponse> {
+        let request = request.into_inner();
+        let container_id = attach::check(&self.runtime, &request)?;
+        let url = self.streaming.attach(AttachRequest { container_id, ..request })?;
+        Ok(Response::new(AttachResponse { url }))
     }
 
     async fn port_forward(&self, request: Request<PortForwardRequest>) -> Reply<PortForwardResponse> {

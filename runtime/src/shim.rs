@@ -6,7 +6,9 @@
 //!
 //! Invariant: one thread, one poll(2) loop; no code here waits for a runtime.
 
+mod attach;
 pub(crate) mod client;
+mod container;
 pub(crate) mod descriptors;
 mod error;
 mod exec;
@@ -15,6 +17,7 @@ mod oci;
 mod outcome;
 pub(crate) mod protocol;
 mod relay;
+mod terminal;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,7 +25,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linux::cgroup::Cgroup;
 use linux::process::{self, Exit};
@@ -34,21 +37,23 @@ use oci_spec::runtime::Spec;
 
 use crate::error::{Error, chain};
 use crate::launcher::device_control::WithoutControl;
-use crate::launcher::{self, Stdio, Surroundings};
+use crate::launcher::{self, Ends, Stdio, Surroundings};
 use crate::record::{self, Unflushed};
+use attach::Attachments;
 use client::{Client, Received};
+use container::Container;
 use error::{Result, ShimError};
 use exec::{Execs, Waits};
 use log::{LogFile, Stream};
 use oci::OciRuntime;
 use outcome::{Outcome, Starting};
 use protocol::{Answer, Call, Exited, Message, ShimConfig, ShimStatus, Start, container_dir, now};
+use terminal::{Console, ContainerEnds, output_pipe};
 
 /// Limit of the reason why a container did not start.
 const MAX_PROBLEM_BYTES: usize = 4096;
-/// The largest pipe of an unprivileged process (/proc/sys/fs/pipe-max-size), and what arrives
-/// meanwhile.
-const MAX_PIPE_BYTES: usize = 2 << 20;
+/// How long no client is accepted after that has failed: this process, or the machine, has too many descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longer waits after SIGKILL mean that the process hangs in the kernel.
 const AFTER_KILL: Duration = Duration::from_secs(1);
 
@@ -63,21 +68,13 @@ struct Shim {
     containers: BTreeMap<String, Container>,
     /// Further programs in them.
     execs: Execs,
+    /// Clients of them.
+    attachments: Attachments,
+    /// Until then no client is accepted.
+    accept_again: Option<Instant>,
     /// RLIMIT_NOFILE of this process.
     descriptor_limit: u64,
     ended: bool,
-}
-
-#[derive(Debug)]
-struct Container {
-    /// `None` once it has ended.
-    pidfd: Option<OwnedFd>,
-    cgroup: Cgroup,
-    /// `None` once it has ended.
-    log: Option<LogFile>,
-    streams: Vec<Stream>,
-    starting: Option<Starting>,
-    status: ShimStatus,
 }
 
 /// Whom to answer.
@@ -96,6 +93,7 @@ enum Ready {
     Outcome(String),
     ExecOutcome(String),
     ExecStream(String),
+    Attachment(String),
     Output(String),
 }
 
@@ -127,6 +125,8 @@ pub(crate) fn run(dir: &Path) -> std::result::Result<(), Error> {
         next_client: 0,
         containers: BTreeMap::new(),
         execs: Execs::default(),
+        attachments: Attachments::default(),
+        accept_again: None,
         descriptor_limit: process::descriptor_limit(),
         ended: false,
     };
@@ -134,6 +134,7 @@ pub(crate) fn run(dir: &Path) -> std::result::Result<(), Error> {
         for ready in shim.wait()? {
             shim.serve(ready);
         }
+        shim.expire_attachments();
     }
     Ok(())
 }
@@ -141,8 +142,9 @@ pub(crate) fn run(dir: &Path) -> std::result::Result<(), Error> {
 impl Shim {
     fn wait(&self) -> std::result::Result<Vec<Ready>, Error> {
         let mut what = vec![Ready::Dialled, Ready::ChildEnded];
+        let accepts = self.accept_again.is_none_or(|again| again <= Instant::now());
         let mut fds = vec![
-            PollFd::new(self.listener.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.listener.as_fd(), if accepts { PollFlags::POLLIN } else { PollFlags::empty() }),
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
         ];
         for (id, client) in &self.clients {
@@ -156,7 +158,8 @@ impl Shim {
                 what.push(Ready::Outcome(id.clone()));
                 fds.push(PollFd::new(starting.as_fd(), PollFlags::POLLIN));
             }
-            for stream in &container.streams {
+            // Output for which a client has no room waits.
+            for stream in container.streams.iter().filter(|s| self.attachments.room(id, s.name()) > 0) {
                 what.push(Ready::Output(id.clone()));
                 fds.push(PollFd::new(stream.as_fd(), PollFlags::POLLIN));
             }
@@ -170,7 +173,15 @@ impl Shim {
                 fds.push(fd);
             }
         }
-        match nix::poll::poll(&mut fds, PollTimeout::NONE) {
+        for (id, polled) in self.attachments.interest() {
+            for fd in polled {
+                what.push(Ready::Attachment(id.to_owned()));
+                fds.push(fd);
+            }
+        }
+        let again = self.accept_again.filter(|_| !accepts);
+        let until = again.into_iter().chain(self.attachments.deadline()).min();
+        match nix::poll::poll(&mut fds, timeout(until)) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(e) => return Err(Error::io("poll", &self.dir, e.into())),
         }
@@ -194,19 +205,35 @@ impl Shim {
             Ready::Outcome(id) => self.learn_outcome(&id),
             Ready::ExecOutcome(id) => self.learn_exec_outcome(&id),
             Ready::ExecStream(id) => self.relay(&id),
+            Ready::Attachment(id) => self.serve_attachment(&id),
             Ready::Output(id) => {
                 if let Some(container) = self.containers.get_mut(&id) {
-                    container.pump();
+                    container.pump(&id, &mut self.attachments);
                 }
             }
         }
     }
 
     fn accept(&mut self) {
-        while let Ok((socket, _)) = self.listener.accept() {
-            if let Ok(client) = Client::new(socket) {
-                self.clients.insert(self.next_client, client);
-                self.next_client += 1;
+        loop {
+            match self.listener.accept() {
+                Ok((socket, _)) => {
+                    self.accept_again = None;
+                    if let Ok(client) = Client::new(socket) {
+                        self.clients.insert(self.next_client, client);
+                        self.next_client += 1;
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e)
+                    if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
+                // The client still waits, so the listener would be ready at once.
+                Err(e) => {
+                    if self.accept_again.replace(Instant::now() + ACCEPT_PAUSE).is_none() {
+                        note(&format!("accept a client: {e}: trying again"));
+                    }
+                    return;
+                }
             }
         }
     }
@@ -265,11 +292,16 @@ impl Shim {
             Call::Exec(exec) => return self.exec(caller, exec, descriptors).map(|()| None),
             Call::KillExec { exec } => self.kill_exec(&exec),
             Call::ResizeExec { exec, columns, rows } => self.resize_exec(&exec, columns, rows)?,
+            Call::Attach(attach) => self.attach(caller, attach, descriptors)?,
+            Call::ResizeContainer { container, columns, rows } => {
+                self.resize_container(&container, columns, rows)?;
+            }
             Call::List => {
                 return Ok(Some(Answer::Containers {
                     pid: std::process::id().cast_signed(),
                     receives_descriptors: true,
                     can_exec: true,
+                    can_attach: true,
                     containers: self
                         .containers
                         .iter()
@@ -288,7 +320,8 @@ impl Shim {
     }
 
     fn start(&mut self, caller: Caller, start: Start, stdin: Option<OwnedFd>) -> Result<Option<Answer>> {
-        let Start { container: id, log, overlay, allow_without_device_control } = start;
+        let Start { container: id, log, overlay, allow_without_device_control, stdin: has_stdin, stdin_once } =
+            start;
         if self.containers.contains_key(&id) {
             return Err(ShimError::StartedBefore);
         }
@@ -300,16 +333,14 @@ impl Shim {
             Spec::load(bundle.join("config.json")).map_err(|source| ShimError::Specification { source })?;
         let log = LogFile::open(log.clone(), self.config.log_ceiling)
             .map_err(|source| ShimError::OpenLog { path: log.unwrap_or_default(), source })?;
-        let (own_stdout, stdout) = output_pipe("stdout")?;
-        let (own_stderr, stderr) = output_pipe("stderr")?;
-        let stdio = Stdio { stdin, stdout, stderr };
-        let mut streams = vec![own_stdout, own_stderr];
+        let ContainerEnds { ends, ours, mut streams } =
+            terminal::ends(&spec, terminal::Wanted { has_stdin, stdin_once, given: stdin })?;
         let Some(program) = self.config.oci_runtime.clone() else {
             let without_device_control = match allow_without_device_control {
                 true => WithoutControl::StartWithoutMknod,
                 false => WithoutControl::Refuse,
             };
-            let with = Surroundings { overlay: &overlay, stdio, without_device_control };
+            let with = Surroundings { overlay: &overlay, ends, without_device_control };
             let launched = launcher::launch(&bundle, &spec, with)?;
             let status = ShimStatus {
                 pid: launched.child.pid,
@@ -323,6 +354,7 @@ impl Shim {
                 cgroup: launched.cgroup,
                 log: Some(log),
                 streams,
+                ours,
                 starting: Some(starting),
                 status,
             };
@@ -331,9 +363,20 @@ impl Shim {
         };
         let state_dir = self.dir.join("oci");
         let runtime = OciRuntime { program: &program, state_dir: &state_dir };
-        let (pid, cgroup) = runtime.create(&id, &bundle, &spec, &overlay, stdio).map_err(|error| {
+        let (stdio, console) = match ends {
+            Ends::Pipes(stdio) => (stdio, None),
+            Ends::Terminal(_socket_of_the_launcher) => {
+                let (said, stderr) = output_pipe("stderr")?;
+                streams.push(said);
+                let stdout = stderr.try_clone();
+                let stdout = stdout.map_err(|source| ShimError::Pipe { name: "stdout", source })?;
+                (Stdio { stdin: None, stdout, stderr }, Some(Console::listen(&bundle)?))
+            }
+        };
+        let created = runtime.create(&id, &bundle, &spec, &overlay, stdio, console.is_some());
+        let (pid, cgroup) = created.map_err(|error| {
             // The OCI runtime writes its error message to the container's stderr.
-            let said = streams[1].read_raw();
+            let said = streams.last_mut().map(Stream::read_raw).unwrap_or_default();
             if said.is_empty() {
                 ShimError::Launch(error)
             } else {
@@ -343,20 +386,23 @@ impl Shim {
         let pidfd = process::open_pidfd(pid)?.ok_or(ShimError::EndedEarly)?;
         // An OCI runtime restricts devices itself, or refuses.
         let status = ShimStatus { pid, started_at: now(), not_enforced: None, exit: None };
-        let container = Container {
+        let mut container = Container {
             pidfd: Some(pidfd),
             cgroup,
             log: Some(log),
             streams,
+            ours,
             starting: None,
             status: status.clone(),
         };
-        if let Err(problem) = runtime.start(&id) {
+        let connected = console.map(|console| container.connect_terminal(console.receive()?));
+        let started = connected.unwrap_or(Ok(())).and_then(|()| Ok(runtime.start(&id)?));
+        if let Err(problem) = started {
             // `delete` kills its process, which is reaped as an orphan.
             if let Err(also) = runtime.delete(&id, &bundle) {
                 note(&format!("container {id}: {}", chain(&also)));
             }
-            return Err(problem.into());
+            return Err(problem);
         }
         self.containers.insert(id.clone(), container);
         self.save(&id);
@@ -369,7 +415,11 @@ impl Shim {
         let Some(starting) = &mut container.starting else { return };
         let outcome = match starting.read() {
             Outcome::Unknown => return,
-            Outcome::Runs => Ok(()),
+            Outcome::Runs => container.take_terminal().inspect_err(|_| {
+                if let Some(pidfd) = &container.pidfd {
+                    let _has_ended = process::signal_pidfd(pidfd, libc::SIGKILL);
+                }
+            }),
             Outcome::Failed(problem) => Err(problem),
         };
         let Some(starting) = container.starting.take() else { return };
@@ -416,11 +466,14 @@ impl Shim {
                 self.child_ended(pid, exit.shell_code());
                 continue;
             };
-            container.drain();
+            // It ended before it had one, or just after.
+            let _was_not_sent = container.take_terminal();
+            let id = id.clone();
+            container.drain(&id, &mut self.attachments);
             let oom_killed = exit != Exit::Code(0) && container.cgroup.oom_kills() > 0;
             container.status.exit = Some(Exited { code: exit.shell_code(), finished_at: now(), oom_killed });
             container.close_descriptors();
-            let id = id.clone();
+            self.finish_attachments(&id);
             self.settle(&id);
         }
     }
@@ -461,43 +514,18 @@ impl Shim {
     }
 }
 
-impl Container {
-    fn pump(&mut self) {
-        let Some(log) = &mut self.log else { return };
-        self.streams.retain_mut(|stream| stream.pump(log, log::TURN_BYTES));
-    }
-
-    /// Reads the remaining output of an ended container. Its processes may have passed the pipe's
-    /// write end to another container, which could write to it without end.
-    fn drain(&mut self) {
-        let Some(log) = &mut self.log else { return };
-        for mut stream in self.streams.drain(..) {
-            if stream.pump(log, MAX_PIPE_BYTES) {
-                stream.finish(log);
-            }
-        }
-    }
-
-    /// A pod may have thousands of ended containers: none keeps a descriptor.
-    fn close_descriptors(&mut self) {
-        self.pidfd = None;
-        self.log = None;
-    }
+/// Of poll(2), until then.
+fn timeout(until: Option<Instant>) -> PollTimeout {
+    let Some(until) = until else { return PollTimeout::NONE };
+    // Rounded up, so that it has passed then.
+    let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+    PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
 }
 
 /// Shortens the text: it may contain megabytes from an image, and an answer is one line of limited
 /// length.
 fn refused(error: &ShimError) -> Answer {
     Answer::Refused { problem: trace::shortened(chain(error), MAX_PROBLEM_BYTES) }
-}
-
-/// The shim's non-blocking read end, and the container's blocking write end.
-fn output_pipe(name: &'static str) -> Result<(Stream, OwnedFd)> {
-    let (ours, theirs) = io::pipe().map_err(|source| ShimError::Pipe { name, source })?;
-    let ours = OwnedFd::from(ours);
-    rustix::fs::fcntl_setfl(&ours, rustix::fs::OFlags::NONBLOCK)
-        .map_err(|e| ShimError::Pipe { name, source: e.into() })?;
-    Ok((Stream::new(ours, name), theirs.into()))
 }
 
 /// A container with its own pid namespace has no process left. Processes of a hostPID container

@@ -82,6 +82,7 @@ pub(crate) struct ShimClient {
     writer: Arc<tokio::sync::Mutex<OwnedWriteHalf>>,
     receives_descriptors: bool,
     can_exec: bool,
+    can_attach: bool,
     next_id: AtomicU64,
     waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
 }
@@ -156,13 +157,15 @@ pub(crate) async fn connect(
         writer: Arc::new(tokio::sync::Mutex::new(writer)),
         receives_descriptors: false,
         can_exec: false,
+        can_attach: false,
         next_id: AtomicU64::new(0),
         waiting,
     };
     match client.call_within(Call::List, limit).await? {
-        Answer::Containers { pid, receives_descriptors, can_exec, containers } => {
+        Answer::Containers { pid, receives_descriptors, can_exec, can_attach, containers } => {
             client.receives_descriptors = receives_descriptors;
             client.can_exec = can_exec;
+            client.can_attach = can_attach;
             client.process = ProcessId::of(pid)?.ok_or_else(|| client.failed(ShimProblem::Ended))?;
             Ok((client, containers))
         }
@@ -180,6 +183,11 @@ impl ShimClient {
     /// A shim of an earlier version cannot start further programs.
     pub(crate) fn can_exec(&self) -> bool {
         self.can_exec
+    }
+
+    /// Nor start a container with a terminal, or with stdin.
+    pub(crate) fn can_attach(&self) -> bool {
+        self.can_attach
     }
 
     pub(crate) async fn call(&self, call: Call) -> Result<Answer> {
@@ -355,6 +363,7 @@ mod tests {
                             pid: std::process::id().cast_signed(),
                             receives_descriptors,
                             can_exec: false,
+                            can_attach: false,
                             containers: BTreeMap::new(),
                         },
                         _ => answer(request),
@@ -368,7 +377,14 @@ mod tests {
 
     fn start_with_layers(lower: Vec<PathBuf>) -> Call {
         let overlay = Overlay { lower, upper: "/upper".into(), work: "/work".into() };
-        Call::Start(Start { container: "c".into(), log: None, overlay, allow_without_device_control: false })
+        Call::Start(Start {
+            container: "c".into(),
+            log: None,
+            overlay,
+            allow_without_device_control: false,
+            stdin: false,
+            stdin_once: false,
+        })
     }
 
     /// The shim reads from the descriptor, and its refusal has what it read.

@@ -143,7 +143,7 @@ pub(crate) fn build(
     let mut spec = json!({
         "ociVersion": "1.0.2",
         "process": {
-            "terminal": false,
+            "terminal": config.tty,
             "user": {"uid": user.uid, "gid": user.gid, "additionalGids": user.groups},
             "args": args(config, image)?,
             "env": env(config, image, sandbox.hostname, &user)?,
@@ -191,12 +191,6 @@ fn parsed(spec: Value) -> Result<Spec> {
 
 fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
     let unsupported = |field, value: &str| Err(Error::Unsupported { field, value: value.to_owned() });
-    if config.tty {
-        return unsupported("tty", "true");
-    }
-    if config.stdin {
-        return unsupported("stdin", "true");
-    }
     if !config.cdi_devices.is_empty() {
         return unsupported("CDI_devices", &config.cdi_devices[0].name);
     }
@@ -235,6 +229,8 @@ fn env(config: &ContainerConfig, image: &ImageConfig, hostname: &str, user: &Use
     let path = DEFAULT_PATH.split_once('=').expect("the constant has one");
     let defaults = [path, ("HOSTNAME", hostname), ("HOME", &user.home)];
     let of_image = image.env.iter().map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    // The image's value was for another terminal.
+    let of_terminal = config.tty.then_some(("TERM", "xterm"));
     let of_request = config.envs.iter().map(|pair| {
         let value = std::str::from_utf8(&pair.value)
             .map_err(|_| Error::invalid(format!("envs {:?}", pair.key), "the value is not UTF-8"))?;
@@ -243,7 +239,7 @@ fn env(config: &ContainerConfig, image: &ImageConfig, hostname: &str, user: &Use
     let of_request: Vec<(&str, &str)> = of_request.collect::<Result<_>>()?;
     let mut env: Vec<(&str, &str)> = Vec::new();
     let mut places: HashMap<&str, usize> = HashMap::new();
-    for (name, value) in defaults.into_iter().chain(of_image).chain(of_request) {
+    for (name, value) in defaults.into_iter().chain(of_image).chain(of_terminal).chain(of_request) {
         let place = *places.entry(name).or_insert(env.len());
         if place == env.len() {
             env.push((name, value));
@@ -597,9 +593,16 @@ mod tests {
     }
 
     #[test]
-    fn tty_is_refused_by_name() {
-        let err =
-            spec_of(&ContainerConfig { tty: true, ..command(&["/x"]) }, &ImageConfig::default()).unwrap_err();
-        assert_eq!(err.to_string(), "tty: true is not supported");
+    fn a_terminal_has_a_name_of_its_kind_unless_the_request_has_another() {
+        let image = ImageConfig { env: vec!["TERM=dumb".to_owned()], ..ImageConfig::default() };
+        let mut config = ContainerConfig { tty: true, ..command(&["/x"]) };
+        let spec = spec_of(&config, &image).unwrap();
+        assert_eq!(spec["process"]["terminal"], true);
+        let has = |spec: &Value, pair: &str| {
+            spec["process"]["env"].as_array().unwrap().iter().any(|found| found == pair)
+        };
+        assert!(has(&spec, "TERM=xterm"), "{spec}");
+        config.envs = vec![proto::cri::KeyValue { key: "TERM".to_owned(), value: b"vt100".to_vec() }];
+        assert!(has(&spec_of(&config, &image).unwrap(), "TERM=vt100"));
     }
 }

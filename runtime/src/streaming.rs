@@ -1,4 +1,5 @@
-//! The streaming server: Exec and PortForward answer with a URL, and the client's connection to it carries the streams.
+//! The streaming server: Exec, Attach and PortForward answer with a URL, and the client's connection to it carries
+//! the streams.
 //!
 //! A URL works once, within a minute. The server listens on a port of the loopback interface, which all
 //! users of the node reach: a URL has 128 random bits, and nothing else is served.
@@ -23,15 +24,16 @@ use hyper::header::{
 use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use proto::cri::ExecRequest;
+use proto::cri::{AttachRequest, ExecRequest};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
 use crate::error::{Error, Result};
 use crate::runtime::Runtime;
 use crate::state::Sandbox;
 use port_forward::Target;
+use remote_command::Command;
 
 /// containerd's and CRI-O's.
 const VALID_FOR: Duration = Duration::from_secs(60);
@@ -81,7 +83,7 @@ impl Carrier {
 /// What a URL is for.
 #[derive(Debug)]
 enum Wanted {
-    Exec(ExecRequest),
+    Command(Command),
     PortForward(Target),
 }
 
@@ -89,7 +91,7 @@ impl Wanted {
     /// The first part of the URL's path.
     fn kind(&self) -> &'static str {
         match self {
-            Self::Exec(_) => "exec",
+            Self::Command(command) => command.kind(),
             Self::PortForward(_) => "portforward",
         }
     }
@@ -97,8 +99,8 @@ impl Wanted {
     /// What its streams speak.
     fn protocol(&self, carrier: Carrier) -> &'static str {
         match (self, carrier) {
-            (Self::Exec(_), Carrier::Spdy) => remote_command::by_spdy::PROTOCOL,
-            (Self::Exec(_), Carrier::WebSocket) => remote_command::by_websocket::PROTOCOL,
+            (Self::Command(_), Carrier::Spdy) => remote_command::by_spdy::PROTOCOL,
+            (Self::Command(_), Carrier::WebSocket) => remote_command::by_websocket::PROTOCOL,
             (Self::PortForward(_), Carrier::Spdy) => port_forward::by_spdy::PROTOCOL,
             (Self::PortForward(_), Carrier::WebSocket) => port_forward::by_websocket::PROTOCOL,
         }
@@ -133,7 +135,11 @@ impl Streaming {
     }
 
     pub(crate) fn exec(&self, request: ExecRequest) -> Result<String> {
-        self.url(Wanted::Exec(request))
+        self.url(Wanted::Command(Command::Exec(request)))
+    }
+
+    pub(crate) fn attach(&self, request: AttachRequest) -> Result<String> {
+        self.url(Wanted::Command(Command::Attach(request)))
     }
 
     /// `ports`: which; none: all.
@@ -202,13 +208,10 @@ async fn accept(
         let (streaming, runtime, sessions) =
             (Arc::clone(&streaming), Arc::clone(&runtime), Arc::clone(&sessions));
         let client = tokio::spawn(async move {
-            let known = tokio::time::timeout(REQUEST_TIMEOUT * 2, request(stream, streaming)).await;
-            if let (Ok(Some(known)), Ok(place)) = (known, sessions.try_acquire_owned()) {
+            let known = tokio::time::timeout(REQUEST_TIMEOUT * 2, request(stream, streaming, sessions)).await;
+            if let Ok(Some(known)) = known {
                 // A task of its own, which does not give way.
-                tokio::spawn(async move {
-                    serve(known, &runtime).await;
-                    drop(place);
-                });
+                tokio::spawn(async move { serve(known, &runtime).await });
             }
         });
         unknown.push_back(client.abort_handle());
@@ -216,11 +219,13 @@ async fn accept(
 }
 
 async fn serve(known: Known, runtime: &Arc<Runtime>) {
-    let Known { wanted, carrier, io } = known;
+    let Known { accepted: Accepted { wanted, carrier, place: _place }, io } = known;
     match (wanted, carrier) {
-        (Wanted::Exec(request), Carrier::Spdy) => remote_command::by_spdy::exec(runtime, request, io).await,
-        (Wanted::Exec(request), Carrier::WebSocket) => {
-            remote_command::by_websocket::exec(runtime, request, websocket::server(io).await).await;
+        (Wanted::Command(command), Carrier::Spdy) => {
+            remote_command::by_spdy::serve(runtime, command, io).await;
+        }
+        (Wanted::Command(command), Carrier::WebSocket) => {
+            remote_command::by_websocket::serve(runtime, command, websocket::server(io).await).await;
         }
         (Wanted::PortForward(target), Carrier::Spdy) => port_forward::by_spdy::serve(target, io).await,
         (Wanted::PortForward(target), Carrier::WebSocket) => {
@@ -231,19 +236,25 @@ async fn serve(known: Known, runtime: &Arc<Runtime>) {
 
 /// A client that has named a URL.
 struct Known {
-    wanted: Wanted,
-    carrier: Carrier,
+    accepted: Accepted,
     io: TokioIo<Upgraded>,
 }
 
+struct Accepted {
+    wanted: Wanted,
+    carrier: Carrier,
+    /// Among the clients with streams.
+    place: OwnedSemaphorePermit,
+}
+
 /// The one request of a connection, and the connection after its answer.
-async fn request(stream: TcpStream, streaming: Arc<Streaming>) -> Option<Known> {
+async fn request(stream: TcpStream, streaming: Arc<Streaming>, sessions: Arc<Semaphore>) -> Option<Known> {
     let (upgraded, mut next) = tokio::sync::mpsc::channel(1);
     let service = hyper::service::service_fn(|mut request: Request<Incoming>| {
-        let answer = match negotiate(&streaming, &request) {
-            Ok((wanted, carrier, answer)) => {
+        let answer = match negotiate(&streaming, &sessions, &request) {
+            Ok((accepted, answer)) => {
                 let _one_request_per_connection =
-                    upgraded.try_send((wanted, carrier, hyper::upgrade::on(&mut request)));
+                    upgraded.try_send((accepted, hyper::upgrade::on(&mut request)));
                 answer
             }
             Err(refusal) => refusal.answer(),
@@ -260,8 +271,8 @@ async fn request(stream: TcpStream, streaming: Arc<Streaming>) -> Option<Known> 
         .await;
     let ended = async {
         served?;
-        let Ok((wanted, carrier, upgrade)) = next.try_recv() else { return Ok(None) };
-        Ok::<_, hyper::Error>(Some(Known { wanted, carrier, io: TokioIo::new(upgrade.await?) }))
+        let Ok((accepted, upgrade)) = next.try_recv() else { return Ok(None) };
+        Ok::<_, hyper::Error>(Some(Known { accepted, io: TokioIo::new(upgrade.await?) }))
     };
     ended.await.inspect_err(|error| tracing::debug!(%error, "a streaming connection")).ok().flatten()
 }
@@ -274,6 +285,7 @@ enum Refusal {
     NoUpgrade,
     NoKey,
     NoProtocol(&'static str),
+    Busy,
 }
 
 impl Refusal {
@@ -292,6 +304,10 @@ impl Refusal {
             Self::NoProtocol(known) => {
                 (StatusCode::FORBIDDEN, format!("the only stream protocol is {known}\n"))
             }
+            Self::Busy => {
+                let text = "too many clients have streams: no more are served until some end\n";
+                (StatusCode::SERVICE_UNAVAILABLE, text.to_owned())
+            }
         };
         let mut answer = Response::new(Full::from(text));
         *answer.status_mut() = status;
@@ -303,8 +319,9 @@ impl Refusal {
 
 fn negotiate(
     streaming: &Streaming,
+    sessions: &Arc<Semaphore>,
     request: &Request<Incoming>,
-) -> std::result::Result<(Wanted, Carrier, Response<Full<Bytes>>), Refusal> {
+) -> std::result::Result<(Accepted, Response<Full<Bytes>>), Refusal> {
     if !matches!(*request.method(), Method::GET | Method::POST) {
         return Err(Refusal::Method);
     }
@@ -316,6 +333,7 @@ fn negotiate(
         Carrier::Spdy => None,
         Carrier::WebSocket => Some(websocket::accept_key(headers).ok_or(Refusal::NoKey)?),
     };
+    let place = Arc::clone(sessions).try_acquire_owned().map_err(|_| Refusal::Busy)?;
     // Last, since the URL works once.
     let offers = |known: &str| has_word(headers, &carrier.header(), known);
     let wanted = streaming.take(request.uri().path(), carrier, offers)?;
@@ -328,7 +346,7 @@ fn negotiate(
     if let Some(key) = key {
         headers.insert(SEC_WEBSOCKET_ACCEPT, key);
     }
-    Ok((wanted, carrier, answer))
+    Ok((Accepted { wanted, carrier, place }, answer))
 }
 
 /// Whether one of the header's values has the word, in any case, in its list.

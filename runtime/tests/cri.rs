@@ -3,10 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at its first surprise and says so")]
 
+#[path = "cri/attach.rs"]
+mod attach;
 #[path = "cri/containers.rs"]
 mod containers;
 #[path = "cri/exec.rs"]
 mod exec;
+#[path = "cri/exec_limits.rs"]
+mod exec_limits;
 #[path = "cri/held_outputs.rs"]
 mod held_outputs;
 #[path = "cri/hostile_mounts.rs"]
@@ -33,5 +37,7 @@ mod seccomp;
 mod shim_protocol;
 #[path = "cri/spdy_client.rs"]
 mod spdy_client;
+#[path = "cri/stream_limits.rs"]
+mod stream_limits;
 #[path = "cri/streams.rs"]
 mod streams;

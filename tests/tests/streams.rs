@@ -1,10 +1,15 @@
-//! `hawser-kubelet exec` and `port-forward`, from the command to the container and back.
+//! `hawser-kubelet exec`, `attach` and `port-forward`, from the command to the container and back.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Stdio};
 
 use anyhow::ensure;
+use linux::terminal::{Terminal, set_size};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rustix::termios::{LocalModes, tcgetattr};
 use tests::manifests::Pod;
 use tests::node::TIMEOUT;
 use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually};
@@ -106,6 +111,83 @@ fn a_port_of_a_pod_is_reached_from_here() {
     assert_eq!(code, Some(1));
     assert_eq!(said, "Error from server (NotFound): pods \"absent\" not found in namespace \"default\"\n");
     node.finish(&idle).expect("nothing is left");
+}
+
+/// A container that says what it repeats, and ends with its stdin.
+#[test]
+fn a_container_reads_what_an_attached_command_reads() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    let copy = Pod::new("copy", &["copy"]).yaml() + "      stdin: true\n      stdinOnce: true\n";
+    node.put_manifest("copy.yaml", &copy).expect("put");
+    wait_for_programs(&node, 2);
+    let attached = eventually("the container runs", TIMEOUT, || {
+        let mut command = node.client_command(&["attach", "copy", "-i"])?;
+        let mut command =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        command.stdin.take().expect("piped").write_all(b"good day\n")?;
+        let output = command.wait_with_output()?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(output)
+    });
+    let attached = attached.expect("it is attached");
+    assert_eq!(String::from_utf8_lossy(&attached.stdout), "good day\n");
+    wait_for_programs(&node, 1);
+    assert_eq!(node.client(&["logs", "copy"]).expect("a log"), "good day\n");
+    let (code, said) = failure(&node, &["attach", "copy"]);
+    assert_eq!(code, Some(1));
+    assert!(said.contains("container \"business\" in pod \"copy\" is not running"), "{said}");
+    let (_, said) = failure(&node, &["attach", "absent"]);
+    assert_eq!(said, "Error from server (NotFound): pods \"absent\" not found in namespace \"default\"\n");
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
+fn a_terminal_is_connected_with_that_of_a_container_and_restored() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    let shell = Pod::new("shell", &["terminal"]).yaml() + "      stdin: true\n      tty: true\n";
+    node.put_manifest("shell.yaml", &shell).expect("put");
+    node.wait_for_log("shell", &["0 columns, 0 rows\r"]).expect("it runs");
+    let Terminal { ours, programs } = Terminal::open(0).expect("a terminal");
+    set_size(&ours, 100, 30).expect("it has a size");
+    let before = tcgetattr(&programs).expect("a terminal");
+    let copy = || Stdio::from(programs.try_clone().expect("a copy"));
+    let mut command = node.client_command(&["attach", "pod/shell", "-i", "-t"]).expect("a command");
+    let mut command = command.stdin(copy()).stdout(copy()).stderr(copy()).spawn().expect("it starts");
+    let mut keyboard = File::from(ours);
+    let mut seen = String::new();
+    see(&mut keyboard, &mut seen, "100 columns, 30 rows\r\n");
+    assert!(seen.contains("try pressing enter"), "{seen}");
+    let during = tcgetattr(&programs).expect("a terminal");
+    assert!(!during.local_modes.intersects(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG));
+    // The window changes.
+    set_size(&keyboard, 80, 24).expect("it has a size");
+    kill(Pid::from_raw(command.id().cast_signed()), Signal::SIGWINCH).expect("it runs");
+    see(&mut keyboard, &mut seen, "80 columns, 24 rows\r\n");
+    // The key is for the container's program, not for the command.
+    keyboard.write_all(b"\x03").expect("written");
+    assert!(command.wait().expect("it ends").success());
+    let after = tcgetattr(&programs).expect("a terminal");
+    assert_eq!(after.local_modes, before.local_modes);
+    assert_eq!(after.input_modes, before.input_modes);
+    assert_eq!(after.output_modes, before.output_modes);
+    node.finish(&idle).expect("nothing is left");
+}
+
+/// Reads what a terminal shows, until it has shown `wanted`.
+fn see(terminal: &mut File, seen: &mut String, wanted: &str) {
+    let shown = eventually("the terminal shows it", TIMEOUT, || {
+        let mut bytes = [0; 4096];
+        match terminal.read(&mut bytes) {
+            Ok(length) => seen.push_str(&String::from_utf8_lossy(&bytes[..length])),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e.into()),
+        }
+        ensure!(seen.contains(wanted), "{seen:?}");
+        Ok(())
+    });
+    shown.expect("it is shown");
 }
 
 /// The command, what it prints, and the address at which it listens.

@@ -5,14 +5,15 @@ use std::io::Write;
 use proto::kubelet::LogsRequest;
 
 use super::{Error, client};
-use crate::config::LogsArgs;
+use crate::config::{ContainerArgs, LogsArgs};
 
 pub(super) async fn logs(args: &LogsArgs, out: &mut dyn Write) -> Result<(), Error> {
-    let mut kubelet = client::connect(&args.root).await?;
+    let ContainerArgs { pod, container } = &args.of;
+    let mut kubelet = client::connect(&pod.root).await?;
     let request = LogsRequest {
-        namespace: args.namespace.clone(),
-        pod: args.pod.strip_prefix("pod/").unwrap_or(&args.pod).to_owned(),
-        container: args.container.clone(),
+        namespace: pod.namespace.clone(),
+        pod: pod.name().to_owned(),
+        container: container.clone(),
         follow: args.follow,
         previous: args.previous,
     };

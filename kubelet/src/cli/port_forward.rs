@@ -24,13 +24,12 @@ const PORT_BYTES: usize = 2;
 
 /// Forwards until the command is interrupted.
 pub(super) async fn port_forward(args: &PortForwardArgs, out: &mut dyn Write) -> Result<(), Error> {
-    let kubelet = client::connect(&args.root).await?;
-    let pod = args.pod.strip_prefix("pod/").unwrap_or(&args.pod);
+    let kubelet = client::connect(&args.of.root).await?;
     let mut accepting = JoinSet::new();
     for Forward { local, remote } in &args.ports {
         let request = PortForwardRequest {
-            namespace: args.namespace.clone(),
-            pod: pod.to_owned(),
+            namespace: args.of.namespace.clone(),
+            pod: args.of.name().to_owned(),
             port: u32::from(*remote),
         };
         // So that a pod that cannot be reached is an error of the command.

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use proto::cri;
-use proto::kubelet::{ExecRequest, PortForwardRequest};
+use proto::kubelet::{AttachRequest, AttachedAt, ExecRequest, PortForwardRequest};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Config, Error};
 use crate::cri::Cri;
 use crate::critical::serves_volumes;
-use crate::objects::{ContainerState, EventType, Object, Pod, now};
+use crate::objects::{ContainerState, EventType, Object, Pod, RestartPolicy, now};
 use crate::sink::Sinks;
 use crate::standalone::store::{self, Store};
 use crate::volumes::Volumes;
@@ -46,6 +46,7 @@ pub enum StreamError {
 #[derive(Debug)]
 pub(crate) enum Streams {
     Exec(cri::ExecRequest),
+    Attach(cri::AttachRequest),
     PortForward { pod: String, pod_uid: String, port: i32 },
 }
 
@@ -196,18 +197,31 @@ impl Handle {
     /// The URL of a program that is to run in a container. An empty `container` means the pod's only one.
     pub async fn exec(&self, request: ExecRequest) -> Result<String, StreamError> {
         let ExecRequest { namespace, pod, container, command, stdin, tty } = request;
-        let missing = || LogPathError::NoPod { namespace: namespace.clone(), pod: pod.clone() };
-        let pod = self.store.pod(&namespace, &pod).ok_or_else(missing)?;
-        let container = one_container(&pod, &container)?;
-        let status = pod.status.container_statuses.iter().find(|status| status.name == container);
-        let running = status.filter(|status| matches!(status.state, ContainerState::Running(_)));
-        let id =
-            running.and_then(|status| status.container_id.split_once("://")).map(|(_, id)| id.to_owned());
-        let not_running =
-            || StreamError::NotRunning { pod: pod.metadata.name.clone(), container: container.to_owned() };
-        let container_id = id.ok_or_else(not_running)?;
+        let pod = self.pod(&namespace, &pod)?;
+        let container_id = running_container(&pod, one_container(&pod, &container)?)?;
         let request = cri::ExecRequest { container_id, cmd: command, tty, stdin, stdout: true, stderr: !tty };
         self.streams(Streams::Exec(request)).await
+    }
+
+    /// The URL of the streams of a running container, and what they are. An empty `container` means the pod's only
+    /// one.
+    pub async fn attach(&self, request: AttachRequest) -> Result<AttachedAt, StreamError> {
+        let AttachRequest { namespace, pod, container, stdin } = request;
+        let pod = self.pod(&namespace, &pod)?;
+        let name = one_container(&pod, &container)?;
+        let container_id = running_container(&pod, name)?;
+        let wanted = pod.spec.containers.iter().find(|container| container.name == name);
+        // Whether a running container has a terminal was decided when it started.
+        let (tty, stdin) = wanted.map_or((false, false), |c| (c.tty, c.stdin && stdin));
+        let request = cri::AttachRequest { container_id, stdin, tty, stdout: true, stderr: !tty };
+        let restarts = pod.spec.restart_policy == RestartPolicy::Always;
+        let url = self.streams(Streams::Attach(request)).await?;
+        Ok(AttachedAt { url, container: name.to_owned(), tty, stdin, restarts })
+    }
+
+    fn pod(&self, namespace: &str, pod: &str) -> Result<Arc<Pod>, LogPathError> {
+        let missing = || LogPathError::NoPod { namespace: namespace.to_owned(), pod: pod.to_owned() };
+        self.store.pod(namespace, pod).ok_or_else(missing)
     }
 
     /// The URL of one connection to a port of a pod.
@@ -232,6 +246,17 @@ impl Handle {
     }
 }
 
+/// Its id, as the runtime knows it.
+fn running_container(pod: &Pod, container: &str) -> Result<String, StreamError> {
+    let status = pod.status.container_statuses.iter().find(|status| status.name == container);
+    let running = status.filter(|status| matches!(status.state, ContainerState::Running(_)));
+    let id = running.and_then(|status| status.container_id.split_once("://")).map(|(_, id)| id.to_owned());
+    id.ok_or_else(|| StreamError::NotRunning {
+        pod: pod.metadata.name.clone(),
+        container: container.to_owned(),
+    })
+}
+
 fn one_container<'a>(pod: &'a Pod, wanted: &str) -> Result<&'a str, LogPathError> {
     let names: Vec<&str> = pod.spec.containers.iter().map(|c| c.name.as_str()).collect();
     let owned = || names.iter().map(|n| (*n).to_owned()).collect();
@@ -250,6 +275,7 @@ impl Streams {
     async fn url(self, cri: &Cri) -> Result<String, StreamError> {
         match self {
             Self::Exec(request) => Ok(cri.exec(request).await?),
+            Self::Attach(request) => Ok(cri.attach(request).await?),
             Self::PortForward { pod, pod_uid, port } => {
                 let sandboxes = cri.list_pod_sandboxes(Some(&pod_uid)).await?;
                 let ready =

@@ -30,6 +30,15 @@ pub struct Container {
     pub volume_mounts: Vec<VolumeMount>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub security_context: Option<SecurityContext>,
+    /// Its stdin is for clients that attach; otherwise it is empty.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not", deserialize_with = "null_as_default")]
+    pub stdin: bool,
+    /// It ends with the first of them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not", deserialize_with = "null_as_default")]
+    pub stdin_once: bool,
+    /// Stdin, stdout and stderr are a terminal.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not", deserialize_with = "null_as_default")]
+    pub tty: bool,
     #[serde(default = "default_termination_message_path")]
     pub termination_message_path: String,
     #[serde(default, deserialize_with = "null_as_default")]

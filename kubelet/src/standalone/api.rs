@@ -12,8 +12,9 @@ use std::pin::Pin;
 
 use proto::kubelet::kubelet_server::{Kubelet, KubeletServer};
 use proto::kubelet::{
-    ApplyRequest, ApplyResponse, DeleteProgress, DeleteRequest, ExecRequest, GetRequest, GetResponse,
-    LogsChunk, LogsRequest, PortForwardRequest, StopProgress, StopRequest, StreamsAt,
+    ApplyRequest, ApplyResponse, AttachRequest, AttachedAt, DeleteProgress, DeleteRequest, ExecRequest,
+    GetRequest, GetResponse, LogsChunk, LogsRequest, PortForwardRequest, StopProgress, StopRequest,
+    StreamsAt,
 };
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
@@ -186,6 +187,10 @@ impl Kubelet for Api {
     async fn exec(&self, request: Request<ExecRequest>) -> Result<Response<StreamsAt>, Status> {
         let url = self.engine.exec(request.into_inner()).await.map_err(Error::Streams)?;
         Ok(Response::new(StreamsAt { url }))
+    }
+
+    async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<AttachedAt>, Status> {
+        Ok(Response::new(self.engine.attach(request.into_inner()).await.map_err(Error::Streams)?))
     }
 
     async fn port_forward(

@@ -8,25 +8,16 @@
 use std::convert::Infallible;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use linux::cgroup::Cgroup;
 use linux::process;
-use linux::terminal::{self, Terminal};
 
-use super::child::{Stdio, become_program, give_up_privileges, set_oom_score_adj, settle};
+use super::child::{become_program, give_up_privileges, set_oom_score_adj, settle};
+use super::ends::{Ends, Stdio, control_terminal, take_terminal};
 use super::error::{LaunchError, Result};
 use super::plan::Plan;
 use super::reported;
-use crate::shim::descriptors;
-
-/// What the program gets as stdin, stdout and stderr.
-#[derive(Debug)]
-pub(crate) enum Ends {
-    Pipes(Stdio),
-    /// A new terminal of the container. Its other end is sent to this socket.
-    Terminal(OwnedFd),
-}
 
 /// The child outside of the pid namespace. Writes the program's pid to `number`; reasons why there is none,
 /// its sibling's too, go to `report`.
@@ -81,18 +72,11 @@ fn take_pipes(Stdio { stdin, stdout, stderr }: &Stdio) -> Result<()> {
     Ok(())
 }
 
-fn take_terminal(user: u32, socket: &OwnedFd) -> Result<()> {
-    let Terminal { ours, programs } = Terminal::open(user)?;
-    descriptors::send(socket, b"t", &[ours.as_fd()])
-        .map_err(|e| LaunchError::Io { op: "send the terminal", source: e.into() })?;
-    Ok(process::set_stdio(&programs, &programs, &programs)?)
-}
-
 /// In the pid namespace.
 fn last_steps(plan: &Plan, has_terminal: bool) -> Result<Infallible> {
     process::new_session()?;
     if has_terminal {
-        terminal::make_controlling(std::io::stdin())?;
+        control_terminal()?;
     }
     become_program(plan)
 }

@@ -21,26 +21,17 @@ use nix::errno::Errno;
 use nix::sched::CloneFlags;
 
 use super::Overlay;
+use super::ends::{Ends, Stdio, control_terminal, take_terminal};
 use super::error::{ExecProblem, LaunchError, Result};
 use super::plan::{Plan, PlannedMount, What};
 use super::root::Root;
-
-/// The container's ends.
-#[derive(Debug)]
-pub(crate) struct Stdio {
-    /// `None`: a null device of the container's own. The host's belongs to the root user, who may be the
-    /// container's.
-    pub(crate) stdin: Option<OwnedFd>,
-    pub(crate) stdout: OwnedFd,
-    pub(crate) stderr: OwnedFd,
-}
 
 /// Returns only if the program does not run, with the reason, which goes to `report`.
 pub(super) fn run(
     plan: &Plan,
     overlay: &Overlay,
     cgroup: &Cgroup,
-    stdio: &Stdio,
+    ends: &Ends,
     report: BorrowedFd<'_>,
 ) -> Result<Infallible> {
     process::set_undumpable()?;
@@ -60,7 +51,15 @@ pub(super) fn run(
     }
     let null = build_root(plan, overlay)?;
     let take_stdio = || {
-        process::set_stdio(stdio.stdin.as_ref().unwrap_or(&null), &stdio.stdout, &stdio.stderr)?;
+        match ends {
+            Ends::Pipes(Stdio { stdin, stdout, stderr }) => {
+                process::set_stdio(stdin.as_ref().unwrap_or(&null), stdout, stderr)?;
+            }
+            Ends::Terminal(socket) => {
+                take_terminal(plan.uid, socket)?;
+                control_terminal()?;
+            }
+        }
         drop(null);
         Ok(())
     };

@@ -36,6 +36,8 @@ pub(super) struct Plan {
     pub(super) nodev: bool,
     pub(super) mounts: Vec<PlannedMount>,
     pub(super) devices: Vec<WantedDevice>,
+    /// Stdin, stdout and stderr are a terminal.
+    pub(super) has_terminal: bool,
     /// Name below /proc/sys, and value.
     pub(super) sysctls: Vec<(String, String)>,
     pub(super) mount_policy: MountPolicy,
@@ -129,6 +131,7 @@ impl Plan {
             read_only_root: root.readonly().unwrap_or(false),
             nodev: false,
             mounts: spec.mounts().iter().flatten().map(planned_mount).collect::<Result<_>>()?,
+            has_terminal: process.terminal().unwrap_or(false),
             devices: linux.devices().iter().flatten().map(device).collect::<Result<_>>()?,
             sysctls: sysctl::checked(linux)?,
             mount_policy: MountPolicy::of(spec),

@@ -129,6 +129,10 @@ impl<'a> Root<'a> {
         for (name, target) in DEVICE_LINKS {
             rootfs::make_link(&dev, name, target)?;
         }
+        if self.plan.has_terminal {
+            // The first one of the container's own devpts.
+            rootfs::make_link(&dev, "console", "pts/0")?;
+        }
         for wanted in &self.plan.devices {
             let (Some(dir), Some(name)) =
                 (wanted.path.parent(), wanted.path.file_name().and_then(OsStr::to_str))

@@ -25,6 +25,8 @@ pub(super) enum ShimError {
     WrongDescriptors { found: usize, wanted: usize },
     #[error("it is not running")]
     NotRunning,
+    #[error("{most} clients are attached to containers of this pod: no more are")]
+    TooManyAttached { most: usize },
     #[error("{most} programs that exec has started in this pod are running: no more are started")]
     TooManyExecs { most: usize },
     #[error("read config.json")]

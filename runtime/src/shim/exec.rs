@@ -15,9 +15,9 @@ use super::error::{Result, ShimError};
 use super::outcome::{Outcome, Starting};
 use super::protocol::{Answer, Exec, Message, container_dir};
 use super::relay::{Relay, pipe};
-use super::{Caller, Container, Shim, descriptors, note, refused};
+use super::{Caller, Container, Shim, note, refused, terminal};
 use crate::error::chain;
-use crate::launcher::{self, Ends, LaunchedBeside, Stdio};
+use crate::launcher::{self, Ends, LaunchedBeside, Running as RunningContainer, Stdio};
 
 /// Programs at the same time, of all containers of the pod.
 const MOST_EXECS: usize = 1024;
@@ -123,14 +123,15 @@ impl Shim {
         if self.execs.all.contains_key(&id) {
             return Err(ShimError::StartedBefore);
         }
-        let Container { pidfd, cgroup, starting, .. } =
+        let Container { pidfd, cgroup, starting, status, .. } =
             self.containers.get(&container).ok_or(ShimError::NoContainer)?;
         let first = pidfd.as_ref().filter(|_| starting.is_none()).ok_or(ShimError::NotRunning)?;
+        let running = RunningContainer { cgroup, pid: status.pid, pidfd: first.as_fd() };
         let bundle = container_dir(&self.dir, &container);
         let spec =
             Spec::load(bundle.join("config.json")).map_err(|source| ShimError::Specification { source })?;
         let Streams { ends, relays, terminal } = streams(sockets, stdin, terminal)?;
-        let launched = launcher::launch_beside(&bundle, &spec, &args, cgroup, first.as_fd(), &ends)
+        let launched = launcher::launch_beside(&bundle, &spec, &args, running, &ends)
             .map_err(|problem| if has_ended(first) { ShimError::NotRunning } else { problem.into() })?;
         let LaunchedBeside { first, outcome, number } = launched;
         if let Err(e) = rustix::fs::fcntl_setfl(&number, rustix::fs::OFlags::NONBLOCK) {
@@ -337,11 +338,7 @@ fn streams(sockets: Vec<OwnedFd>, has_stdin: bool, has_terminal: bool) -> Result
 /// A program's new terminal, and both directions between it and the runtime's socket.
 fn take_over((ours, socket): (UnixStream, OwnedFd)) -> Result<(OwnedFd, Vec<Relay>)> {
     let failed = |source: rustix::io::Errno| ShimError::Pipe { name: "terminal", source: source.into() };
-    let mut received = Vec::new();
-    // It was sent before execve(2), so it is there.
-    rustix::fs::fcntl_setfl(&ours, rustix::fs::OFlags::NONBLOCK).map_err(failed)?;
-    descriptors::receive(&ours, &mut [0], &mut received, 1).map_err(failed)?;
-    let terminal = received.pop().ok_or_else(|| failed(rustix::io::Errno::BADMSG))?;
+    let terminal = terminal::receive(&ours)?;
     let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(failed);
     let relays = vec![
         Relay::input(copy(&socket)?, copy(&terminal)?).map_err(failed)?,

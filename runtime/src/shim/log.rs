@@ -82,7 +82,7 @@ fn open_append(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o640).open(path)
 }
 
-/// The read end of a container's output pipe.
+/// The read end of a container's output pipe, or its terminal.
 #[derive(Debug)]
 pub(super) struct Stream {
     pipe: File,
@@ -97,24 +97,35 @@ impl Stream {
         Self { pipe: File::from(pipe), name, rest: Vec::new() }
     }
 
-    /// Reads the available output into `log`, up to about `max_bytes`. `false` if the stream has
+    /// `stdout` or `stderr`.
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Reads the available output, up to `max_bytes`, into `log`, and shows it to `also`. `false` if the stream has
     /// ended.
-    pub(super) fn pump(&mut self, log: &mut LogFile, max_bytes: usize) -> bool {
+    pub(super) fn pump(&mut self, log: &mut LogFile, max_bytes: usize, mut also: impl FnMut(&[u8])) -> bool {
         let mut buffer = [0; READ_BYTES];
         let mut taken = 0;
         while taken < max_bytes {
-            match self.pipe.read(&mut buffer) {
+            let most = READ_BYTES.min(max_bytes - taken);
+            match self.pipe.read(&mut buffer[..most]) {
                 Ok(0) => {
                     self.finish(log);
                     return false;
                 }
                 Ok(length) => {
                     self.take(&buffer[..length], log);
+                    also(&buffer[..length]);
                     taken += length;
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return true,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return false, // a pipe has no other errors
+                // A pipe has no other errors; EIO of a terminal: all programs have closed it.
+                Err(_) => {
+                    self.finish(log);
+                    return false;
+                }
             }
         }
         true
@@ -221,7 +232,7 @@ mod tests {
         let mut stream = Stream::new(ours.into(), "stdout");
         let mut log = LogFile::open(None, None).unwrap();
         let writer = std::thread::spawn(move || while theirs.write_all(&[b'y'; READ_BYTES]).is_ok() {});
-        assert!(stream.pump(&mut log, TURN_BYTES), "it returns while the writer goes on");
+        assert!(stream.pump(&mut log, TURN_BYTES, |_| {}), "it returns while the writer goes on");
         drop(stream);
         writer.join().unwrap();
     }

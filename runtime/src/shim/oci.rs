@@ -11,6 +11,7 @@ use linux::mount::UnmountMode;
 use linux::rootfs;
 use oci_spec::runtime::Spec;
 
+use super::terminal::Console;
 use crate::launcher::error::{LaunchError, Result};
 use crate::launcher::{Overlay, Stdio};
 use crate::spec::mount_policy::{MountPolicy, Source};
@@ -31,6 +32,7 @@ impl OciRuntime<'_> {
         spec: &Spec,
         overlay: &Overlay,
         stdio: Stdio,
+        has_terminal: bool,
     ) -> Result<(i32, Cgroup)> {
         mount_root(bundle, overlay)?;
         if let Err(problem) = check_links(bundle, spec) {
@@ -38,8 +40,13 @@ impl OciRuntime<'_> {
             return Err(problem);
         }
         let pid_file = bundle.join("pid");
-        let output = self
-            .command(&["create", "--bundle"])
+        let mut command = self.command(&["create"]);
+        if has_terminal {
+            // Relative to the bundle, which is the OCI runtime's working directory, too.
+            command.args(["--console-socket", Console::NAME]).current_dir(bundle);
+        }
+        let output = command
+            .arg("--bundle")
             .arg(bundle)
             .arg("--pid-file")
             .arg(&pid_file)

@@ -41,7 +41,7 @@ pub(crate) struct Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "call", rename_all = "snake_case")]
 pub(crate) enum Call {
-    /// Takes a descriptor for the container's stdin; without one, it is /dev/null.
+    /// Takes a descriptor for the container's stdin. Without one, and without `stdin`, it is /dev/null.
     Start(Start),
     Signal {
         container: String,
@@ -56,6 +56,15 @@ pub(crate) enum Call {
     /// Of the program's terminal, in characters.
     ResizeExec {
         exec: String,
+        columns: u16,
+        rows: u16,
+    },
+    /// Connects sockets with a running container: for its stdin, stdout and stderr, as far as they are wanted, in
+    /// this order. Ends when the sockets' other ends are closed.
+    Attach(Attach),
+    /// Of the container's terminal, in characters. Nothing, if it has none.
+    ResizeContainer {
+        container: String,
         columns: u16,
         rows: u16,
     },
@@ -78,6 +87,22 @@ pub(crate) struct Start {
     /// If the device rules cannot be enforced: start without CAP_MKNOD.
     #[serde(default)]
     pub(crate) allow_without_device_control: bool,
+    /// Its stdin is for clients that attach. With a terminal in its specification, it always is.
+    #[serde(default)]
+    pub(crate) stdin: bool,
+    /// Close it when the first such client ends. Not of a terminal.
+    #[serde(default)]
+    pub(crate) stdin_once: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Attach {
+    /// Chosen by the runtime, never used twice.
+    pub(crate) attach: String,
+    pub(crate) container: String,
+    pub(crate) stdin: bool,
+    pub(crate) stdout: bool,
+    pub(crate) stderr: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,11 +124,12 @@ impl Call {
     pub(crate) fn most_descriptors(&self) -> usize {
         match self {
             Self::Start(_) => 1,
-            Self::Exec(_) => 3,
+            Self::Exec(_) | Self::Attach(_) => 3,
             Self::Signal { .. }
             | Self::ReopenLog { .. }
             | Self::KillExec { .. }
             | Self::ResizeExec { .. }
+            | Self::ResizeContainer { .. }
             | Self::List
             | Self::Shutdown => 0,
         }
@@ -126,6 +152,12 @@ pub(crate) enum Message {
         exec: String,
         code: i32,
     },
+    /// What [`Call::Attach`] has connected, and whose sockets are closed now. `problem`: why, unless the container
+    /// or the client's stdin has ended.
+    Detached {
+        attach: String,
+        problem: Option<String>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,6 +178,9 @@ pub(crate) enum Answer {
         /// A shim of an earlier version does not know [`Call::Exec`].
         #[serde(default)]
         can_exec: bool,
+        /// Nor [`Call::Attach`], and it starts containers without a terminal.
+        #[serde(default)]
+        can_attach: bool,
         containers: BTreeMap<String, ShimStatus>,
     },
     Refused {

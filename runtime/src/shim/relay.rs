@@ -55,6 +55,11 @@ impl Relay {
         self.is_input
     }
 
+    /// Whether the sender has ended, and all has been moved. `false` after the receiver has gone.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended && self.waiting.is_empty()
+    }
+
     /// Whether all that there was has been moved.
     pub(super) fn is_empty(&self) -> bool {
         self.is_dry && self.waiting.is_empty()
@@ -119,7 +124,7 @@ impl Relay {
     }
 }
 
-fn has_gone(receiver: BorrowedFd<'_>) -> bool {
+pub(super) fn has_gone(receiver: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(receiver, PollFlags::empty())];
     let found = nix::poll::poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0);
     found && fds[0].revents().is_some_and(|flags| flags.intersects(PollFlags::POLLERR | PollFlags::POLLHUP))

@@ -31,6 +31,12 @@ pub enum ShimProblem {
         "the pod was started by an earlier version of the runtime, which has no exec: start the pod anew"
     )]
     CannotExec,
+    #[error(
+        "the pod was started by an earlier version of the runtime, whose containers have no terminal and no stdin: start the pod anew"
+    )]
+    CannotAttach,
+    #[error("{why}")]
+    Detached { why: String },
     /// The shim's text, with the causes: the launcher's or the OCI runtime's message.
     #[error("{problem}")]
     Refused { problem: String },

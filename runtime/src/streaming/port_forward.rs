@@ -2,6 +2,7 @@
 
 pub(super) mod by_spdy;
 pub(super) mod by_websocket;
+mod inlet;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The streams of a program: the remote command protocols of Kubernetes (k8s.io/apimachinery, remotecommand).
+//! The streams of a program, a new one or a container's first: the remote command protocols of Kubernetes (k8s.io/apimachinery, remotecommand).
 //!
 //! A client has up to five streams: stdin, stdout, stderr, sizes of the terminal, and one that gets a
 //! `Status` object as JSON at the end.
@@ -10,13 +10,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::cri::ExecRequest;
+use proto::cri::{AttachRequest, ExecRequest};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::BoxedError;
 use super::probe::{Probe, give};
+use crate::attach::attached;
 use crate::error::{Error, chain};
 use crate::exec::{Size, Streams, Taken, streamed};
 use crate::runtime::Runtime;
@@ -29,6 +30,55 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
 const MOST_PIECES: usize = 4;
 /// Of an incomplete size.
 const MOST_SIZE_BYTES: usize = 1024;
+
+/// What a client's streams are connected with.
+#[derive(Debug)]
+pub(super) enum Command {
+    Exec(ExecRequest),
+    Attach(AttachRequest),
+}
+
+impl Command {
+    /// The first part of the URL's path.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Exec(_) => "exec",
+            Self::Attach(_) => "attach",
+        }
+    }
+
+    fn container_id(&self) -> &str {
+        match self {
+            Self::Exec(request) => &request.container_id,
+            Self::Attach(request) => &request.container_id,
+        }
+    }
+
+    /// Stdin, stdout and stderr, as far as the client wants them.
+    fn streams(&self) -> [bool; 3] {
+        match self {
+            Self::Exec(request) => [request.stdin, request.stdout, request.stderr],
+            Self::Attach(request) => [request.stdin, request.stdout, request.stderr],
+        }
+    }
+
+    fn tty(&self) -> bool {
+        match self {
+            Self::Exec(request) => request.tty,
+            Self::Attach(request) => request.tty,
+        }
+    }
+
+    /// The exit code; of a container's first program, 0.
+    async fn run(self, runtime: &Arc<Runtime>, streams: Streams) -> Result<i32, Error> {
+        match self {
+            Self::Exec(ExecRequest { container_id, cmd, tty, .. }) => {
+                streamed(runtime, &container_id, cmd, tty, streams).await
+            }
+            Self::Attach(request) => attached(runtime, &request, streams).await.map(|()| 0),
+        }
+    }
+}
 
 /// What a client sends.
 #[derive(Debug)]
@@ -64,8 +114,9 @@ struct Client<I, O> {
 }
 
 impl<I: Incoming, O: Outgoing> Client<I, O> {
-    /// Runs the program with the client's streams, and reports its end to the client.
-    async fn run(self, runtime: &Arc<Runtime>, request: ExecRequest) {
+    /// Connects the command with the client's streams, and reports its end to the client.
+    async fn run(self, runtime: &Arc<Runtime>, command: Command) {
+        let (kind, container_id) = (command.kind(), command.container_id().to_owned());
         let Self { incoming, outgoing, has_stdin, has_sizes } = self;
         let (stdin, stdin_receiver) = mpsc::channel(MOST_PIECES);
         let (sizes, size_receiver) = watch::channel(None);
@@ -78,23 +129,43 @@ impl<I: Incoming, O: Outgoing> Client<I, O> {
         // It ends with this.
         let mut reading = JoinSet::new();
         reading.spawn(read(incoming, Arc::clone(&outgoing), stdin, sizes));
-        let ExecRequest { container_id, cmd, tty, .. } = request;
-        let running = streamed(runtime, &container_id, cmd, tty, streams);
-        let finished = async { tokio::join!(running, pass_on(pieces, &outgoing)) };
-        let code = tokio::select! {
-            (code, _written) = finished => code,
-            // The program is killed with what is dropped here.
+        let finished = finish(command.run(runtime, streams), pass_on(pieces, &outgoing));
+        let finished = tokio::select! {
+            finished = finished => finished,
+            // A program that exec has started is killed with what is dropped here.
             _gone = reading.join_next() => {
-                return tracing::debug!(container = container_id, "exec: the client has gone");
+                return tracing::debug!(container = container_id, "{kind}: the client has gone");
             }
+        };
+        let Some(code) = finished else {
+            return tracing::debug!(container = container_id, "{kind}: the client takes no output");
         };
         let status = status(code).to_string();
         let ended = async { outgoing.lock().await.end(status).await };
         if !matches!(tokio::time::timeout(STREAMS_TIMEOUT, ended).await, Ok(Ok(()))) {
-            return tracing::debug!(container = container_id, "exec: the client does not take the exit code");
+            return tracing::debug!(
+                container = container_id,
+                "{kind}: the client does not take the exit code"
+            );
         }
         // The client closes when it has read all.
         let _or_it_does_not = tokio::time::timeout(STREAMS_TIMEOUT, reading.join_next()).await;
+    }
+}
+
+/// Runs both. `None`: the client does not take the last output.
+async fn finish<T>(
+    running: impl Future<Output = T>,
+    passing_on: impl Future<Output = io::Result<()>>,
+) -> Option<T> {
+    tokio::pin!(running, passing_on);
+    tokio::select! {
+        code = &mut running => {
+            let passed_on = tokio::time::timeout(STREAMS_TIMEOUT, passing_on).await;
+            passed_on.is_ok().then_some(code)
+        }
+        // It drops what `running` sends to.
+        _ended = &mut passing_on => Some(running.await),
     }
 }
 
@@ -135,7 +206,7 @@ async fn read<O: Outgoing>(
                 }
             }
             Ok(Ok(None)) | Err(_) => return,
-            Ok(Err(error)) => return tracing::debug!(error = %chain(&*error), "exec: read from the client"),
+            Ok(Err(error)) => return tracing::debug!(error = %chain(&*error), "read from a client"),
         }
     }
 }

@@ -36,6 +36,7 @@ pub(super) enum Reset {
     ProtocolError = 1,
     RefusedStream = 3,
     Cancel = 5,
+    FlowControlError = 7,
 }
 
 /// A frame that the client has sent.

@@ -479,9 +479,13 @@ async fn bad_requests_name_the_field() {
     let mut cri = host.start().await;
     cri.pull(IMAGE).await.unwrap();
     let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let tty = ContainerConfig { tty: true, ..container("c", &["/demo-app"]) };
-    let error = cri.create(&pod, tty).await.unwrap_err();
-    assert_eq!((error.code(), error.message()), (Code::Unimplemented, "tty: true is not supported"));
+    let cdi_devices = vec![proto::cri::CdiDevice { name: "a.b/c=d".to_owned() }];
+    let devices = ContainerConfig { cdi_devices, ..container("c", &["/demo-app"]) };
+    let error = cri.create(&pod, devices).await.unwrap_err();
+    assert_eq!(
+        (error.code(), error.message()),
+        (Code::Unimplemented, "CDI_devices: a.b/c=d is not supported")
+    );
     let user = with_context(container("c", &["/demo-app"]), |c| {
         c.run_as_user = Some(Int64Value { value: 1000 });
         c.run_as_group = Some(Int64Value { value: -1 });

@@ -11,7 +11,12 @@ use tonic::{Code, Status};
 
 use super::containers::{field, with_context};
 
-async fn exec(cri: &Cri, id: &str, cmd: &[&str], timeout: i64) -> Result<ExecSyncResponse, Status> {
+pub(crate) async fn exec(
+    cri: &Cri,
+    id: &str,
+    cmd: &[&str],
+    timeout: i64,
+) -> Result<ExecSyncResponse, Status> {
     let cmd = cmd.iter().map(|word| (*word).to_owned()).collect();
     let request = ExecSyncRequest { container_id: id.to_owned(), cmd, timeout };
     Ok(cri.runtime.clone().exec_sync(request).await?.into_inner())
@@ -27,7 +32,7 @@ pub(crate) async fn running(host: &Host, cri: &mut Cri) -> (String, String) {
 }
 
 /// A program that sleeps, and its caller.
-fn sleeping(cri: &Cri, id: &str) -> JoinHandle<Result<ExecSyncResponse, Status>> {
+pub(crate) fn sleeping(cri: &Cri, id: &str) -> JoinHandle<Result<ExecSyncResponse, Status>> {
     let (cri, id) = (cri.runtime.clone(), id.to_owned());
     tokio::spawn(async move {
         let cmd = ["/demo-app", "sleep", "forever"].map(str::to_owned).to_vec();

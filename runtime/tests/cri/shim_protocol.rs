@@ -71,6 +71,44 @@ async fn a_pipe_that_comes_with_a_start_is_the_containers_stdin() {
     host.assert_clean();
 }
 
+/// Ticks of the processor that a process has used (proc_pid_stat(5), fields 14 and 15).
+fn ticks(pid: i32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[tokio::test]
+async fn a_shim_without_room_for_a_client_waits_for_it() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let shim = host.shims()[0];
+    let pid = rustix::process::Pid::from_raw(shim);
+    let limit = |current: Option<u64>| {
+        let kind = rustix::process::Resource::Nofile;
+        let maximum = rustix::process::getrlimit(kind).maximum;
+        rustix::process::prlimit(pid, kind, rustix::process::Rlimit { current, maximum }).unwrap()
+    };
+    let is_free = |fd: &u64| !std::fs::exists(format!("/proc/{shim}/fd/{fd}")).unwrap();
+    let before = limit(Some((0..).find(is_free).unwrap()));
+    let mut client = Shim::connect(&host, &pod);
+    let begun = ticks(shim);
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    let used = ticks(shim) - begun;
+    // Of a hundred.
+    assert!(used < 10, "it used the processor for {used} ticks");
+    let log = host.path("root/sandboxes").join(&pod).join("shim.log");
+    let log = std::fs::read_to_string(log).unwrap();
+    assert_eq!(log.matches("accept a client: Too many open files").count(), 1, "{log}");
+    limit(before.current);
+    let (pipe, _writer) = std::io::pipe().unwrap();
+    let answer = client.call(&json!({"id": 7, "descriptors": 1, "call": "list"}), pipe);
+    assert_eq!(answer["answer"], "refused", "{answer}");
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
 #[tokio::test]
 async fn a_descriptor_that_comes_with_a_call_that_takes_none_is_closed() {
     let mut host = Host::new();

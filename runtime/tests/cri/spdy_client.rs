@@ -146,7 +146,7 @@ impl Client {
 }
 
 impl Sender {
-    async fn open(&mut self, headers: &[(&str, &str)]) -> u32 {
+    pub(crate) async fn open(&mut self, headers: &[(&str, &str)]) -> u32 {
         let number = |length: usize| u32::try_from(length).unwrap().to_be_bytes();
         let mut plain = number(headers.len()).to_vec();
         for text in headers.iter().flat_map(|(name, value)| [name, value]) {

@@ -17,20 +17,20 @@ use tonic::Code;
 use super::exec::{children, running};
 use super::spdy_client::{Client, Frame, answer, connect, ends_within};
 
-const EXEC: &str = "v4.channel.k8s.io";
-const EXEC_BY_WEBSOCKET: &str = "v5.channel.k8s.io";
+pub(crate) const EXEC: &str = "v4.channel.k8s.io";
+pub(crate) const EXEC_BY_WEBSOCKET: &str = "v5.channel.k8s.io";
 const PORT_FORWARD_BY_WEBSOCKET: &str = "v4.channel.k8s.io";
-const PORT_FORWARD: &str = "portforward.k8s.io";
+pub(crate) const PORT_FORWARD: &str = "portforward.k8s.io";
 
 /// A host on whose loopback interface the streaming server is reached.
-async fn host() -> (Host, Cri) {
+pub(crate) async fn host() -> (Host, Cri) {
     let mut host = Host::new();
     set_loopback_up("/proc/thread-self/ns/net");
     let cri = host.start().await;
     (host, cri)
 }
 
-fn set_loopback_up(network: &str) {
+pub(crate) fn set_loopback_up(network: &str) {
     let network = std::fs::File::open(network).unwrap();
     let shared = rustix::io::fcntl_dupfd_cloexec(&network, 3).unwrap();
     rustix::io::fcntl_setfd(&shared, rustix::io::FdFlags::empty()).unwrap();
@@ -51,16 +51,16 @@ async fn url(cri: &mut Cri, request: ExecRequest) -> String {
 
 /// The client after its streams were accepted, and their numbers.
 async fn exec(cri: &mut Cri, request: ExecRequest) -> (Client, HashMap<&'static str, u32>) {
-    let wanted = [
-        ("error", true),
-        ("stdin", request.stdin),
-        ("stdout", request.stdout),
-        ("stderr", request.stderr),
-        ("resize", request.tty),
-    ];
-    let mut client = Client::of(&url(cri, request).await, EXEC).await;
-    let mut ids = HashMap::new();
-    for (name, _) in wanted.into_iter().filter(|(_, is_wanted)| *is_wanted) {
+    let ([stdin, stdout, stderr], tty) = ([request.stdin, request.stdout, request.stderr], request.tty);
+    open_streams(&url(cri, request).await, [stdin, stdout, stderr, tty]).await
+}
+
+/// `wanted`: stdin, stdout, stderr and sizes of a terminal.
+pub(crate) async fn open_streams(url: &str, wanted: [bool; 4]) -> (Client, HashMap<&'static str, u32>) {
+    let mut client = Client::of(url, EXEC).await;
+    let mut ids = HashMap::from([("error", client.open(&[("streamtype", "error")]).await)]);
+    let names = ["stdin", "stdout", "stderr", "resize"];
+    for (name, _) in names.into_iter().zip(wanted).filter(|(_, is_wanted)| *is_wanted) {
         ids.insert(name, client.open(&[("streamtype", name)]).await);
     }
     for _ in 0..ids.len() {
@@ -70,7 +70,7 @@ async fn exec(cri: &mut Cri, request: ExecRequest) -> (Client, HashMap<&'static 
 }
 
 /// What came on each stream until all had ended, and the status that `error` had.
-async fn all(
+pub(crate) async fn all(
     client: &mut Client,
     ids: &HashMap<&'static str, u32>,
 ) -> (HashMap<&'static str, Vec<u8>>, Value) {
@@ -87,7 +87,7 @@ async fn all(
     (streams, status)
 }
 
-fn success() -> Value {
+pub(crate) fn success() -> Value {
     json!({"metadata": {}, "status": "Success"})
 }
 
@@ -155,7 +155,7 @@ async fn a_program_has_a_terminal_of_the_size_that_the_client_names() {
     host.assert_clean();
 }
 
-async fn until(client: &mut Client, said: &mut Vec<u8>, wanted: &[u8]) {
+pub(crate) async fn until(client: &mut Client, said: &mut Vec<u8>, wanted: &[u8]) {
     while !said.windows(wanted.len()).any(|window| window == wanted) {
         match client.next().await {
             Some(Frame::Data { bytes, .. }) => said.extend(bytes),
@@ -358,9 +358,9 @@ async fn a_port_of_a_pod_is_reached() {
     host.assert_clean();
 }
 
-type WebSocket = WebSocketStream<TcpStream>;
+pub(crate) type WebSocket = WebSocketStream<TcpStream>;
 
-async fn websocket(url: &str, protocol: &str) -> WebSocket {
+pub(crate) async fn websocket(url: &str, protocol: &str) -> WebSocket {
     let head = format!(
         "GET Connection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\n\
          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: v0, {protocol}\r\n"
@@ -370,12 +370,12 @@ async fn websocket(url: &str, protocol: &str) -> WebSocket {
     WebSocketStream::from_raw_socket(stream, Role::Client, None).await
 }
 
-async fn say(client: &mut WebSocket, channel: u8, bytes: &[u8]) {
+pub(crate) async fn say(client: &mut WebSocket, channel: u8, bytes: &[u8]) {
     client.send(Message::binary([&[channel], bytes].concat())).await.unwrap();
 }
 
 /// What came on each channel until the server closed.
-async fn heard(client: &mut WebSocket) -> HashMap<u8, Vec<u8>> {
+pub(crate) async fn heard(client: &mut WebSocket) -> HashMap<u8, Vec<u8>> {
     let mut channels: HashMap<u8, Vec<u8>> = HashMap::new();
     let all = async {
         while let Some(Ok(message)) = client.next().await {
@@ -502,7 +502,7 @@ async fn a_client_need_not_wait_until_its_streams_are_accepted() {
     host.assert_clean();
 }
 
-async fn pair(client: &mut Client, port: &str, request: &str) -> (u32, u32) {
+pub(crate) async fn pair(client: &mut Client, port: &str, request: &str) -> (u32, u32) {
     let ids = ["error", "data"].map(|kind| [("streamtype", kind), ("port", port), ("requestid", request)]);
     let error = accepted(client, &ids[0]).await;
     let data = accepted(client, &ids[1]).await;

@@ -5,16 +5,16 @@
 //! in both directions; `error` gets a text if there is none.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, WriteHalf};
 use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinSet;
 
+use super::inlet::{Inlet, Outlet, Stalled, inlet};
 use super::{Connected, IDLE_TIMEOUT, READ_BYTES, Target, connect};
 use crate::error::{Result, chain};
-use crate::streaming::probe::give;
 use crate::streaming::spdy::{Headers, Problem, Reader, Received, Reset, Writer};
 
 pub(in crate::streaming) const PROTOCOL: &str = "portforward.k8s.io";
@@ -23,9 +23,6 @@ pub(in crate::streaming) const PROTOCOL: &str = "portforward.k8s.io";
 const PAIR_TIMEOUT: Duration = Duration::from_secs(30);
 /// Of one client, at the same time.
 const MOST_CONNECTIONS: usize = 256;
-/// Of the client's data, that the pod has not read. Then nothing more is read from the client: SPDY's flow
-/// control is not used.
-const MOST_PIECES: usize = 64;
 
 type Out<IO> = Arc<Mutex<Writer<WriteHalf<IO>>>>;
 
@@ -42,9 +39,16 @@ struct Pair {
 #[derive(Debug)]
 struct Connection {
     /// `None`: the client has sent all.
-    input: Option<mpsc::Sender<Vec<u8>>>,
-    /// Notified when the client gives the connection up.
-    reset: Arc<Notify>,
+    input: Option<Inlet>,
+    stop: Arc<Stop>,
+}
+
+/// Asks a connection to end.
+#[derive(Debug, Default)]
+struct Stop {
+    asked: Notify,
+    /// Set if the pod is the reason, not the client.
+    is_stalled: OnceLock<()>,
 }
 
 /// Serves until the client goes, or the pod ends.
@@ -133,8 +137,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin + Send + 'static> Session<IO> {
                 let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
                 if let Some(input) = &connection.input
                     && !bytes.is_empty()
+                    && input.give(bytes).await == Err(Stalled)
                 {
-                    give(input, bytes, &self.writer).await?;
+                    connection.input = None;
+                    let _once = connection.stop.is_stalled.set(());
+                    connection.stop.asked.notify_one();
                 }
                 if is_last {
                     connection.input = None;
@@ -144,7 +151,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin + Send + 'static> Session<IO> {
             Received::Reset { id } => {
                 if let Some(connection) = self.connections.get_mut(&id) {
                     connection.input = None;
-                    connection.reset.notify_one();
+                    connection.stop.asked.notify_one();
                 }
                 Ok(())
             }
@@ -180,13 +187,13 @@ impl<IO: AsyncRead + AsyncWrite + Unpin + Send + 'static> Session<IO> {
         self.writer.lock().await.accept(id).await?;
         if let Some((error, data)) = whole {
             self.pairs.remove(&request);
-            let (input, pieces) = mpsc::channel(MOST_PIECES);
-            let reset = Arc::new(Notify::new());
-            let connection = Connection { input: Some(input), reset: Arc::clone(&reset) };
+            let (input, pieces) = inlet();
+            let stop = Arc::new(Stop::default());
+            let connection = Connection { input: Some(input), stop: Arc::clone(&stop) };
             self.connections.insert(data, connection);
             let to = connect(Arc::clone(&self.target), port);
             let (writer, streams) = (Arc::clone(&self.writer), [error, data]);
-            self.tasks.spawn(forward(to, port, streams, pieces, reset, writer));
+            self.tasks.spawn(forward(to, port, streams, pieces, stop, writer));
         }
         Ok(())
     }
@@ -210,21 +217,24 @@ async fn forward<IO: AsyncRead + AsyncWrite + Unpin + Send>(
     to: impl Future<Output = Result<Connected>>,
     port: u16,
     [error, data]: [u32; 2],
-    mut pieces: mpsc::Receiver<Vec<u8>>,
-    reset: Arc<Notify>,
+    mut pieces: Outlet,
+    stop: Arc<Stop>,
     writer: Out<IO>,
 ) -> u32 {
     let connected = tokio::select! {
         connected = to => connected.map_err(|error| chain(&error)),
-        () = reset.notified() => Err("the client gave it up".to_owned()),
+        () = stop.asked.notified() => Err("the client gave it up".to_owned()),
     };
     let problem = match connected {
         Ok((stream, _place)) => {
             let (mut from_pod, mut to_pod) = stream.into_split();
             let sending = async {
-                while let Some(piece) = pieces.recv().await {
-                    if to_pod.write_all(&piece).await.is_err() {
-                        return;
+                while let Some(piece) = pieces.next().await {
+                    let mut rest = &piece[..];
+                    while !rest.is_empty() {
+                        let Ok(length @ 1..) = to_pod.write(rest).await else { return };
+                        pieces.took(length);
+                        rest = &rest[length..];
                     }
                 }
                 let _connection_has_ended = to_pod.shutdown().await;
@@ -235,7 +245,7 @@ async fn forward<IO: AsyncRead + AsyncWrite + Unpin + Send>(
                     // Not while a frame is written, which would be torn.
                     let read = tokio::select! {
                         read = from_pod.read(&mut buffer) => read,
-                        () = reset.notified() => return,
+                        () = stop.asked.notified() => return,
                     };
                     let Ok(length @ 1..) = read else { return };
                     if writer.lock().await.data(data, &buffer[..length], false).await.is_err() {
@@ -258,10 +268,15 @@ async fn forward<IO: AsyncRead + AsyncWrite + Unpin + Send>(
         Err(problem) => format!("port {port} of the pod: {problem}"),
     };
     let mut writer = writer.lock().await;
-    for (id, bytes) in [(data, &b""[..]), (error, problem.as_bytes())] {
-        if writer.data(id, bytes, true).await.is_err() {
-            break;
+    let (ended, problem) = match stop.is_stalled.get() {
+        Some(()) => {
+            let problem = format!("port {port} of the pod: it does not read what it was sent");
+            (writer.reset(data, Reset::FlowControlError).await, problem)
         }
+        None => (writer.data(data, b"", true).await, problem),
+    };
+    if ended.is_ok() {
+        let _the_client_has_gone = writer.data(error, problem.as_bytes(), true).await;
     }
     data
 }

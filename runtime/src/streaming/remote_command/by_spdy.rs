@@ -5,11 +5,10 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use proto::cri::ExecRequest;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::Mutex;
 
-use super::{Client, Event, Incoming, Outgoing, STREAMS_TIMEOUT};
+use super::{Client, Command, Event, Incoming, Outgoing, STREAMS_TIMEOUT};
 use crate::error::chain;
 use crate::exec::Taken;
 use crate::runtime::Runtime;
@@ -44,28 +43,25 @@ struct OpenStreams<W> {
     ids: Ids,
 }
 
-/// Runs the program with the streams that the client opens.
-pub(in crate::streaming) async fn exec<IO>(runtime: &Arc<Runtime>, request: ExecRequest, io: IO)
+/// Connects the command with the streams that the client opens.
+pub(in crate::streaming) async fn serve<IO>(runtime: &Arc<Runtime>, command: Command, io: IO)
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let container = request.container_id.clone();
-    match tokio::time::timeout(STREAMS_TIMEOUT, accept(&request, io)).await {
-        Ok(Ok(Some(client))) => client.run(runtime, request).await,
+    let (container, kind) = (command.container_id().to_owned(), command.kind());
+    match tokio::time::timeout(STREAMS_TIMEOUT, accept(&command, io)).await {
+        Ok(Ok(Some(client))) => client.run(runtime, command).await,
         Ok(Ok(None)) => {}
-        Ok(Err(error)) => tracing::debug!(container, error = %chain(&error), "exec: the client's streams"),
-        Err(_elapsed) => tracing::debug!(container, "exec: the client opened too few streams"),
+        Ok(Err(error)) => {
+            tracing::debug!(container, error = %chain(&error), "{kind}: the client's streams");
+        }
+        Err(_elapsed) => tracing::debug!(container, "{kind}: the client opened too few streams"),
     }
 }
 
-fn names(request: &ExecRequest) -> Vec<&'static str> {
-    let wanted = [
-        (ERROR, true),
-        (STDIN, request.stdin),
-        (STDOUT, request.stdout),
-        (STDERR, request.stderr && !request.tty),
-        (RESIZE, request.tty),
-    ];
+fn names(command: &Command) -> Vec<&'static str> {
+    let ([stdin, stdout, stderr], tty) = (command.streams(), command.tty());
+    let wanted = [(ERROR, true), (STDIN, stdin), (STDOUT, stdout), (STDERR, stderr && !tty), (RESIZE, tty)];
     wanted.into_iter().filter(|(_, is_wanted)| *is_wanted).map(|(name, _)| name).collect()
 }
 
@@ -76,13 +72,13 @@ fn name_of(headers: &Headers) -> Option<&str> {
 type SpdyClient<IO> = Client<Frames<ReadHalf<IO>, WriteHalf<IO>>, OpenStreams<WriteHalf<IO>>>;
 
 /// Waits for all streams. `None`: the client has gone.
-async fn accept<IO>(request: &ExecRequest, io: IO) -> Result<Option<SpdyClient<IO>>, Problem>
+async fn accept<IO>(command: &Command, io: IO) -> Result<Option<SpdyClient<IO>>, Problem>
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (from, to) = tokio::io::split(io);
     let (mut reader, mut writer) = (Reader::new(from), Writer::new(to));
-    let wanted = names(request);
+    let wanted = names(command);
     let (mut ids, mut early) = (HashMap::new(), VecDeque::new());
     while ids.len() < wanted.len() {
         let failed = |source| Problem::Write { source };
@@ -110,7 +106,7 @@ where
             Some(Received::GoAway) | None => return Ok(None),
         }
     }
-    let (has_stdin, has_sizes) = (request.stdin, request.tty);
+    let ([has_stdin, ..], has_sizes) = (command.streams(), command.tty());
     let outgoing = Arc::new(Mutex::new(OpenStreams { writer, ids: ids.clone() }));
     let incoming = Frames { reader, streams: Arc::clone(&outgoing), ids, early };
     Ok(Some(Client { incoming, outgoing, has_stdin, has_sizes }))

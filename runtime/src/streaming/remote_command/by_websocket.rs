@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
-use proto::cri::ExecRequest;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
 
-use super::{Client, Event, Incoming, Outgoing};
+use super::{Client, Command, Event, Incoming, Outgoing};
 use crate::exec::Taken;
 use crate::runtime::Runtime;
 use crate::streaming::BoxedError;
@@ -26,20 +25,19 @@ const RESIZE: u8 = 4;
 /// The next byte names the stream whose end it is.
 const CLOSE: u8 = 255;
 
-/// Runs the program with the client's streams.
-pub(in crate::streaming) async fn exec<IO>(
+/// Connects the command with the client's streams.
+pub(in crate::streaming) async fn serve<IO>(
     runtime: &Arc<Runtime>,
-    request: ExecRequest,
+    command: Command,
     socket: WebSocketStream<IO>,
 ) where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (to, from) = socket.split();
-    let outgoing = Messages { to, stdout: request.stdout, stderr: request.stderr };
-    let (has_stdin, has_sizes) = (request.stdin, request.tty);
-    let client =
-        Client { incoming: Received(from), outgoing: Arc::new(Mutex::new(outgoing)), has_stdin, has_sizes };
-    client.run(runtime, request).await;
+    let [has_stdin, stdout, stderr] = command.streams();
+    let outgoing = Arc::new(Mutex::new(Messages { to, stdout, stderr }));
+    let client = Client { incoming: Received(from), outgoing, has_stdin, has_sizes: command.tty() };
+    client.run(runtime, command).await;
 }
 
 struct Received<IO>(SplitStream<WebSocketStream<IO>>);

@@ -1,0 +1,50 @@
+//! `attach`.
+
+use std::io::{self, Write};
+
+use proto::kubelet::{AttachRequest, AttachedAt};
+use rustix::termios;
+
+use super::remote_command::Session;
+use super::{Error, client};
+use crate::config::{AttachArgs, ContainerArgs};
+
+/// Ends with the container, and, with `-i`, with stdin.
+pub(super) async fn attach(args: &AttachArgs, out: &mut dyn Write) -> Result<(), Error> {
+    let ContainerArgs { pod, container } = &args.of;
+    let mut kubelet = client::connect(&pod.root).await?;
+    let request = AttachRequest {
+        namespace: pod.namespace.clone(),
+        pod: pod.name().to_owned(),
+        container: container.clone(),
+        stdin: args.stdin,
+    };
+    let AttachedAt { url, container, tty, stdin, restarts } = kubelet.attach(request).await?.into_inner();
+    let hint = |text: &str| {
+        if !args.quiet {
+            let _no_reader = writeln!(io::stderr(), "{text}");
+        }
+    };
+    let has_terminal = args.tty && args.stdin && termios::isatty(io::stdin());
+    if args.tty && !tty {
+        hint(&format!("error: Unable to use a TTY - container {container} did not allocate one"));
+    } else if args.tty && !has_terminal {
+        hint("Unable to use a TTY - input is not a terminal");
+    }
+    if args.stdin && !stdin {
+        hint(&format!("container {container} takes no input: its manifest does not say stdin: true"));
+    }
+    let raw = has_terminal && tty && stdin;
+    if raw {
+        hint("If you don't see a command prompt, try pressing enter.");
+    }
+    Session { url, stdin, sizes: raw, raw }.run(out).await?;
+    if raw && restarts && !args.quiet {
+        let name = pod.name();
+        let resume = format!(
+            "Session ended, resume using 'hawser-kubelet attach {name} -c {container} -i -t' command when the pod is running"
+        );
+        writeln!(out, "{resume}").map_err(Error::Output)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! Clients of the streaming server that take too much of it, or of each other.
+
+use std::path::Path;
+
+use proto::cri::{ExecRequest, PortForwardRequest};
+use tests::cri::{Cri, IMAGE, container, eventually};
+
+use super::exec::{children, running};
+use super::spdy_client::{Client, Frame, connect};
+use super::streams::{EXEC, PORT_FORWARD, host, pair, set_loopback_up};
+
+async fn url(cri: &mut Cri, id: &str) -> String {
+    let cmd = ["/demo-app", "sleep", "forever"].map(str::to_owned).to_vec();
+    let request =
+        ExecRequest { container_id: id.to_owned(), cmd, tty: false, stdin: true, stdout: true, stderr: true };
+    cri.runtime.exec(request).await.unwrap().into_inner().url
+}
+
+#[tokio::test]
+async fn a_client_above_the_limit_learns_so_and_is_served_when_there_is_room() {
+    let (host, mut cri) = host().await;
+    let (pod, id) = running(&host, &mut cri).await;
+    let most = usize::try_from(linux::process::descriptor_limit() / 16).unwrap().min(1024);
+    let upgrade =
+        format!("POST Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: {EXEC}\r\n");
+    let mut clients = Vec::new();
+    for _ in 0..most {
+        let (client, status) = connect(&url(&mut cri, &id).await, &upgrade).await;
+        assert_eq!(status, 101);
+        clients.push(client);
+    }
+    let next = url(&mut cri, &id).await;
+    assert_eq!(connect(&next, &upgrade).await.1, 503);
+    clients.pop();
+    // The URL was not used.
+    loop {
+        match connect(&next, &upgrade).await.1 {
+            101 => break,
+            status => assert_eq!(status, 503),
+        }
+    }
+    drop(clients);
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_connection_that_a_pod_does_not_read_ends_and_the_others_of_its_client_go_on() {
+    let (host, mut cri) = host().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let id = cri.create(&pod, container("c", &["/demo-app", "serve", "127.0.0.1:80", "/etc"])).await.unwrap();
+    cri.start(&id).await.unwrap();
+    let first = children(&host)[0];
+    set_loopback_up(&format!("/proc/{first}/ns/net"));
+    let network = linux::netns::NetNs::open(Path::new(&format!("/proc/{first}/ns/net"))).unwrap();
+    let _silent = network.run(|| std::net::TcpListener::bind("127.0.0.1:90")).unwrap().unwrap();
+    let wanted = PortForwardRequest { pod_sandbox_id: pod.clone(), port: Vec::new() };
+    let url = cri.runtime.port_forward(wanted).await.unwrap().into_inner().url;
+    let mut client = Client::of(&url, PORT_FORWARD).await;
+    eventually("it listens", || (!host.container_log("c").is_empty()).then_some(())).await;
+    let (error, unread) = pair(&mut client, "90", "1").await;
+    let (mut out, mut sending) = client.split();
+    // More than the kernel and the runtime keep for it.
+    let sent = tokio::spawn(async move {
+        for _ in 0..24 {
+            sending.data(unread, &vec![b'x'; 1 << 20], false).await;
+        }
+        let headers = |kind| [("streamtype", kind), ("port", "80"), ("requestid", "2")];
+        sending.open(&headers("error")).await;
+        let data = sending.open(&headers("data")).await;
+        sending.data(data, b"GET /passwd HTTP/1.0\r\n\r\n", true).await;
+        (sending, data)
+    });
+    let (mut is_reset, mut problem, mut answers) = (false, Vec::new(), Vec::new());
+    loop {
+        match out.next().await.expect("the connection goes on") {
+            Frame::Reset { id } if id == unread => is_reset = true,
+            Frame::Data { id, bytes, .. } if id == error => problem.extend(bytes),
+            Frame::Data { id, bytes, is_last } => {
+                answers.extend(bytes);
+                // Its other stream ends too.
+                if is_last && !answers.is_empty() && id > unread {
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    let (_sending, _data) = sent.await.unwrap();
+    assert!(is_reset);
+    assert_eq!(String::from_utf8(problem).unwrap(), "port 90 of the pod: it does not read what it was sent");
+    let passwd = std::fs::read(format!("/proc/{first}/root/etc/passwd")).unwrap();
+    assert!(answers.ends_with(&passwd), "{}", String::from_utf8_lossy(&answers));
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
