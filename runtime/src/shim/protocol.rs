@@ -63,6 +63,8 @@ pub(crate) enum Call {
     KillExec {
         exec: String,
     },
+    /// Makes the pod's PID namespace, if there is none yet.
+    HoldPids(HoldPids),
     /// The first call on a connection: later exits are reported on it.
     List,
     /// Refused while a container runs.
@@ -78,6 +80,14 @@ pub(crate) struct Start {
     /// If the device rules cannot be enforced: start without CAP_MKNOD.
     #[serde(default)]
     pub(crate) allow_without_device_control: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HoldPids {
+    /// The holder's control group.
+    pub(crate) cgroup: PathBuf,
+    /// The pod's network namespace; `None`: the host's.
+    pub(crate) network: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,6 +114,7 @@ impl Call {
             | Self::ReopenLog { .. }
             | Self::KillExec { .. }
             | Self::ResizeExec { .. }
+            | Self::HoldPids(_)
             | Self::List
             | Self::Shutdown => 0,
         }
@@ -146,7 +157,14 @@ pub(crate) enum Answer {
         /// A shim of an earlier version does not know [`Call::Exec`].
         #[serde(default)]
         can_exec: bool,
+        /// A shim of an earlier version does not know [`Call::HoldPids`].
+        #[serde(default)]
+        can_hold_pids: bool,
         containers: BTreeMap<String, ShimStatus>,
+    },
+    /// The process 1 of the pod's PID namespace.
+    Holds {
+        pid: i32,
     },
     Refused {
         problem: String,

@@ -31,6 +31,11 @@ pub enum ShimProblem {
         "the pod was started by an earlier version of the runtime, which has no exec: start the pod anew"
     )]
     CannotExec,
+    #[error(
+        "the pod was started by an earlier version of the runtime, which has no PID namespace of pods: start \
+         the pod anew"
+    )]
+    CannotHoldPids,
     /// The shim's text, with the causes: the launcher's or the OCI runtime's message.
     #[error("{problem}")]
     Refused { problem: String },
