@@ -21,6 +21,8 @@ mod image_limits;
 mod image_store;
 #[path = "cri/keyrings.rs"]
 mod keyrings;
+#[path = "cri/namespaces.rs"]
+mod namespaces;
 #[path = "cri/network.rs"]
 mod network;
 #[path = "cri/restart.rs"]
@@ -33,5 +35,9 @@ mod seccomp;
 mod shim_protocol;
 #[path = "cri/spdy_client.rs"]
 mod spdy_client;
+#[path = "cri/stats.rs"]
+mod stats;
 #[path = "cri/streams.rs"]
 mod streams;
+#[path = "cri/update.rs"]
+mod update;
