@@ -9,6 +9,8 @@ mod below;
 mod end;
 mod limits;
 mod listing;
+mod update;
+pub mod usage;
 pub mod v1;
 pub mod v2;
 pub mod view;
@@ -153,6 +155,13 @@ impl Hierarchies {
     /// The directory of group `path` for `controller`, if the machine has the controller.
     pub fn dir(&self, controller: &str, path: &Path) -> Option<PathBuf> {
         self.controllers.get(controller).map(|(_, root)| under(root, path))
+    }
+
+    /// The existing directory of group `path` for `controller`, full or short.
+    fn group_of(&self, controller: &str, path: &Path) -> Option<(Version, PathBuf)> {
+        let (version, root) = self.controllers.get(controller)?;
+        let dirs = [under(root, path), under(root, &shortened(path))];
+        dirs.into_iter().find(|dir| dir.is_dir()).map(|dir| (*version, dir))
     }
 
     /// Makes `path` in each hierarchy in which a group of [`Self::create`] below needs it. Returns

@@ -1,10 +1,21 @@
-//! Starts the first process of a PID namespace, for callers that have threads and start programs
-//! with std: [`crate::process::clone_child`] refuses such callers.
+//! PID namespaces: the first process of a new one, for callers that have threads and start programs
+//! with std ([`crate::process::clone_child`] refuses such callers); children in an existing one; and
+//! what a first process without a program does.
 
-use nix::sched::CloneFlags;
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::{SigSet, Signal};
 
 use crate::cgroup::Cgroup;
-use crate::{Error, Result};
+use crate::{Error, Result, process};
+
+/// Of the calling thread; children start in it.
+const OWN: &str = "/proc/thread-self/ns/pid";
+/// Each attempt takes some microseconds.
+const RETURN_ATTEMPTS: usize = 1000;
 
 /// Runs `start`, which starts one process: that process becomes the first one of a new PID
 /// namespace, and all others in the namespace end with it. With `group`, it starts in that group's
@@ -29,6 +40,47 @@ pub fn start_first<T: Send>(group: Option<&Cgroup>, start: impl FnOnce() -> T + 
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })
+}
+
+/// Runs `start`, whose children start in `namespace`: one of this thread or below it, whose first
+/// process lives (`ENOMEM`). This thread itself stays where it is. If it could not have children of
+/// its own afterwards, this process ends. Needs `CAP_SYS_ADMIN`.
+pub fn with_children_in<T>(namespace: impl AsFd, start: impl FnOnce() -> T) -> Result<T> {
+    const OP: &str = "start a process in a PID namespace";
+    let own = File::open(OWN).map_err(|e| Error::new(OP, OWN, e))?;
+    setns(namespace, CloneFlags::CLONE_NEWPID).map_err(|e| Error::new(OP, "setns", e))?;
+    let started = start();
+    // setns(2) allocates a little memory; a lack of it passes.
+    if !(0..RETURN_ATTEMPTS).any(|_| setns(&own, CloneFlags::CLONE_NEWPID).is_ok()) {
+        std::process::abort();
+    }
+    Ok(started)
+}
+
+/// Blocks all signals, for [`reap_until_killed`].
+pub fn block_signals() -> Result<()> {
+    SigSet::all().thread_block().map_err(|e| Error::new("block signals", "", e))
+}
+
+/// What process 1 of a namespace does that runs no program: it reaps the orphans of the namespace.
+/// The signals of other processes there do nothing to it. Returns only with an error. Needs
+/// [`block_signals`] before.
+pub fn reap_until_killed() -> Error {
+    let mut child_ended = SigSet::empty();
+    child_ended.add(Signal::SIGCHLD);
+    loop {
+        match child_ended.wait() {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Error::new("wait for", "SIGCHLD", e),
+        }
+        loop {
+            match process::reap() {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) => return error,
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::runtime::{Runtime, ended, running};
 use crate::sandbox;
 use crate::shim::protocol::ShimStatus;
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE, ShimClient};
-use crate::state::{Container, ContainerRecord, Phase, RunState, Sandbox, SandboxRecord};
+use crate::state::{Container, ContainerRecord, Phase, RunState, Sandbox, SandboxRecord, UpdatedResources};
 use crate::unreadable;
 
 /// How long pods wait until incomplete sandboxes are undone. After that, undoing continues while
@@ -228,6 +228,13 @@ async fn adopt_containers(
             (None, Some(status)) => ended(status).map_or_else(|| running(status), RunState::Exited),
         };
         let container = Arc::new(Container::new(found, state));
+        match record::find::<UpdatedResources>(&dir.join(UpdatedResources::FILE)) {
+            Ok(updated) => updated.into_iter().for_each(|updated| container.set_resources(updated)),
+            Err(why) => {
+                runtime
+                    .report_unreadable(format!("{}: the status shows the limits of the start", chain(&why)));
+            }
+        }
         runtime.insert_container(Arc::clone(&container));
         if alive.is_some() {
             lose_unless_alive(runtime, sandbox, &container, status_of(&id)).await?;

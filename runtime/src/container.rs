@@ -11,6 +11,7 @@ use proto::cri::{ContainerConfig, ContainerEventType, CreateContainerRequest, Si
 use crate::blocking::blocking;
 use crate::error::{Error, Result, chain};
 use crate::launcher::Overlay;
+use crate::namespaces;
 use crate::pod;
 use crate::record;
 use crate::record::new_id;
@@ -18,7 +19,7 @@ use crate::runtime::Runtime;
 use crate::shim::protocol::{Answer, Call, Start, now};
 use crate::shim_client::error::ShimProblem;
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
-use crate::spec::{self, SandboxView};
+use crate::spec::{self, PidNamespace, SandboxView};
 use crate::state::{Container, ContainerRecord, Ended, Phase, RunState, Sandbox, save_container};
 
 /// containerd's exit code for a container whose process never ran.
@@ -50,11 +51,12 @@ pub(crate) async fn create(runtime: &Arc<Runtime>, request: CreateContainerReque
         let name = format!("{}_{}", metadata.name, metadata.attempt);
         return Err(Error::AlreadyExists { kind: "container", name, id: known.id.clone() });
     }
+    let pids = namespaces::pids(runtime, &sandbox, &config).await?;
     let id = new_id()?;
     let (rt, sb, container_id) = (Arc::clone(runtime), Arc::clone(&sandbox), id.clone());
     let made = blocking("create container", move || {
         let dir = sb.container_dir(&container_id);
-        make(&rt, &sb, &container_id, config)
+        make(&rt, &sb, &container_id, config, pids)
             .map_err(|cause| cause.after_rollback(record::remove_tree(&dir).err().into_iter().collect()))
     })
     .await?;
@@ -63,7 +65,13 @@ pub(crate) async fn create(runtime: &Arc<Runtime>, request: CreateContainerReque
     Ok(id)
 }
 
-fn make(runtime: &Runtime, sandbox: &Sandbox, id: &str, config: ContainerConfig) -> Result<ContainerRecord> {
+fn make(
+    runtime: &Runtime,
+    sandbox: &Sandbox,
+    id: &str,
+    config: ContainerConfig,
+    pids: PidNamespace,
+) -> Result<ContainerRecord> {
     let sandbox_record = sandbox.record();
     let image_name = config.image.as_ref().map(|i| i.image.as_str()).unwrap_or_default();
     let image = runtime.images.get(image_name)?;
@@ -82,6 +90,7 @@ fn make(runtime: &Runtime, sandbox: &Sandbox, id: &str, config: ContainerConfig)
         network_namespace: sandbox_record.netns.as_deref(),
         ipc_namespace: (!sharing.host_ipc).then_some(&*ipc),
         uts_namespace: (!sharing.host_network).then_some(&*uts),
+        pids,
         hostname: &hostname,
         dir: &sandbox.dir,
         shm: (!sharing.host_ipc).then_some(&*shm),
@@ -154,6 +163,7 @@ pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         work: dir.join("work"),
     };
     let config = &container.record.config;
+    let _until_then = Starting::new(&container);
     let call = Call::Start(Start {
         container: container.id.clone(),
         log: container.record.log_path.clone(),
@@ -181,6 +191,22 @@ pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     // holds.
     end_left_over(&container).await;
     Err(start_failed(runtime, &sandbox, &container, problem))
+}
+
+/// Marks a container as starting, until this is dropped.
+struct Starting<'a>(&'a Container);
+
+impl<'a> Starting<'a> {
+    fn new(container: &'a Container) -> Self {
+        container.is_starting.send_replace(true);
+        Self(container)
+    }
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        self.0.is_starting.send_replace(false);
+    }
 }
 
 /// Ends the remaining processes of a container that has ended or never started.
@@ -217,6 +243,9 @@ fn keep_end(sandbox: &Sandbox, container: &Container, ended: &Ended) {
 /// StopContainer: the stop signal, then SIGKILL after `timeout`.
 pub(crate) async fn stop(runtime: &Arc<Runtime>, id: &str, timeout: Duration) -> Result<()> {
     let Some(container) = runtime.find_container(id) else { return Ok(()) };
+    // A program that is about to run is stopped as soon as it does. Otherwise it would run on although
+    // its caller has stopped it.
+    container.start_is_over().await;
     if !container.state().is_running() {
         return Ok(());
     }

@@ -12,17 +12,19 @@ pub(crate) mod device_control;
 mod device_policy;
 mod ends;
 pub(crate) mod error;
+mod holder;
 mod plan;
 mod root;
 mod seccomp;
-mod sysctl;
+pub(crate) mod sysctl;
 
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use linux::cgroup::{Cgroup, Hierarchies};
+use linux::cgroup::{Cgroup, Hierarchies, Limits};
+use linux::pid_namespace::with_children_in;
 use linux::process::{self, Child};
 use nix::errno::Errno;
 use nix::sched::CloneFlags;
@@ -33,6 +35,7 @@ use crate::error::chain;
 use device_control::WithoutControl;
 pub(crate) use ends::{Ends, Stdio};
 use error::{LaunchError, Result};
+pub(crate) use holder::hold_pids;
 use plan::Plan;
 
 /// Cgroup v2 groups that an unprivileged container may make below its own: the kernel has 65,535
@@ -57,6 +60,12 @@ impl Overlay {
     pub(crate) fn view(&self) -> linux::rootfs::Overlay<'_> {
         linux::rootfs::Overlay { lower: &self.lower, upper: &self.upper, work: &self.work }
     }
+}
+
+/// The limits of a container with this specification.
+pub(crate) fn limits_of(spec: &Spec) -> Limits {
+    let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
+    resources.map(plan::limits).unwrap_or_default()
 }
 
 /// A cloned child on its way to execve(2).
@@ -168,10 +177,16 @@ fn clone(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, ends: &Ends) -> Result
     let (outcome, report) = pipe()?;
     let group = cgroup.open_v2()?;
     let group = group.as_ref().map(AsFd::as_fd);
-    let child = process::clone_child(plan.new_namespaces, group, || {
-        let Err(problem) = child::run(plan, overlay, cgroup, ends, report.as_fd());
-        reported(&report, &problem)
-    })?;
+    let start = || {
+        process::clone_child(plan.new_namespaces, group, || {
+            let Err(problem) = child::run(plan, overlay, cgroup, ends, report.as_fd());
+            reported(&report, &problem)
+        })
+    };
+    let child = match plan.pid_namespace()? {
+        Some(namespace) => with_children_in(namespace, start)??,
+        None => start()?,
+    };
     Ok((child, outcome.into()))
 }
 

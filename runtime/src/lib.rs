@@ -20,14 +20,17 @@ mod exec_ends;
 pub mod fuzzing;
 mod images;
 mod in_place;
+mod info;
 mod launcher;
 mod locks;
+mod namespaces;
 mod pod;
 mod preload;
 mod pulls;
 mod record;
 pub mod reexec;
 mod runtime;
+mod samples;
 mod sandbox;
 mod service;
 mod shim;
@@ -38,7 +41,9 @@ mod stats;
 mod status;
 mod streaming;
 mod trash;
+mod unimplemented;
 mod unreadable;
+mod update;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -59,6 +64,7 @@ pub use locks::Locks;
 use service::Service;
 pub use shim::log::LogCeiling;
 use streaming::Streaming;
+use unimplemented::{Explained, Former};
 
 /// The runtime's directories and settings. All paths are absolute.
 #[derive(Debug, Clone)]
@@ -161,8 +167,10 @@ async fn answer(
         Streaming::start(Arc::clone(&runtime)).await.map_err(|source| ServeProblem::Listen { source })?;
     let service = Service { runtime, streaming, ending };
     let served = tonic::transport::Server::builder()
-        .add_service(RuntimeServiceServer::new(service.clone()))
-        .add_service(ImageServiceServer::new(service))
+        .add_service(Explained(RuntimeServiceServer::new(service.clone())))
+        .add_service(Explained(ImageServiceServer::new(service)))
+        .add_service(Former::<false>)
+        .add_service(Former::<true>)
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
             shutdown.await;
             end.send_replace(true);

@@ -13,6 +13,7 @@ pub(crate) const POD_INTERFACE: &str = "eth0";
 pub(crate) struct Sharing {
     pub(crate) host_network: bool,
     pub(crate) host_ipc: bool,
+    pub(crate) host_pid: bool,
 }
 
 pub(crate) fn sharing(config: &PodSandboxConfig) -> Sharing {
@@ -22,7 +23,11 @@ pub(crate) fn sharing(config: &PodSandboxConfig) -> Sharing {
         .and_then(|l| l.security_context.as_ref())
         .and_then(|c| c.namespace_options.as_ref());
     let node = |mode: Option<NamespaceMode>| mode == Some(NamespaceMode::Node);
-    Sharing { host_network: node(options.map(|o| o.network())), host_ipc: node(options.map(|o| o.ipc())) }
+    Sharing {
+        host_network: node(options.map(|o| o.network())),
+        host_ipc: node(options.map(|o| o.ipc())),
+        host_pid: node(options.map(|o| o.pid())),
+    }
 }
 
 pub(crate) fn cgroup_parent(config: &PodSandboxConfig) -> PathBuf {

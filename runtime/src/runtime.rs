@@ -17,6 +17,7 @@ use crate::exec_ends::Ends;
 use crate::images::ImageStore;
 use crate::pulls::Pulls;
 use crate::record;
+use crate::samples::Tree;
 use crate::shim::log::LogCeiling;
 use crate::shim::protocol::{Answer, Message, ShimStatus, now};
 use crate::shim_client::Listener;
@@ -59,6 +60,7 @@ pub(crate) struct Runtime {
     pub(crate) cgroup_v2: bool,
     pub(crate) cni: Cni,
     pub(crate) images: ImageStore,
+    pub(crate) images_usage: Tree,
     pub(crate) trash: Arc<Trash>,
     pub(crate) pulls: Pulls,
     /// Programs that exec has started, and their exit codes.
@@ -111,6 +113,7 @@ impl Runtime {
                 cache_dir: config.cni_cache_dir.clone(),
             },
             images,
+            images_usage: Tree::default(),
             trash,
             pulls: Pulls::default(),
             execs: Ends::default(),

@@ -18,6 +18,7 @@ use crate::blocking::blocking;
 use crate::cni::{self, Attachment};
 use crate::container;
 use crate::error::{Error, Result, chain};
+use crate::namespaces;
 use crate::pod::{POD_INTERFACE, cgroup_parent, hostname, sharing};
 use crate::record::{self, new_id};
 use crate::runtime::Runtime;
@@ -82,6 +83,7 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
             ),
         ));
     }
+    namespaces::check(config)?;
     match config.annotations.get(NETWORK_ANNOTATION).map(String::as_str) {
         None | Some("none" | "") => Ok(()),
         Some(other) => Err(Error::invalid(
@@ -299,12 +301,13 @@ pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) ->
     let network_gone = detached.is_ok();
     errors.extend([detached, shim].into_iter().filter_map(Result::err));
     let dir = sandbox.dir.clone();
+    let holder = namespaces::holders_group(&record);
     // The namespace stays until DEL succeeds: a retry may need it.
     let netns = record.netns.clone().filter(|_| network_gone);
     let released = blocking("release sandbox", move || {
         // Also for containers that have exited: their start may have been abandoned.
         let ended = containers.iter().map(|container| container::kill_group(&container.record.cgroup_path));
-        let ended = ended.fold(Ok(()), Result::and);
+        let ended = ended.fold(Ok(()), Result::and).and(container::kill_group(&holder));
         release(&dir, netns.as_deref()).and(ended)
     });
     errors.extend(released.await.err());

@@ -10,21 +10,23 @@ use std::time::Duration;
 use proto::cri::image_service_server::ImageService;
 use proto::cri::runtime_service_server::RuntimeService;
 use proto::cri::{
-    AttachRequest, AttachResponse, CgroupDriver, ContainerEventResponse, ContainerStatusRequest,
-    ContainerStatusResponse, CreateContainerRequest, CreateContainerResponse, ExecRequest, ExecResponse,
-    ExecSyncRequest, ExecSyncResponse, FilesystemIdentifier, FilesystemUsage, GetEventsRequest,
+    AttachRequest, AttachResponse, CgroupDriver, ContainerEventResponse, ContainerStatsRequest,
+    ContainerStatsResponse, ContainerStatusRequest, ContainerStatusResponse, CreateContainerRequest,
+    CreateContainerResponse, ExecRequest, ExecResponse, ExecSyncRequest, ExecSyncResponse, GetEventsRequest,
     Image as CriImage, ImageFsInfoRequest, ImageFsInfoResponse, ImageSpec, ImageStatusRequest,
     ImageStatusResponse, Int64Value, LinuxRuntimeConfiguration, ListContainerStatsRequest,
     ListContainerStatsResponse, ListContainersRequest, ListContainersResponse, ListImagesRequest,
-    ListImagesResponse, ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxStatusRequest,
+    ListImagesResponse, ListPodSandboxRequest, ListPodSandboxResponse, ListPodSandboxStatsRequest,
+    ListPodSandboxStatsResponse, PodSandboxStatsRequest, PodSandboxStatsResponse, PodSandboxStatusRequest,
     PodSandboxStatusResponse, PortForwardRequest, PortForwardResponse, PullImageRequest, PullImageResponse,
     RemoveContainerRequest, RemoveContainerResponse, RemoveImageRequest, RemoveImageResponse,
     RemovePodSandboxRequest, RemovePodSandboxResponse, ReopenContainerLogRequest, ReopenContainerLogResponse,
     RunPodSandboxRequest, RunPodSandboxResponse, RuntimeCondition, RuntimeConfigRequest,
     RuntimeConfigResponse, RuntimeFeatures, RuntimeHandler, RuntimeHandlerFeatures, RuntimeStatus,
     StartContainerRequest, StartContainerResponse, StatusRequest, StatusResponse, StopContainerRequest,
-    StopContainerResponse, StopPodSandboxRequest, StopPodSandboxResponse, UInt64Value, VersionRequest,
-    VersionResponse,
+    StopContainerResponse, StopPodSandboxRequest, StopPodSandboxResponse, UpdateContainerResourcesRequest,
+    UpdateContainerResourcesResponse, UpdatePodSandboxResourcesRequest, UpdatePodSandboxResourcesResponse,
+    UpdateRuntimeConfigRequest, UpdateRuntimeConfigResponse, VersionRequest, VersionResponse,
 };
 use tokio::sync::{broadcast, watch};
 use tonic::{Request, Response, Status};
@@ -38,12 +40,11 @@ use crate::sandbox;
 use crate::shim::protocol::now;
 use crate::state::selected;
 use crate::streaming::Streaming;
-use crate::{attach, container, exec, stats, status, unreadable};
+use crate::{attach, container, exec, info, stats, status, update};
 
 const NAME: &str = "hawser";
 const CRI_VERSION: &str = "v1";
-/// In the verbose Status: a JSON list that describes unreadable records.
-const UNREADABLE_RECORDS: &str = "unreadableRecords";
+const MAX_LOGGED_BYTES: usize = 256;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
@@ -91,18 +92,14 @@ impl RuntimeService for Service {
             reason: if problem.is_some() { "NetworkPluginNotReady".to_owned() } else { String::new() },
             message: problem.unwrap_or_default(),
         };
-        let records = self.runtime.unreadable();
-        let mut info = HashMap::new();
-        if request.into_inner().verbose && !records.is_empty() {
-            info.insert(UNREADABLE_RECORDS.to_owned(), unreadable::shown(&records));
-        }
+        let verbose = request.into_inner().verbose;
         let network = self.runtime.cni.network().err().map(|e| chain(&e));
         let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: false };
         Ok(Response::new(StatusResponse {
             status: Some(RuntimeStatus {
                 conditions: vec![condition("RuntimeReady", None), condition("NetworkReady", network)],
             }),
-            info,
+            info: if verbose { info::of_runtime(&self.runtime) } else { HashMap::new() },
             runtime_handlers: vec![RuntimeHandler { name: String::new(), features: Some(features) }],
             features: Some(RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() }),
         }))
@@ -149,11 +146,12 @@ impl RuntimeService for Service {
         &self,
         request: Request<PodSandboxStatusRequest>,
     ) -> Reply<PodSandboxStatusResponse> {
-        let sandbox = self.runtime.sandbox(&request.into_inner().pod_sandbox_id)?;
+        let request = request.into_inner();
+        let sandbox = self.runtime.sandbox(&request.pod_sandbox_id)?;
         let containers = self.runtime.containers_of(&sandbox.id);
         Ok(Response::new(PodSandboxStatusResponse {
             status: Some(status::sandbox_status(&sandbox)),
-            info: HashMap::new(),
+            info: if request.verbose { info::of_sandbox(&self.runtime, &sandbox) } else { HashMap::new() },
             containers_statuses: containers.iter().map(|c| status::container_status(c)).collect(),
             timestamp: now(),
         }))
@@ -241,7 +239,7 @@ impl RuntimeService for Service {
         let container = self.runtime.container(&request.container_id)?;
         let info = if request.verbose {
             let sandbox = self.runtime.sandbox(&container.record.sandbox_id)?;
-            status::container_info(&container, &sandbox.container_dir(&container.id))
+            info::of_container(&self.runtime, &container, &sandbox.container_dir(&container.id))
         } else {
             HashMap::new()
         };
@@ -302,6 +300,64 @@ impl RuntimeService for Service {
     ) -> Reply<ListContainerStatsResponse> {
         let filter = request.into_inner().filter.unwrap_or_default();
         Ok(Response::new(ListContainerStatsResponse { stats: stats::list(&self.runtime, filter).await? }))
+    }
+
+    async fn container_stats(
+        &self,
+        request: Request<ContainerStatsRequest>,
+    ) -> Reply<ContainerStatsResponse> {
+        let found = stats::of_container(&self.runtime, &request.into_inner().container_id).await?;
+        Ok(Response::new(ContainerStatsResponse { stats: Some(found) }))
+    }
+
+    async fn pod_sandbox_stats(
+        &self,
+        request: Request<PodSandboxStatsRequest>,
+    ) -> Reply<PodSandboxStatsResponse> {
+        let found = stats::of_pod(&self.runtime, &request.into_inner().pod_sandbox_id).await?;
+        Ok(Response::new(PodSandboxStatsResponse { stats: Some(found) }))
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        request: Request<ListPodSandboxStatsRequest>,
+    ) -> Reply<ListPodSandboxStatsResponse> {
+        let filter = request.into_inner().filter.unwrap_or_default();
+        Ok(Response::new(ListPodSandboxStatsResponse {
+            stats: stats::list_pods(&self.runtime, filter).await?,
+        }))
+    }
+
+    async fn update_container_resources(
+        &self,
+        request: Request<UpdateContainerResourcesRequest>,
+    ) -> Reply<UpdateContainerResourcesResponse> {
+        let (runtime, request) = (Arc::clone(&self.runtime), request.into_inner());
+        let span = info_span!("cri.UpdateContainerResources", container_id = request.container_id);
+        detached(span, async move { update::container(&runtime, request).await }).await?;
+        Ok(Response::new(UpdateContainerResourcesResponse {}))
+    }
+
+    async fn update_pod_sandbox_resources(
+        &self,
+        request: Request<UpdatePodSandboxResourcesRequest>,
+    ) -> Reply<UpdatePodSandboxResourcesResponse> {
+        let (runtime, request) = (Arc::clone(&self.runtime), request.into_inner());
+        let span = info_span!("cri.UpdatePodSandboxResources", pod_sandbox_id = request.pod_sandbox_id);
+        detached(span, async move { update::sandbox(&runtime, request).await }).await?;
+        Ok(Response::new(UpdatePodSandboxResourcesResponse {}))
+    }
+
+    /// The network's configuration is a file of CNI, as for containerd with such a file: the range of
+    /// pods' addresses that kubelet knows is only logged.
+    async fn update_runtime_config(
+        &self,
+        request: Request<UpdateRuntimeConfigRequest>,
+    ) -> Reply<UpdateRuntimeConfigResponse> {
+        let network = request.into_inner().runtime_config.and_then(|config| config.network_config);
+        let pod_cidr = trace::shortened(network.unwrap_or_default().pod_cidr, MAX_LOGGED_BYTES);
+        tracing::info!(pod_cidr, "the network configuration decides about addresses");
+        Ok(Response::new(UpdateRuntimeConfigResponse {}))
     }
 
     async fn get_container_events(
@@ -388,17 +444,7 @@ impl ImageService for Service {
     }
 
     async fn image_fs_info(&self, _request: Request<ImageFsInfoRequest>) -> Reply<ImageFsInfoResponse> {
-        let images: u64 = self.runtime.images.list().iter().map(|i| i.size_bytes).sum();
-        let usage = |dir: &std::path::Path, bytes| FilesystemUsage {
-            timestamp: now(),
-            fs_id: Some(FilesystemIdentifier { mountpoint: dir.display().to_string() }),
-            used_bytes: Some(UInt64Value { value: bytes }),
-            inodes_used: None,
-        };
-        Ok(Response::new(ImageFsInfoResponse {
-            image_filesystems: vec![usage(self.runtime.images.dir(), images)],
-            container_filesystems: vec![usage(&self.runtime.root_dir, images)],
-        }))
+        Ok(Response::new(stats::image_fs(&self.runtime).await?))
     }
 }
 

@@ -12,6 +12,7 @@ mod container;
 pub(crate) mod descriptors;
 mod error;
 mod exec;
+mod holder;
 pub(crate) mod log;
 mod oci;
 mod outcome;
@@ -44,6 +45,7 @@ use client::{Client, Received};
 use container::Container;
 use error::{Result, ShimError};
 use exec::{Execs, Waits};
+use holder::Holder;
 use log::{LogFile, Stream};
 use oci::OciRuntime;
 use outcome::{Outcome, Starting};
@@ -74,6 +76,8 @@ struct Shim {
     accept_again: Option<Instant>,
     /// RLIMIT_NOFILE of this process.
     descriptor_limit: u64,
+    /// Process 1 of the pod's PID namespace.
+    holder: Option<Holder>,
     ended: bool,
 }
 
@@ -128,6 +132,7 @@ pub(crate) fn run(dir: &Path) -> std::result::Result<(), Error> {
         attachments: Attachments::default(),
         accept_again: None,
         descriptor_limit: process::descriptor_limit(),
+        holder: None,
         ended: false,
     };
     while !shim.ended || shim.clients.values().any(Client::has_unsent) {
@@ -296,12 +301,14 @@ impl Shim {
             Call::ResizeContainer { container, columns, rows } => {
                 self.resize_container(&container, columns, rows)?;
             }
+            Call::HoldPids(asked) => return self.hold_pids(&asked).map(Some),
             Call::List => {
                 return Ok(Some(Answer::Containers {
                     pid: std::process::id().cast_signed(),
                     receives_descriptors: true,
                     can_exec: true,
                     can_attach: true,
+                    can_hold_pids: true,
                     containers: self
                         .containers
                         .iter()
@@ -313,6 +320,7 @@ impl Shim {
                 if let Some((id, _)) = self.containers.iter().find(|(_, c)| c.status.exit.is_none()) {
                     return Err(ShimError::Running { container: id.clone() });
                 }
+                self.end_holder();
                 self.ended = true;
             }
         }
@@ -331,6 +339,7 @@ impl Shim {
         let bundle = container_dir(&self.dir, &id);
         let spec =
             Spec::load(bundle.join("config.json")).map_err(|source| ShimError::Specification { source })?;
+        self.check_pid_namespace(&spec)?;
         let log = LogFile::open(log.clone(), self.config.log_ceiling)
             .map_err(|source| ShimError::OpenLog { path: log.unwrap_or_default(), source })?;
         let ContainerEnds { ends, ours, mut streams } =
@@ -425,6 +434,7 @@ impl Shim {
         let Some(starting) = container.starting.take() else { return };
         let answer = match outcome {
             Ok(()) => {
+                container.send(&starting.signals);
                 let status = container.status.clone();
                 self.save(id);
                 Answer::Started { container: id.to_owned(), status, warnings: starting.warnings }
@@ -443,10 +453,18 @@ impl Shim {
     }
 
     fn signal(&mut self, id: &str, signal: i32) -> Result<()> {
-        let running = self.containers.get(id).filter(|c| c.status.exit.is_none());
-        let Some(pidfd) = running.and_then(|c| c.pidfd.as_ref()) else {
+        let running = self.containers.get_mut(id).filter(|c| c.status.exit.is_none());
+        let Some(container) = running else {
             return Ok(()); // what has ended needs no signal
         };
+        // The program gets it: before execve(2), the process would lose it.
+        if let Some(starting) = container.starting.as_mut().filter(|_| signal != libc::SIGKILL) {
+            if !starting.signals.contains(&signal) {
+                starting.signals.push(signal);
+            }
+            return Ok(());
+        }
+        let Some(pidfd) = &container.pidfd else { return Ok(()) };
         Ok(process::signal_pidfd(pidfd, signal).map(drop)?)
     }
 
@@ -463,7 +481,9 @@ impl Shim {
             let found =
                 self.containers.iter_mut().find(|(_, c)| c.status.pid == pid && c.status.exit.is_none());
             let Some((id, container)) = found else {
-                self.child_ended(pid, exit.shell_code());
+                if !self.holder_ended(pid) {
+                    self.child_ended(pid, exit.shell_code());
+                }
                 continue;
             };
             // It ended before it had one, or just after.

@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::record;
 use crate::reexec::SHIM_NAME;
 use crate::shim::descriptors;
-use crate::shim::protocol::{Answer, Call, Message, Request, ShimConfig, ShimStatus};
+use crate::shim::protocol::{Answer, Call, HoldPids, Message, Request, ShimConfig, ShimStatus};
 use error::ShimProblem;
 
 const SOCKET: &str = "shim.sock";
@@ -83,6 +83,7 @@ pub(crate) struct ShimClient {
     receives_descriptors: bool,
     can_exec: bool,
     can_attach: bool,
+    can_hold_pids: bool,
     next_id: AtomicU64,
     waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
 }
@@ -158,14 +159,16 @@ pub(crate) async fn connect(
         receives_descriptors: false,
         can_exec: false,
         can_attach: false,
+        can_hold_pids: false,
         next_id: AtomicU64::new(0),
         waiting,
     };
     match client.call_within(Call::List, limit).await? {
-        Answer::Containers { pid, receives_descriptors, can_exec, can_attach, containers } => {
+        Answer::Containers { pid, receives_descriptors, can_exec, can_attach, can_hold_pids, containers } => {
             client.receives_descriptors = receives_descriptors;
             client.can_exec = can_exec;
             client.can_attach = can_attach;
+            client.can_hold_pids = can_hold_pids;
             client.process = ProcessId::of(pid)?.ok_or_else(|| client.failed(ShimProblem::Ended))?;
             Ok((client, containers))
         }
@@ -188,6 +191,17 @@ impl ShimClient {
     /// Nor start a container with a terminal, or with stdin.
     pub(crate) fn can_attach(&self) -> bool {
         self.can_attach
+    }
+
+    /// Starts the process that holds the pod's PID namespace, if there is none yet. Returns its pid.
+    pub(crate) async fn hold_pids(&self, asked: HoldPids) -> Result<i32> {
+        if !self.can_hold_pids {
+            return Err(self.failed(ShimProblem::CannotHoldPids));
+        }
+        match self.call_within(Call::HoldPids(asked), START_DEADLINE).await? {
+            Answer::Holds { pid } => Ok(pid),
+            other => Err(self.failed(unexpected(&other))),
+        }
     }
 
     pub(crate) async fn call(&self, call: Call) -> Result<Answer> {
@@ -364,6 +378,7 @@ mod tests {
                             receives_descriptors,
                             can_exec: false,
                             can_attach: false,
+                            can_hold_pids: false,
                             containers: BTreeMap::new(),
                         },
                         _ => answer(request),

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::Spec;
 use proto::cri::security_profile::ProfileType;
-use proto::cri::{ContainerConfig, LinuxContainerResources, NamespaceMode, SecurityProfile};
+use proto::cri::{ContainerConfig, LinuxContainerResources, SecurityProfile};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
@@ -86,12 +86,27 @@ pub(crate) struct SandboxView<'a> {
     /// The shim's ipc and uts namespaces belong to the pod.
     pub(crate) ipc_namespace: Option<&'a Path>,
     pub(crate) uts_namespace: Option<&'a Path>,
+    pub(crate) pids: PidNamespace,
     pub(crate) hostname: &'a str,
     /// Has resolv.conf, hostname and hosts.
     pub(crate) dir: &'a Path,
     /// `None`: the host's /dev/shm.
     pub(crate) shm: Option<&'a Path>,
     pub(crate) sysctls: &'a HashMap<String, String>,
+}
+
+/// Which processes a container sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PidNamespace {
+    Own,
+    Node,
+    /// That of this process, a child of the pod's shim.
+    Of(i32),
+}
+
+/// The path by which a specification names the PID namespace of a process.
+pub(crate) fn pid_namespace_of(pid: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/ns/pid"))
 }
 
 #[derive(Debug)]
@@ -112,6 +127,7 @@ pub(crate) fn build(
     let linux = config.linux.clone().unwrap_or_default();
     let context = linux.security_context.unwrap_or_default();
     let resources = linux.resources.unwrap_or_default();
+    check_limits("linux.resources", &resources)?;
     let wanted = context.capabilities.clone().unwrap_or_default();
     let mut warnings = Vec::new();
 
@@ -125,8 +141,12 @@ pub(crate) fn build(
     let ambient = capabilities::names(ambient & capability_set);
     let devices = devices(config, context.privileged)?;
     let mut namespaces = vec![json!({"type": "mount"})];
-    if context.namespace_options.as_ref().is_none_or(|o| o.pid() != NamespaceMode::Node) {
-        namespaces.push(json!({"type": "pid"}));
+    match sandbox.pids {
+        PidNamespace::Own => namespaces.push(json!({"type": "pid"})),
+        PidNamespace::Of(pid) => {
+            namespaces.push(json!({"type": "pid", "path": pid_namespace_of(pid)}));
+        }
+        PidNamespace::Node => {}
     }
     if !context.privileged {
         namespaces.push(json!({"type": "cgroup"}));
@@ -193,16 +213,6 @@ fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
     let unsupported = |field, value: &str| Err(Error::Unsupported { field, value: value.to_owned() });
     if !config.cdi_devices.is_empty() {
         return unsupported("CDI_devices", &config.cdi_devices[0].name);
-    }
-    let context = config.linux.as_ref().and_then(|l| l.security_context.as_ref());
-    if let Some(options) = context.and_then(|c| c.namespace_options.as_ref()) {
-        // Absent options mean the container's own namespace.
-        if matches!(options.pid(), NamespaceMode::Target | NamespaceMode::Pod) {
-            return unsupported("linux.security_context.namespace_options.pid", options.pid().as_str_name());
-        }
-        if options.userns_options.as_ref().is_some_and(|u| u.mode() == NamespaceMode::Pod) {
-            return unsupported("linux.security_context.namespace_options.userns_options", "POD");
-        }
     }
     Ok(())
 }
@@ -276,7 +286,7 @@ fn allowed_capabilities(wanted: u64, warnings: &mut Vec<String>) -> u64 {
 }
 
 /// Lowering one's own value needs CAP_SYS_RESOURCE (fs/proc/base.c, `__set_oom_adj`).
-fn oom_score_adj(wanted: i64, warnings: &mut Vec<String>) -> i64 {
+pub(crate) fn oom_score_adj(wanted: i64, warnings: &mut Vec<String>) -> i64 {
     let wanted = wanted.clamp(-1000, 1000);
     let may_lower =
         capabilities::bit("SYS_RESOURCE").is_some_and(|bit| linux::process::bounding_set() & bit != 0);
@@ -376,8 +386,18 @@ fn resources_json(
         rules.extend(more_devices);
     }
     out["devices"] = Value::Array(rules);
-    if resources.memory_limit_in_bytes > 0 {
+    limits_json(&mut out, resources, cgroup_v2);
+    out
+}
+
+/// Replaces all of `out`, an OCI `linux.resources`, except its device rules.
+pub(crate) fn limits_json(out: &mut Value, resources: &LinuxContainerResources, cgroup_v2: bool) {
+    *out = json!({"devices": out["devices"].take()});
+    if resources.memory_limit_in_bytes != 0 {
         out["memory"] = json!({"limit": resources.memory_limit_in_bytes});
+        if resources.memory_swap_limit_in_bytes != 0 {
+            out["memory"]["swap"] = json!(resources.memory_swap_limit_in_bytes);
+        }
     }
     let mut cpu = json!({});
     if resources.cpu_shares > 0 {
@@ -413,7 +433,17 @@ fn resources_json(
     if cgroup_v2 && !unified.is_empty() {
         out["unified"] = json!(unified);
     }
-    out
+}
+
+/// Refuses limits that contradict each other. `field`: where they stand in the request.
+pub(crate) fn check_limits(field: &str, resources: &LinuxContainerResources) -> Result<()> {
+    let LinuxContainerResources { memory_limit_in_bytes: memory, memory_swap_limit_in_bytes: both, .. } =
+        *resources;
+    if both > 0 && memory > both {
+        let problem = format!("{both} is below memory_limit_in_bytes, {memory}: it counts memory and swap");
+        return Err(Error::invalid(format!("{field}.memory_swap_limit_in_bytes"), problem));
+    }
+    Ok(())
 }
 
 /// `None`: unconfined, which is also kubelet's default.
@@ -447,7 +477,7 @@ fn or_default(wanted: &[String], default: &[&str]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use proto::cri::{KeyValue, LinuxContainerConfig, LinuxContainerSecurityContext, Mount, NamespaceOption};
+    use proto::cri::{KeyValue, LinuxContainerConfig, LinuxContainerSecurityContext, Mount};
 
     use super::*;
 
@@ -458,6 +488,7 @@ mod tests {
             network_namespace: Some(Path::new("/run/ns")),
             ipc_namespace: None,
             uts_namespace: None,
+            pids: PidNamespace::Own,
             hostname: "pod",
             dir: Path::new("/sandbox"),
             shm: None,
@@ -564,17 +595,6 @@ mod tests {
         );
         let dev = targets("/dev", true);
         assert_eq!(dev.iter().filter(|t| t.starts_with("/dev")).count(), 1, "{dev:?}");
-    }
-
-    #[test]
-    fn a_pods_shared_pid_namespace_is_refused_by_name() {
-        let options = NamespaceOption::default(); // pid: POD
-        let context =
-            LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
-        let linux = LinuxContainerConfig { security_context: Some(context), ..Default::default() };
-        let config = ContainerConfig { linux: Some(linux), ..command(&["/x"]) };
-        let err = spec_of(&config, &ImageConfig::default()).unwrap_err();
-        assert_eq!(err.to_string(), "linux.security_context.namespace_options.pid: POD is not supported");
     }
 
     #[test]

@@ -8,7 +8,10 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use proto::cri::{ContainerConfig, ContainerState, PodSandboxConfig, PodSandboxMetadata, PodSandboxState};
+use proto::cri::{
+    ContainerConfig, ContainerState, LinuxContainerResources, PodSandboxConfig, PodSandboxMetadata,
+    PodSandboxState,
+};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -16,6 +19,7 @@ use crate::cni::NetworkList;
 use crate::error::{Error, Result};
 use crate::pod;
 use crate::record;
+use crate::samples::{Processor, Samples};
 use crate::shim_client::{ProcessId, ShimClient};
 use crate::spec::user::User;
 
@@ -59,6 +63,7 @@ pub(crate) struct Sandbox {
     /// The record's.
     phase: watch::Sender<Phase>,
     shim: Mutex<Option<Arc<ShimClient>>>,
+    pub(crate) processor: Processor,
     /// Held while the sandbox or a part of it is made or taken down. StopContainer does not take
     /// it, since it waits.
     pub(crate) changing: tokio::sync::Mutex<()>,
@@ -72,6 +77,7 @@ impl Sandbox {
             phase: watch::Sender::new(record.phase),
             record: Mutex::new(record),
             shim: Mutex::new(None),
+            processor: Processor::default(),
             changing: tokio::sync::Mutex::new(()),
         }
     }
@@ -214,11 +220,51 @@ pub(crate) struct Container {
     pub(crate) id: String,
     pub(crate) record: ContainerRecord,
     pub(crate) state: watch::Sender<RunState>,
+    /// Whether a StartContainer waits for its program: the state is still Created.
+    pub(crate) is_starting: watch::Sender<bool>,
+    pub(crate) samples: Samples,
+    /// The record's, until the first update.
+    updated: Mutex<Option<UpdatedResources>>,
+}
+
+/// `resources.json` beside the record: limits of UpdateContainerResources. They count, and not those
+/// in the record's configuration.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct UpdatedResources {
+    #[serde(with = "message")]
+    pub(crate) resources: LinuxContainerResources,
+}
+
+impl UpdatedResources {
+    pub(crate) const FILE: &str = "resources.json";
 }
 
 impl Container {
     pub(crate) fn new(record: ContainerRecord, state: RunState) -> Self {
-        Self { id: record.id.clone(), record, state: watch::Sender::new(state) }
+        Self {
+            id: record.id.clone(),
+            record,
+            state: watch::Sender::new(state),
+            is_starting: watch::Sender::new(false),
+            samples: Samples::default(),
+            updated: Mutex::new(None),
+        }
+    }
+
+    /// Returns once no StartContainer waits for its program.
+    pub(crate) async fn start_is_over(&self) {
+        let mut is_starting = self.is_starting.subscribe();
+        let _sender_is_here = is_starting.wait_for(|is_starting| !is_starting).await;
+    }
+
+    /// The limits that it has now.
+    pub(crate) fn resources(&self) -> Option<LinuxContainerResources> {
+        let updated = locked(&self.updated).as_ref().map(|updated| updated.resources.clone());
+        updated.or_else(|| self.record.config.linux.as_ref()?.resources.clone())
+    }
+
+    pub(crate) fn set_resources(&self, updated: UpdatedResources) {
+        *locked(&self.updated) = Some(updated);
     }
 
     pub(crate) fn state(&self) -> RunState {

@@ -1,72 +1,127 @@
-//! ListContainerStats, only for the disk: the space of a container's writable layer and of its
-//! files in the sandbox's directory. It is measured on request.
+//! What containers and pods use: processor time, memory, swap and tasks from their control groups,
+//! the disk space of writable layers, and a pod's network.
 
+mod file_systems;
+mod network;
+mod pods;
+
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use linux::disk_usage::{self, Bounds, TimeShares};
+use linux::cgroup::Hierarchies;
+use linux::cgroup::usage::Usage;
+use linux::disk_usage::TimeShares;
 use proto::cri::{
-    ContainerAttributes, ContainerStats, ContainerStatsFilter, FilesystemIdentifier, FilesystemUsage,
-    UInt64Value,
+    ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage, MemoryUsage, SwapUsage, UInt64Value,
 };
 
 use crate::blocking::blocking;
 use crate::error::Result;
 use crate::runtime::Runtime;
+use crate::samples::Processor;
 use crate::shim::protocol::now;
-use crate::state::Container;
+use crate::state::{Container, selected};
+pub(crate) use file_systems::image_fs;
+pub(crate) use pods::{list as list_pods, of_pod};
 
-/// Limit for one container; further entries are not counted.
-const MAX_ENTRIES: u64 = 5_000_000;
-const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// Limit for one call; callers wait two minutes (kubelet's runtimeRequestTimeout).
 const CALL_TIME_LIMIT: Duration = Duration::from_secs(60);
 
+/// ListContainerStats.
 pub(crate) async fn list(
     runtime: &Arc<Runtime>,
     filter: ContainerStatsFilter,
 ) -> Result<Vec<ContainerStats>> {
-    let selected = |container: &Arc<Container>| {
+    let wanted = |container: &Arc<Container>| {
         let record = &container.record;
         record.id.starts_with(&filter.id)
             && record.sandbox_id.starts_with(&filter.pod_sandbox_id)
-            && filter.label_selector.iter().all(|(key, value)| record.config.labels.get(key) == Some(value))
+            && selected(&record.config.labels, &filter.label_selector)
     };
-    let containers: Vec<Arc<Container>> = runtime.containers().into_iter().filter(selected).collect();
+    of_all(runtime, runtime.containers().into_iter().filter(wanted).collect(), CALL_TIME_LIMIT).await
+}
+
+/// ContainerStats.
+pub(crate) async fn of_container(runtime: &Arc<Runtime>, id: &str) -> Result<ContainerStats> {
+    let found = of_all(runtime, vec![runtime.container(id)?], CALL_TIME_LIMIT).await?.pop();
+    Ok(found.expect("one container has one answer"))
+}
+
+/// Reads trees of files for at most `time`.
+async fn of_all(
+    runtime: &Arc<Runtime>,
+    containers: Vec<Arc<Container>>,
+    time: Duration,
+) -> Result<Vec<ContainerStats>> {
+    let groups = containers
+        .iter()
+        .map(|container| container.state().is_running().then(|| container.record.cgroup_path.clone()));
+    let usages = usages(groups.collect()).await?;
     let mut stats = Vec::with_capacity(containers.len());
-    let mut shares = TimeShares::new(CALL_TIME_LIMIT, containers.len());
-    for container in containers {
-        let runtime = Arc::clone(runtime);
-        let bounds = Bounds { entries: MAX_ENTRIES, time: shares.next_share().min(TIME_LIMIT) };
-        stats.push(blocking("count a writable layer", move || of(&runtime, &container, bounds)).await?);
+    let mut shares = TimeShares::new(time, containers.len());
+    for (container, usage) in containers.into_iter().zip(usages) {
+        let figures = Figures::new(&usage, &container.samples.processor);
+        stats.push(ContainerStats {
+            attributes: Some(attributes(&container)),
+            cpu: figures.cpu,
+            memory: figures.memory,
+            swap: figures.swap,
+            writable_layer: file_systems::writable_layer(runtime, &container, shares.next_share()).await?,
+            io: None,
+        });
     }
     Ok(stats)
 }
 
-fn of(runtime: &Runtime, container: &Container, bounds: Bounds) -> Result<ContainerStats> {
-    let record = &container.record;
-    let Some(sandbox) = runtime.find_sandbox(&record.sandbox_id) else {
-        return Ok(ContainerStats { attributes: Some(attributes(container)), ..Default::default() });
-    };
-    let mut usage = disk_usage::measure(&sandbox.container_dir(&record.id).join("upper"), bounds)?;
-    // Every container of the pod may write these files. They count once, for the first container.
-    let first = runtime.containers_of(&sandbox.id).into_iter().min_by_key(|c| c.record.created_at);
-    if first.is_some_and(|first| first.id == container.id) {
-        for name in ["hostname", "hosts", "resolv.conf"] {
-            usage.bytes = usage.bytes.saturating_add(disk_usage::of_file(&sandbox.dir.join(name))?);
-        }
-    }
-    let writable_layer = FilesystemUsage {
-        timestamp: now(),
-        fs_id: Some(FilesystemIdentifier { mountpoint: runtime.root_dir.display().to_string() }),
-        used_bytes: Some(UInt64Value { value: usage.bytes }),
-        inodes_used: Some(UInt64Value { value: usage.inodes }),
-    };
-    Ok(ContainerStats {
-        attributes: Some(attributes(container)),
-        writable_layer: Some(writable_layer),
-        ..Default::default()
+/// What these groups use: nothing known where there is none.
+async fn usages<P: AsRef<Path> + Send + 'static>(groups: Vec<Option<P>>) -> Result<Vec<Usage>> {
+    blocking("read control groups", move || {
+        let hierarchies = Hierarchies::detect()?;
+        let usage = |group: Option<P>| group.map(|path| hierarchies.usage(path.as_ref())).unwrap_or_default();
+        Ok(groups.into_iter().map(usage).collect())
     })
+    .await
+}
+
+/// A group's usage as CRI has it.
+struct Figures {
+    cpu: Option<CpuUsage>,
+    memory: Option<MemoryUsage>,
+    swap: Option<SwapUsage>,
+}
+
+impl Figures {
+    fn new(usage: &Usage, processor: &Processor) -> Self {
+        let timestamp = now();
+        let cpu = usage.cpu_nanoseconds.map(|nanoseconds| CpuUsage {
+            timestamp,
+            usage_core_nano_seconds: value(nanoseconds),
+            usage_nano_cores: processor.rate(Instant::now(), nanoseconds).and_then(value),
+            psi: None,
+        });
+        let memory = usage.memory.map(|memory| MemoryUsage {
+            timestamp,
+            working_set_bytes: value(memory.working_set()),
+            available_bytes: memory.limit.and_then(|limit| value(limit.saturating_sub(memory.working_set()))),
+            usage_bytes: value(memory.usage),
+            rss_bytes: value(memory.rss),
+            page_faults: value(memory.page_faults),
+            major_page_faults: value(memory.major_page_faults),
+            psi: None,
+        });
+        let swap = usage.memory.and_then(|memory| memory.swap).map(|swap| SwapUsage {
+            timestamp,
+            swap_available_bytes: swap.limit.and_then(|limit| value(limit.saturating_sub(swap.usage))),
+            swap_usage_bytes: value(swap.usage),
+        });
+        Self { cpu, memory, swap }
+    }
+}
+
+/// An optional field of a message.
+fn value(value: u64) -> Option<UInt64Value> {
+    Some(UInt64Value { value })
 }
 
 fn attributes(container: &Container) -> ContainerAttributes {

@@ -1,7 +1,5 @@
 //! Sandboxes and containers as CRI messages.
 
-use std::collections::HashMap;
-
 use proto::cri::{
     Container as CriContainer, ContainerResources, ContainerStatus, ContainerUser, LinuxContainerUser,
     LinuxPodSandboxStatus, Namespace, PodIp, PodSandbox, PodSandboxNetworkStatus, PodSandboxStatus,
@@ -67,11 +65,7 @@ pub(crate) fn container_status(container: &Container) -> ContainerStatus {
         annotations: config.annotations.clone(),
         mounts: config.mounts.clone(),
         log_path: record.log_path.as_ref().map(|p| p.display().to_string()).unwrap_or_default(),
-        resources: config
-            .linux
-            .as_ref()
-            .and_then(|l| l.resources.clone())
-            .map(|linux| ContainerResources { linux: Some(linux) }),
+        resources: container.resources().map(|linux| ContainerResources { linux: Some(linux) }),
         user: Some(ContainerUser {
             linux: Some(LinuxContainerUser {
                 uid: record.user.uid.into(),
@@ -115,15 +109,4 @@ pub(crate) fn container_item(container: &Container) -> CriContainer {
         annotations: record.config.annotations.clone(),
         image_id: record.image_id.clone(),
     }
-}
-
-/// The additions of `verbose`: pid, path of the bundle, and requests that this machine did not
-/// allow.
-pub(crate) fn container_info(container: &Container, bundle: &std::path::Path) -> HashMap<String, String> {
-    let pid = match container.state() {
-        RunState::Running { pid, .. } => pid,
-        _ => 0,
-    };
-    let info = serde_json::json!({"pid": pid, "bundle": bundle, "warnings": container.record.warnings});
-    HashMap::from([("info".to_owned(), info.to_string())])
 }

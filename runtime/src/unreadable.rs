@@ -72,25 +72,38 @@ async fn end_processes(runtime: &Arc<Runtime>, id: &str, dir: &Path) -> Vec<Erro
         pids.extend(containers.values().filter(|status| status.exit.is_none()).map(|status| status.pid));
     }
     let mut errors = Vec::new();
+    // The holder of the pod's PID namespace has a group beside its containers.
+    let mut holders = BTreeSet::new();
     for container in record::names(&dir.join("containers")).unwrap_or_default() {
-        errors.extend(end_group(&dir.join("containers").join(container)).err());
+        let dir = dir.join("containers").join(container);
+        holders.extend(group_of(&dir).map(|path| path.with_file_name(id)));
+        errors.extend(end_group(&dir).err());
     }
     // The shim last: it reaps its containers.
     for pid in pids.into_iter().chain(shims_of(dir)) {
         errors.extend(end_process(pid).err());
     }
+    let hierarchies = Hierarchies::detect();
+    for path in holders {
+        let ended = hierarchies.as_ref().map(|found| Cgroup::find(found, &path).end(END_DEADLINE));
+        errors.extend(ended.ok().and_then(|ended| ended.err()).map(Error::from));
+    }
     errors
 }
 
-/// Ends the group of the container in `dir`, named in its record or else in its bundle.
-fn end_group(dir: &Path) -> Result<()> {
+/// The group of the container in `dir`, named in its record or else in its bundle.
+fn group_of(dir: &Path) -> Option<PathBuf> {
     let recorded = record::find::<ContainerRecord>(&dir.join("container.json")).ok().flatten();
     let path = recorded.map(|found| found.cgroup_path).or_else(|| {
         let spec: Value = record::find(&dir.join("config.json")).ok().flatten()?;
         spec["linux"]["cgroupsPath"].as_str().map(PathBuf::from)
     });
     // A container's group has the container's name: no other group is ever ended.
-    let Some(path) = path.filter(|path| path.file_name() == dir.file_name()) else { return Ok(()) };
+    path.filter(|path| path.file_name() == dir.file_name())
+}
+
+fn end_group(dir: &Path) -> Result<()> {
+    let Some(path) = group_of(dir) else { return Ok(()) };
     Ok(Cgroup::find(&Hierarchies::detect()?, &path).end(END_DEADLINE)?)
 }
 

@@ -25,6 +25,8 @@ mod image_limits;
 mod image_store;
 #[path = "cri/keyrings.rs"]
 mod keyrings;
+#[path = "cri/namespaces.rs"]
+mod namespaces;
 #[path = "cri/network.rs"]
 mod network;
 #[path = "cri/restart.rs"]
@@ -37,7 +39,11 @@ mod seccomp;
 mod shim_protocol;
 #[path = "cri/spdy_client.rs"]
 mod spdy_client;
+#[path = "cri/stats.rs"]
+mod stats;
 #[path = "cri/stream_limits.rs"]
 mod stream_limits;
 #[path = "cri/streams.rs"]
 mod streams;
+#[path = "cri/update.rs"]
+mod update;

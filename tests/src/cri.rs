@@ -190,7 +190,8 @@ impl Host {
         assert_eq!(self.shims(), Vec::<i32>::new(), "shims");
     }
 
-    /// Pids of this host's shims.
+    /// Pids of this host's shims. The process that holds a pod's PID namespace has a shim's command
+    /// line and is in that namespace.
     pub fn shims(&self) -> Vec<i32> {
         let own = self.dir.path().as_os_str().as_encoded_bytes();
         std::fs::read_dir("/proc")
@@ -200,6 +201,11 @@ impl Host {
             .filter(|pid| {
                 let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
                 cmdline.starts_with(b"hawser-shim\0") && cmdline.windows(own.len()).any(|w| w == own)
+            })
+            .filter(|pid| {
+                let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+                let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+                numbers.is_none_or(|numbers| numbers.split_whitespace().count() == 1)
             })
             .collect()
     }

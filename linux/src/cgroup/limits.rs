@@ -6,6 +6,9 @@ use std::fmt::Display;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Limits {
     pub memory_bytes: Option<i64>,
+    /// Memory and swap together, at least [`Self::memory_bytes`], without which it is left out;
+    /// negative: no limit.
+    pub memory_and_swap_bytes: Option<i64>,
     /// cgroup v1 meaning: 2..=262144; converted to a weight on v2.
     pub cpu_shares: Option<u64>,
     /// Microseconds per period; negative for none.
@@ -14,7 +17,7 @@ pub struct Limits {
     pub pids: Option<i64>,
     pub cpuset_cpus: Option<String>,
     pub cpuset_mems: Option<String>,
-    /// Page size (`2MB`) and bytes.
+    /// Page size (`2MB`) and bytes; the largest number means no limit.
     pub hugepages: Vec<(String, u64)>,
     /// Files of cgroup v2 and their contents (`memory.oom.group`, `1`); v1 has none of them.
     pub unified: Vec<(String, String)>,
@@ -23,19 +26,32 @@ pub struct Limits {
 /// One limit with its value. [`super::v1`] and [`super::v2`] translate it to files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Limit<'a> {
-    Memory { bytes: i64 },
+    Memory {
+        bytes: i64,
+    },
+    /// Memory, and memory and swap together.
+    MemoryAndSwap {
+        bytes: i64,
+        both: i64,
+    },
     CpuShares(u64),
-    CpuQuota { quota: i64, period: u64 },
+    CpuQuota {
+        quota: i64,
+        period: u64,
+    },
     Pids(i64),
     CpusetCpus(&'a str),
     CpusetMems(&'a str),
-    HugePages { size: &'a str, bytes: u64 },
+    HugePages {
+        size: &'a str,
+        bytes: u64,
+    },
 }
 
 impl Limit<'_> {
     pub(super) fn controller(&self) -> &'static str {
         match self {
-            Self::Memory { .. } => "memory",
+            Self::Memory { .. } | Self::MemoryAndSwap { .. } => "memory",
             Self::CpuShares(_) | Self::CpuQuota { .. } => "cpu",
             Self::Pids(_) => "pids",
             Self::CpusetCpus(_) | Self::CpusetMems(_) => "cpuset",
@@ -51,8 +67,12 @@ impl Limits {
             quota: self.cpu_quota.unwrap_or(-1),
             period: self.cpu_period.unwrap_or(100_000),
         });
+        let memory = self.memory_bytes.map(|bytes| match self.memory_and_swap_bytes {
+            Some(both) => Limit::MemoryAndSwap { bytes, both },
+            None => Limit::Memory { bytes },
+        });
         let single = [
-            self.memory_bytes.map(|bytes| Limit::Memory { bytes }),
+            memory,
             self.cpu_shares.map(Limit::CpuShares),
             quota,
             self.pids.map(Limit::Pids),
@@ -90,6 +110,11 @@ pub(super) type Files = Vec<(String, String)>;
 
 pub(super) fn file(name: &str, content: impl Display) -> (String, String) {
     (name.to_owned(), content.to_string())
+}
+
+/// `unlimited` for the largest value, which means no limit.
+pub(super) fn or_unlimited(bytes: u64, unlimited: &str) -> String {
+    if bytes == u64::MAX { unlimited.to_owned() } else { bytes.to_string() }
 }
 
 /// `max` for a negative value, which means no limit.

@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
 
-use super::limits::{Files, Limit, file, or_max};
+use super::limits::{Files, Limit, file, or_max, or_unlimited};
 use super::{read, under, write, write_all, write_present};
 use crate::device_rules::Policy;
 use crate::{Error, Result};
@@ -46,13 +46,34 @@ pub fn limit_memory(dir: &Path, bytes: i64) -> Result<()> {
 }
 
 pub(super) fn set(dir: &Path, limit: &Limit<'_>) -> Result<()> {
+    if let Limit::MemoryAndSwap { bytes, both } = *limit {
+        return limit_memory_and_swap(dir, bytes, both);
+    }
     write_all(dir, &files(limit))?;
     write_present(dir, &files_of_some_kernels(limit)).map(drop)
 }
 
+/// The limit of both is never below that of memory alone, also in between (`EINVAL`). A kernel
+/// that does not count swap has no file for it.
+fn limit_memory_and_swap(dir: &Path, bytes: i64, both: i64) -> Result<()> {
+    let for_both = [file("memory.memsw.limit_in_bytes", both)];
+    let now: u64 = read(&dir.join("memory.limit_in_bytes"))?.trim().parse().unwrap_or(u64::MAX);
+    let grows = bytes < 0 || bytes.cast_unsigned() > now;
+    if grows {
+        write_present(dir, &for_both)?;
+    }
+    limit_memory(dir, bytes)?;
+    if !grows {
+        write_present(dir, &for_both)?;
+    }
+    Ok(())
+}
+
 fn files(limit: &Limit<'_>) -> Files {
     match *limit {
-        Limit::Memory { bytes } => vec![file("memory.limit_in_bytes", bytes)],
+        Limit::Memory { bytes } | Limit::MemoryAndSwap { bytes, .. } => {
+            vec![file("memory.limit_in_bytes", bytes)]
+        }
         Limit::CpuShares(shares) => vec![file("cpu.shares", shares)],
         Limit::CpuQuota { quota, period } => {
             vec![file("cpu.cfs_period_us", period), file("cpu.cfs_quota_us", quota)]
@@ -60,7 +81,10 @@ fn files(limit: &Limit<'_>) -> Files {
         Limit::Pids(most) => vec![file("pids.max", or_max(most))],
         Limit::CpusetCpus(cpus) => vec![file("cpuset.cpus", cpus)],
         Limit::CpusetMems(mems) => vec![file("cpuset.mems", mems)],
-        Limit::HugePages { size, bytes } => vec![file(&format!("hugetlb.{size}.limit_in_bytes"), bytes)],
+        Limit::HugePages { size, bytes } => {
+            // -1 is the largest number of pages.
+            vec![file(&format!("hugetlb.{size}.limit_in_bytes"), or_unlimited(bytes, "-1"))]
+        }
     }
 }
 
@@ -69,7 +93,9 @@ fn files_of_some_kernels(limit: &Limit<'_>) -> Files {
         // TCP's buffers count towards no other limit: without this one, a pod can use up the memory
         // that all network namespaces share (`net.ipv4.tcp_mem`), which stops the TCP of all other
         // pods.
-        Limit::Memory { bytes } => vec![file("memory.kmem.tcp.limit_in_bytes", bytes)],
+        Limit::Memory { bytes } | Limit::MemoryAndSwap { bytes, .. } => {
+            vec![file("memory.kmem.tcp.limit_in_bytes", bytes)]
+        }
         _ => Vec::new(),
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use super::limits::{Files, Limit, file, or_max};
+use super::limits::{Files, Limit, file, or_max, or_unlimited};
 use super::{read, write, write_all, write_present};
 use crate::{Error, Result};
 
@@ -101,13 +101,17 @@ pub(super) fn set(dir: &Path, limit: &Limit<'_>) -> Result<()> {
 
 fn files(limit: &Limit<'_>) -> Files {
     match *limit {
-        Limit::Memory { bytes } => vec![file("memory.max", or_max(bytes))],
+        Limit::Memory { bytes } | Limit::MemoryAndSwap { bytes, .. } => {
+            vec![file("memory.max", or_max(bytes))]
+        }
         Limit::CpuShares(shares) => vec![file("cpu.weight", weight(shares))],
         Limit::CpuQuota { quota, period } => vec![file("cpu.max", format!("{} {period}", or_max(quota)))],
         Limit::Pids(most) => vec![file("pids.max", or_max(most))],
         Limit::CpusetCpus(cpus) => vec![file("cpuset.cpus", cpus)],
         Limit::CpusetMems(mems) => vec![file("cpuset.mems", mems)],
-        Limit::HugePages { size, bytes } => vec![file(&format!("hugetlb.{size}.max"), bytes)],
+        Limit::HugePages { size, bytes } => {
+            vec![file(&format!("hugetlb.{size}.max"), or_unlimited(bytes, "max"))]
+        }
     }
 }
 
@@ -115,7 +119,14 @@ fn files_of_newer_kernels(limit: &Limit<'_>) -> Files {
     match *limit {
         // Reservations (Linux 5.7): without them a process gets SIGBUS when it touches a page that
         // mmap(2) promised.
-        Limit::HugePages { size, bytes } => vec![file(&format!("hugetlb.{size}.rsvd.max"), bytes)],
+        Limit::HugePages { size, bytes } => {
+            vec![file(&format!("hugetlb.{size}.rsvd.max"), or_unlimited(bytes, "max"))]
+        }
+        // A kernel without swap has no such file.
+        Limit::MemoryAndSwap { bytes, both } => {
+            let swap = if both < 0 || bytes < 0 { -1 } else { (both - bytes).max(0) };
+            vec![file("memory.swap.max", or_max(swap))]
+        }
         _ => Vec::new(),
     }
 }

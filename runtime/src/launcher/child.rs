@@ -44,7 +44,8 @@ pub(super) fn run(
     if let Some(wanted) = plan.oom_score_adj {
         set_oom_score_adj(wanted)?;
     }
-    for (path, kind) in &plan.joined_namespaces {
+    // It was started in the PID namespace: a process cannot change its own.
+    for (path, kind) in plan.joined_namespaces.iter().filter(|(_, kind)| *kind != CloneFlags::CLONE_NEWPID) {
         let file = std::fs::File::open(path)
             .map_err(|source| LaunchError::Namespace { path: path.clone(), source })?;
         process::enter_namespace(file, *kind)?;
@@ -168,7 +169,7 @@ pub(super) fn give_up_privileges(plan: &Plan) -> Result<()> {
 /// Adds CAP_BPF if this process has it: other processes' filters may use up the kernel's memory for
 /// unprivileged filters (net.core.bpf_jit_limit). execve(2) drops it, since it is in no set that
 /// survives (capabilities(7), "Transformation of capabilities").
-fn with_memory_for_filters(wanted: Capabilities) -> Result<Capabilities> {
+pub(super) fn with_memory_for_filters(wanted: Capabilities) -> Result<Capabilities> {
     let held = linux::credentials::capabilities()?.permitted;
     let bpf = (held & CapabilitySet::BPF).bits();
     Ok(Capabilities { permitted: wanted.permitted | bpf, effective: wanted.effective | bpf, ..wanted })

@@ -99,6 +99,10 @@ pub(crate) enum LaunchError {
     #[error("exec: {name:?}: {problem}")]
     Exec { name: OsString, problem: ExecProblem },
 
+    /// The child's text.
+    #[error("hold the pod's PID namespace: {said}")]
+    Holder { said: String },
+
     // Limits of the machine.
     #[error(
         "device control: {}: {remedy}, or start the runtime with --allow-without-device-control, \

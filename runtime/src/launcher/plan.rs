@@ -1,6 +1,7 @@
 //! The child's steps, decoded from the OCI specification.
 
 use std::ffi::CString;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use linux::cgroup::Limits;
@@ -166,6 +167,15 @@ impl Plan {
         self
     }
 
+    /// The existing PID namespace in which the container's process starts, if any.
+    pub(super) fn pid_namespace(&self) -> Result<Option<File>> {
+        let shared = self.joined_namespaces.iter().find(|(_, kind)| *kind == CloneFlags::CLONE_NEWPID);
+        let open = |(path, _): &(PathBuf, CloneFlags)| {
+            File::open(path).map_err(|source| LaunchError::Namespace { path: path.clone(), source })
+        };
+        shared.map(open).transpose()
+    }
+
     /// The container's namespaces that are not the host's.
     pub(super) fn namespaces(&self) -> CloneFlags {
         let mut all = self.new_namespaces;
@@ -243,10 +253,11 @@ fn device(device: &oci_spec::runtime::LinuxDevice) -> Result<WantedDevice> {
     })
 }
 
-fn limits(resources: &LinuxResources) -> Limits {
+pub(super) fn limits(resources: &LinuxResources) -> Limits {
     let cpu = resources.cpu().as_ref();
     Limits {
         memory_bytes: resources.memory().as_ref().and_then(|m| m.limit()),
+        memory_and_swap_bytes: resources.memory().as_ref().and_then(|m| m.swap()),
         cpu_shares: cpu.and_then(|c| c.shares()),
         cpu_quota: cpu.and_then(|c| c.quota()),
         cpu_period: cpu.and_then(|c| c.period()),

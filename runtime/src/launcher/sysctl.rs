@@ -27,16 +27,19 @@ const UTS: &[&str] = &["kernel/domainname", "kernel/hostname"];
 /// `net.ipv4.ip_forward` as `net/ipv4/ip_forward`, with its value.
 pub(super) fn checked(linux: &Linux) -> Result<Vec<(String, String)>> {
     let has_own = |kind| linux.namespaces().iter().flatten().any(|n| n.typ() == kind);
-    let mut settings = Vec::new();
-    for (name, value) in linux.sysctl().iter().flatten() {
-        let path = path_of(name);
-        let kind = namespace_of(&path).ok_or_else(|| LaunchError::SysctlOfNode { name: name.clone() })?;
-        if !has_own(kind) {
-            return Err(LaunchError::SysctlOfSharedNamespace { name: name.clone(), kind });
-        }
-        settings.push((path, value.clone()));
+    let settings = linux.sysctl().iter().flatten();
+    settings.map(|(name, value)| Ok((checked_path(name, has_own)?, value.clone()))).collect()
+}
+
+/// The path of a setting in one of the namespaces that are not the node's (`has_own`).
+pub(crate) fn checked_path(name: &str, has_own: impl Fn(LinuxNamespaceType) -> bool) -> Result<String> {
+    let path = path_of(name);
+    let kind = namespace_of(&path).ok_or_else(|| LaunchError::SysctlOfNode { name: name.to_owned() })?;
+    if has_own(kind) {
+        Ok(path)
+    } else {
+        Err(LaunchError::SysctlOfSharedNamespace { name: name.to_owned(), kind })
     }
-    Ok(settings)
 }
 
 /// Dots separate, unless a slash comes first: then dots are part of names (sysctl(8):

@@ -3,13 +3,16 @@
 use std::os::fd::OwnedFd;
 
 use linux::cgroup::Cgroup;
+use linux::process;
 
 use super::attach::Attachments;
 use super::error::Result;
 use super::log::{self, LogFile, Stream};
+use super::note;
 use super::outcome::Starting;
 use super::protocol::ShimStatus;
 use super::terminal::ShimEnds;
+use crate::error::chain;
 
 /// The largest pipe of an unprivileged process (/proc/sys/fs/pipe-max-size), and what arrives
 /// meanwhile.
@@ -30,6 +33,16 @@ pub(super) struct Container {
 }
 
 impl Container {
+    /// Signals that came before its program ran.
+    pub(super) fn send(&self, signals: &[i32]) {
+        let Some(pidfd) = &self.pidfd else { return };
+        for signal in signals {
+            if let Err(error) = process::signal_pidfd(pidfd, *signal) {
+                note(&chain(&error));
+            }
+        }
+    }
+
     pub(super) fn pump(&mut self, id: &str, clients: &mut Attachments) {
         let Some(log) = &mut self.log else { return };
         self.streams.retain_mut(|stream| {

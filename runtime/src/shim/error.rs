@@ -13,6 +13,8 @@ pub(super) type Result<T> = std::result::Result<T, ShimError>;
 pub(super) enum ShimError {
     #[error("container {container} is running")]
     Running { container: String },
+    #[error("the process whose PID namespace it shares has ended")]
+    NoPidNamespace,
     #[error("it was started before")]
     StartedBefore,
     #[error("no such container in this pod")]

@@ -16,6 +16,8 @@ pub(super) struct Starting {
     outcome: File,
     said: Vec<u8>,
     pub(super) warnings: Vec<String>,
+    /// For the program, in the order of their arrival.
+    pub(super) signals: Vec<i32>,
 }
 
 /// What the outcome pipe has said so far.
@@ -27,7 +29,7 @@ pub(super) enum Outcome {
 
 impl Starting {
     pub(super) fn new(caller: Caller, outcome: File, warnings: Vec<String>) -> Self {
-        Self { caller, outcome, said: Vec::new(), warnings }
+        Self { caller, outcome, said: Vec::new(), warnings, signals: Vec::new() }
     }
 
     /// Called when the pipe is readable or closed.

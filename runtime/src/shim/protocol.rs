@@ -72,6 +72,8 @@ pub(crate) enum Call {
     KillExec {
         exec: String,
     },
+    /// Makes the pod's PID namespace, if there is none yet.
+    HoldPids(HoldPids),
     /// The first call on a connection: later exits are reported on it.
     List,
     /// Refused while a container runs.
@@ -106,6 +108,14 @@ pub(crate) struct Attach {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HoldPids {
+    /// The holder's control group.
+    pub(crate) cgroup: PathBuf,
+    /// The pod's network namespace; `None`: the host's.
+    pub(crate) network: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Exec {
     /// Chosen by the runtime, never used twice.
     pub(crate) exec: String,
@@ -130,6 +140,7 @@ impl Call {
             | Self::KillExec { .. }
             | Self::ResizeExec { .. }
             | Self::ResizeContainer { .. }
+            | Self::HoldPids(_)
             | Self::List
             | Self::Shutdown => 0,
         }
@@ -181,7 +192,14 @@ pub(crate) enum Answer {
         /// Nor [`Call::Attach`], and it starts containers without a terminal.
         #[serde(default)]
         can_attach: bool,
+        /// A shim of an earlier version does not know [`Call::HoldPids`].
+        #[serde(default)]
+        can_hold_pids: bool,
         containers: BTreeMap<String, ShimStatus>,
+    },
+    /// The process 1 of the pod's PID namespace.
+    Holds {
+        pid: i32,
     },
     Refused {
         problem: String,

@@ -37,6 +37,11 @@ pub enum ShimProblem {
     CannotAttach,
     #[error("{why}")]
     Detached { why: String },
+    #[error(
+        "the pod was started by an earlier version of the runtime, which has no PID namespace of pods: start \
+         the pod anew"
+    )]
+    CannotHoldPids,
     /// The shim's text, with the causes: the launcher's or the OCI runtime's message.
     #[error("{problem}")]
     Refused { problem: String },
