@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use ::tests::binaries::target_dir;
 use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
 
 use crate::build;
 
@@ -12,6 +13,8 @@ use crate::build;
 pub const REFERENCE_PLUGINS: &str = "v1.9.1";
 /// The release of csi-test whose csi-sanity the driver must pass.
 pub const CSI_SANITY: &str = "v5.6.0";
+/// The release of cri-tools whose critest the runtime must pass. The module proxy has no list of its versions.
+pub const CRITEST: &str = "v1.36.0";
 /// The release that reads deny.toml.
 const CARGO_DENY: &str = "0.20.2";
 const GO_NEEDED: (u32, u32) = (1, 25);
@@ -30,6 +33,32 @@ pub fn reference_plugins() -> Result<PathBuf> {
 pub fn csi_sanity() -> Result<PathBuf> {
     let dir = target_dir().join("conformance").join(format!("csi-sanity-{CSI_SANITY}"));
     go_install("github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity", CSI_SANITY, &dir)
+}
+
+/// critest, the test binary of a Go module; built once.
+pub fn critest() -> Result<PathBuf> {
+    let binary = target_dir().join("conformance").join(format!("critest-{CRITEST}"));
+    if !binary.is_file() {
+        let go = go()?;
+        let mut download = Command::new(&go);
+        download.args(["mod", "download", "-json", &format!("sigs.k8s.io/cri-tools@{CRITEST}")]);
+        let output = download.output().with_context(|| build::words(&download))?;
+        ensure!(output.status.success(), "{}: {}", build::words(&download), output.status);
+        let module: Module = serde_json::from_slice(&output.stdout).context("what go mod download prints")?;
+        let mut command = Command::new(&go);
+        command.args(["test", "-c", "-o"]).arg(&binary).arg("./cmd/critest");
+        build::run(command.env("CGO_ENABLED", "0").current_dir(module.dir))?;
+    }
+    ensure!(binary.is_file(), "go test -c left no {}", binary.display());
+    Ok(binary)
+}
+
+/// What `go mod download -json` prints of a module.
+#[derive(Debug, Deserialize)]
+struct Module {
+    /// Where its source is.
+    #[serde(rename = "Dir")]
+    dir: PathBuf,
 }
 
 /// The program of a package, in `dir`, to which it is built when it is not there.
