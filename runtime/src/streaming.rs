@@ -94,13 +94,15 @@ impl Wanted {
         }
     }
 
-    /// What its streams speak.
-    fn protocol(&self, carrier: Carrier) -> &'static str {
+    /// What its streams may speak, the best one first.
+    fn protocols(&self, carrier: Carrier) -> &'static [&'static str] {
         match (self, carrier) {
-            (Self::Exec(_), Carrier::Spdy) => remote_command::by_spdy::PROTOCOL,
-            (Self::Exec(_), Carrier::WebSocket) => remote_command::by_websocket::PROTOCOL,
-            (Self::PortForward(_), Carrier::Spdy) => port_forward::by_spdy::PROTOCOL,
-            (Self::PortForward(_), Carrier::WebSocket) => port_forward::by_websocket::PROTOCOL,
+            (Self::Exec(_), Carrier::Spdy) => &[remote_command::by_spdy::PROTOCOL],
+            (Self::Exec(_), Carrier::WebSocket) => &[remote_command::by_websocket::PROTOCOL],
+            (Self::PortForward(_), Carrier::Spdy) => &[port_forward::by_spdy::PROTOCOL],
+            (Self::PortForward(_), Carrier::WebSocket) => {
+                &[port_forward::by_tunnel::PROTOCOL, port_forward::by_websocket::PROTOCOL]
+            }
         }
     }
 }
@@ -153,23 +155,22 @@ impl Streaming {
         Ok(format!("http://{}/{kind}/{token}", self.address))
     }
 
-    /// Once for each URL: what it is for, if the client offers what its streams speak.
+    /// Once for each URL: what it is for, and what its streams speak, if the client offers it.
     fn take(
         &self,
         path: &str,
         carrier: Carrier,
-        offers: impl FnOnce(&str) -> bool,
-    ) -> std::result::Result<Wanted, Refusal> {
+        offers: impl Fn(&str) -> bool,
+    ) -> std::result::Result<(Wanted, &'static str), Refusal> {
         let (kind, token) =
             path.strip_prefix('/').and_then(|path| path.split_once('/')).ok_or(Refusal::NoSuchUrl)?;
         let mut pending = self.locked();
         let found = pending.get(token).filter(|found| found.until > Instant::now());
         let found = found.filter(|found| found.wanted.kind() == kind).ok_or(Refusal::NoSuchUrl)?;
-        let protocol = found.wanted.protocol(carrier);
-        if !offers(protocol) {
-            return Err(Refusal::NoProtocol(protocol));
-        }
-        pending.remove(token).map(|pending| pending.wanted).ok_or(Refusal::NoSuchUrl)
+        let known = found.wanted.protocols(carrier);
+        let protocol = known.iter().copied().find(|protocol| offers(protocol));
+        let protocol = protocol.ok_or(Refusal::NoProtocol(known))?;
+        pending.remove(token).map(|pending| (pending.wanted, protocol)).ok_or(Refusal::NoSuchUrl)
     }
 
     fn locked(&self) -> MutexGuard<'_, HashMap<String, Pending>> {
@@ -216,13 +217,16 @@ async fn accept(
 }
 
 async fn serve(known: Known, runtime: &Arc<Runtime>) {
-    let Known { wanted, carrier, io } = known;
+    let Known { wanted, carrier, protocol, io } = known;
     match (wanted, carrier) {
         (Wanted::Exec(request), Carrier::Spdy) => remote_command::by_spdy::exec(runtime, request, io).await,
         (Wanted::Exec(request), Carrier::WebSocket) => {
             remote_command::by_websocket::exec(runtime, request, websocket::server(io).await).await;
         }
         (Wanted::PortForward(target), Carrier::Spdy) => port_forward::by_spdy::serve(target, io).await,
+        (Wanted::PortForward(target), Carrier::WebSocket) if protocol == port_forward::by_tunnel::PROTOCOL => {
+            port_forward::by_tunnel::serve(target, websocket::server(io).await).await;
+        }
         (Wanted::PortForward(target), Carrier::WebSocket) => {
             port_forward::by_websocket::serve(target, websocket::server(io).await).await;
         }
@@ -233,6 +237,8 @@ async fn serve(known: Known, runtime: &Arc<Runtime>) {
 struct Known {
     wanted: Wanted,
     carrier: Carrier,
+    /// Of its streams.
+    protocol: &'static str,
     io: TokioIo<Upgraded>,
 }
 
@@ -241,9 +247,9 @@ async fn request(stream: TcpStream, streaming: Arc<Streaming>) -> Option<Known> 
     let (upgraded, mut next) = tokio::sync::mpsc::channel(1);
     let service = hyper::service::service_fn(|mut request: Request<Incoming>| {
         let answer = match negotiate(&streaming, &request) {
-            Ok((wanted, carrier, answer)) => {
+            Ok((wanted, carrier, protocol, answer)) => {
                 let _one_request_per_connection =
-                    upgraded.try_send((wanted, carrier, hyper::upgrade::on(&mut request)));
+                    upgraded.try_send((wanted, carrier, protocol, hyper::upgrade::on(&mut request)));
                 answer
             }
             Err(refusal) => refusal.answer(),
@@ -260,8 +266,8 @@ async fn request(stream: TcpStream, streaming: Arc<Streaming>) -> Option<Known> 
         .await;
     let ended = async {
         served?;
-        let Ok((wanted, carrier, upgrade)) = next.try_recv() else { return Ok(None) };
-        Ok::<_, hyper::Error>(Some(Known { wanted, carrier, io: TokioIo::new(upgrade.await?) }))
+        let Ok((wanted, carrier, protocol, upgrade)) = next.try_recv() else { return Ok(None) };
+        Ok::<_, hyper::Error>(Some(Known { wanted, carrier, protocol, io: TokioIo::new(upgrade.await?) }))
     };
     ended.await.inspect_err(|error| tracing::debug!(%error, "a streaming connection")).ok().flatten()
 }
@@ -273,7 +279,8 @@ enum Refusal {
     NoSuchUrl,
     NoUpgrade,
     NoKey,
-    NoProtocol(&'static str),
+    /// With those that are known.
+    NoProtocol(&'static [&'static str]),
 }
 
 impl Refusal {
@@ -290,7 +297,7 @@ impl Refusal {
                 (StatusCode::BAD_REQUEST, "Sec-WebSocket-Key and version 13 are needed\n".to_owned())
             }
             Self::NoProtocol(known) => {
-                (StatusCode::FORBIDDEN, format!("the only stream protocol is {known}\n"))
+                (StatusCode::FORBIDDEN, format!("the stream protocols are {}\n", known.join(", ")))
             }
         };
         let mut answer = Response::new(Full::from(text));
@@ -304,7 +311,7 @@ impl Refusal {
 fn negotiate(
     streaming: &Streaming,
     request: &Request<Incoming>,
-) -> std::result::Result<(Wanted, Carrier, Response<Full<Bytes>>), Refusal> {
+) -> std::result::Result<(Wanted, Carrier, &'static str, Response<Full<Bytes>>), Refusal> {
     if !matches!(*request.method(), Method::GET | Method::POST) {
         return Err(Refusal::Method);
     }
@@ -318,17 +325,17 @@ fn negotiate(
     };
     // Last, since the URL works once.
     let offers = |known: &str| has_word(headers, &carrier.header(), known);
-    let wanted = streaming.take(request.uri().path(), carrier, offers)?;
+    let (wanted, protocol) = streaming.take(request.uri().path(), carrier, offers)?;
     let mut answer = Response::new(Full::default());
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = answer.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static(carrier.name()));
-    headers.insert(carrier.header(), HeaderValue::from_static(wanted.protocol(carrier)));
+    headers.insert(carrier.header(), HeaderValue::from_static(protocol));
     if let Some(key) = key {
         headers.insert(SEC_WEBSOCKET_ACCEPT, key);
     }
-    Ok((wanted, carrier, answer))
+    Ok((wanted, carrier, protocol, answer))
 }
 
 /// Whether one of the header's values has the word, in any case, in its list.

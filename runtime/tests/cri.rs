@@ -35,3 +35,5 @@ mod shim_protocol;
 mod spdy_client;
 #[path = "cri/streams.rs"]
 mod streams;
+#[path = "cri/tunnel.rs"]
+mod tunnel;

@@ -23,14 +23,14 @@ const PORT_FORWARD_BY_WEBSOCKET: &str = "v4.channel.k8s.io";
 const PORT_FORWARD: &str = "portforward.k8s.io";
 
 /// A host on whose loopback interface the streaming server is reached.
-async fn host() -> (Host, Cri) {
+pub(crate) async fn host() -> (Host, Cri) {
     let mut host = Host::new();
     set_loopback_up("/proc/thread-self/ns/net");
     let cri = host.start().await;
     (host, cri)
 }
 
-fn set_loopback_up(network: &str) {
+pub(crate) fn set_loopback_up(network: &str) {
     let network = std::fs::File::open(network).unwrap();
     let shared = rustix::io::fcntl_dupfd_cloexec(&network, 3).unwrap();
     rustix::io::fcntl_setfd(&shared, rustix::io::FdFlags::empty()).unwrap();
@@ -358,9 +358,9 @@ async fn a_port_of_a_pod_is_reached() {
     host.assert_clean();
 }
 
-type WebSocket = WebSocketStream<TcpStream>;
+pub(crate) type WebSocket = WebSocketStream<TcpStream>;
 
-async fn websocket(url: &str, protocol: &str) -> WebSocket {
+pub(crate) async fn websocket(url: &str, protocol: &str) -> WebSocket {
     let head = format!(
         "GET Connection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\n\
          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: v0, {protocol}\r\n"
@@ -502,7 +502,7 @@ async fn a_client_need_not_wait_until_its_streams_are_accepted() {
     host.assert_clean();
 }
 
-async fn pair(client: &mut Client, port: &str, request: &str) -> (u32, u32) {
+pub(crate) async fn pair(client: &mut Client, port: &str, request: &str) -> (u32, u32) {
     let ids = ["error", "data"].map(|kind| [("streamtype", kind), ("port", port), ("requestid", request)]);
     let error = accepted(client, &ids[0]).await;
     let data = accepted(client, &ids[1]).await;
@@ -521,7 +521,7 @@ async fn accepted(client: &mut Client, headers: &[(&str, &str)]) -> u32 {
     }
 }
 
-async fn both(client: &mut Client, data: u32, error: u32) -> (Vec<u8>, String) {
+pub(crate) async fn both(client: &mut Client, data: u32, error: u32) -> (Vec<u8>, String) {
     let (mut answer, mut problem, mut open) = (Vec::new(), Vec::new(), 2);
     while open > 0 {
         let Some(Frame::Data { id, bytes, is_last }) = client.next().await else { panic!("{problem:?}") };
