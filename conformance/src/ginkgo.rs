@@ -19,9 +19,6 @@ pub(super) struct Spec {
     #[serde(default)]
     leaf_node_type: String,
     pub(super) state: String,
-    /// In nanoseconds.
-    #[serde(default)]
-    pub(super) run_time: u64,
     pub(super) failure: Option<Failure>,
 }
 

@@ -224,7 +224,9 @@ async fn serve(known: Known, runtime: &Arc<Runtime>) {
             remote_command::by_websocket::exec(runtime, request, websocket::server(io).await).await;
         }
         (Wanted::PortForward(target), Carrier::Spdy) => port_forward::by_spdy::serve(target, io).await,
-        (Wanted::PortForward(target), Carrier::WebSocket) if protocol == port_forward::by_tunnel::PROTOCOL => {
+        (Wanted::PortForward(target), Carrier::WebSocket)
+            if protocol == port_forward::by_tunnel::PROTOCOL =>
+        {
             port_forward::by_tunnel::serve(target, websocket::server(io).await).await;
         }
         (Wanted::PortForward(target), Carrier::WebSocket) => {

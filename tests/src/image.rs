@@ -137,7 +137,12 @@ pub fn layer_of_host_programs(programs: &[(&Path, &str)], loaded: &[PathBuf]) ->
     layer.into_inner().context("finish the layer")
 }
 
-pub(crate) fn append<W: Write>(archive: &mut tar::Builder<W>, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
+pub(crate) fn append<W: Write>(
+    archive: &mut tar::Builder<W>,
+    path: &str,
+    bytes: &[u8],
+    mode: u32,
+) -> Result<()> {
     let size = u64::try_from(bytes.len()).context("size")?;
     archive.append_data(&mut header(size, mode), path, bytes).with_context(|| format!("add {path}"))
 }

@@ -26,8 +26,7 @@ impl Layout {
     /// Adds an image of `layers`, lowest first, with the `config` section of its configuration, under
     /// each of the names. Returns the digest of its manifest.
     pub fn add(&mut self, names: &[&str], config: &Value, layers: &[&[u8]]) -> Result<String> {
-        let diff_ids: Vec<String> =
-            layers.iter().map(|layer| format!("sha256:{}", digest(layer))).collect();
+        let diff_ids: Vec<String> = layers.iter().map(|layer| format!("sha256:{}", digest(layer))).collect();
         let config = to_bytes(&json!({
             "architecture": "amd64",
             "os": "linux",
@@ -60,7 +59,9 @@ impl Layout {
 
     pub fn finish(self) -> Result<()> {
         let index = to_bytes(&json!({ "schemaVersion": 2, "manifests": self.entries }))?;
-        for (name, content) in [("index.json", &index[..]), ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)] {
+        for (name, content) in
+            [("index.json", &index[..]), ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)]
+        {
             let path = self.dir.join(name);
             fs::write(&path, content).with_context(|| path.display().to_string())?;
         }

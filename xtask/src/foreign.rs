@@ -1,5 +1,6 @@
 //! Programs of other people: where they are, or how they come onto this machine.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -125,6 +126,30 @@ pub fn debian_program(program: &str, package: &str) -> Result<PathBuf> {
         .env("DEBIAN_FRONTEND", "noninteractive");
     build::run(&mut install)?;
     find_program(program).with_context(|| format!("package {package} brought no {program}"))
+}
+
+/// A file of a Debian package that is unpacked below `target/`, once: the package may conflict with installed ones.
+pub fn debian_file(package: &str, file: &str) -> Result<PathBuf> {
+    let dir = target_dir().join("conformance/debian").join(package);
+    let found = dir.join(file);
+    if found.is_file() {
+        return Ok(found);
+    }
+    let Some(apt_get) = find_program("apt-get") else {
+        bail!("missing: {file} of Debian's package {package}, and no apt-get here to download it");
+    };
+    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    build::run(Command::new(&apt_get).arg("update"))?;
+    build::run(Command::new(&apt_get).args(["download", package]).current_dir(&dir))?;
+    for entry in fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+        let path = entry.with_context(|| dir.display().to_string())?.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            build::run(Command::new("dpkg-deb").arg("--extract").arg(&path).arg(&dir))?;
+            fs::remove_file(&path).with_context(|| path.display().to_string())?;
+        }
+    }
+    ensure!(found.is_file(), "package {package} brought no {file}");
+    Ok(found)
 }
 
 /// What ldd finds; nothing for a static program or a script.

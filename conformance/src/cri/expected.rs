@@ -129,7 +129,10 @@ fn row(line: &str) -> Result<Row> {
     let cells: Vec<String> =
         line.replace("\\|", "\0").split('|').map(|cell| cell.trim().replace('\0', "|")).collect();
     let [_, spec, kind, reason, _] = &cells[..] else { bail!("not three cells") };
-    let spec = spec.strip_prefix('`').and_then(|spec| spec.strip_suffix('`')).context("a spec without backquotes")?;
+    let spec = spec
+        .strip_prefix('`')
+        .and_then(|spec| spec.strip_suffix('`'))
+        .context("a spec without backquotes")?;
     let kind = match kind.as_str() {
         "failed" => Kind::Failed,
         "skipped" => Kind::Skipped,
@@ -200,7 +203,9 @@ mod tests {
 
     #[test]
     fn a_row_that_cannot_be_read_is_an_error() {
-        for line in ["| `a` | broken | why |", "| `a` | failed | |", "| a | failed | why |", "| `a` | failed |"] {
+        for line in
+            ["| `a` | broken | why |", "| `a` | failed | |", "| a | failed | why |", "| `a` | failed |"]
+        {
             let page = format!("{HEADING}\n|---|---|---|\n{line}\n");
             let error = Expected::parse(&page).unwrap_err().to_string();
             assert!(error.contains(line), "{error}");

@@ -1,5 +1,5 @@
 //! The images that critest pulls, in one OCI layout: what its specs need of the published images, made of Debian's
-//! static busybox.
+//! busybox.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use ::tests::binaries;
 use ::tests::layout::{Layer, Layout};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use xtask::foreign::{debian_program, libraries};
+use xtask::foreign::{debian_file, debian_program, libraries};
 
 /// For the pods' own container, where a runtime has one.
 pub(super) const PAUSE: &str = "registry.k8s.io/pause:3.9";
@@ -60,6 +60,7 @@ pub(super) struct Images {
 
 /// Programs of this machine that become files of images.
 struct Programs {
+    /// Of the package without `-static`: that one's shell runs `ls` without looking at `/bin/ls`, which a spec masks.
     busybox: PathBuf,
     pgrep: PathBuf,
     ipcs: PathBuf,
@@ -69,7 +70,7 @@ struct Programs {
 impl Programs {
     fn find() -> Result<Self> {
         Ok(Self {
-            busybox: debian_program("busybox", "busybox-static")?,
+            busybox: debian_file("busybox", "bin/busybox")?,
             pgrep: debian_program("pgrep", "procps")?,
             ipcs: debian_program("ipcs", "util-linux")?,
             id: debian_program("id", "coreutils")?,
@@ -130,7 +131,7 @@ fn base(programs: &Programs) -> Result<Vec<u8>> {
     for applet in applets(&programs.busybox)? {
         layer.hard_link(&format!("bin/{applet}"), "bin/busybox")?;
     }
-    let mut loaded = Vec::new();
+    let mut loaded = libraries(&programs.busybox)?;
     for program in [&programs.pgrep, &programs.ipcs] {
         let name = program.file_name().context("a program without a name")?.display().to_string();
         layer.host_file(program, &format!("usr/bin/{name}"), 0o755)?;
@@ -141,7 +142,8 @@ fn base(programs: &Programs) -> Result<Vec<u8>> {
 }
 
 fn applets(busybox: &Path) -> Result<Vec<String>> {
-    let output = Command::new(busybox).arg("--list").output().with_context(|| busybox.display().to_string())?;
+    let output =
+        Command::new(busybox).arg("--list").output().with_context(|| busybox.display().to_string())?;
     ensure!(output.status.success(), "{} --list: {}", busybox.display(), output.status);
     let names = String::from_utf8(output.stdout).context("the names of busybox's applets")?;
     Ok(names.lines().filter(|name| *name != "busybox").map(str::to_owned).collect())
@@ -220,4 +222,23 @@ fn with_digest(critest: &Path, digest: &str, dir: &Path) -> Result<PathBuf> {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(&copy, mode).with_context(|| copy.display().to_string())?;
     Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_copy_of_critest_has_our_digest_in_place_of_the_published_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("program");
+        fs::write(&program, format!("a image@sha256:{PUBLISHED_DIGEST} b")).unwrap();
+        let ours = "0".repeat(64);
+        let copy = with_digest(&program, &format!("sha256:{ours}"), dir.path()).unwrap();
+        assert_eq!(fs::read_to_string(copy).unwrap(), format!("a image@sha256:{ours} b"));
+
+        fs::write(&program, "another release").unwrap();
+        let error = with_digest(&program, &format!("sha256:{ours}"), dir.path()).unwrap_err().to_string();
+        assert!(error.contains("does not contain"), "{error}");
+    }
 }

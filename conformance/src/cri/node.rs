@@ -68,6 +68,7 @@ fn stage(name: &str, plan_file: &Path) -> Result<Command> {
 }
 
 fn join(plan: &Plan, plan_file: &Path) -> Result<()> {
+    set_pdeathsig(Signal::SIGKILL).context("PR_SET_PDEATHSIG")?;
     let (group, _unmet) = Hierarchies::detect()?.create_everywhere(&plan.group(), &Limits::default())?;
     group.join()?;
     let all = [
@@ -85,13 +86,13 @@ fn join(plan: &Plan, plan_file: &Path) -> Result<()> {
 }
 
 fn init(plan_file: &Path) -> Result<()> {
-    // The node ends with the stage before this one.
+    // The node ends with the stage before this one, which ends with the command.
     set_pdeathsig(Signal::SIGKILL).context("PR_SET_PDEATHSIG")?;
     linux::mount::make_private(Path::new("/")).context("make / private")?;
     linux::mount::mount_fs("proc", "proc", Path::new("/proc"), MountFlags::default(), "")?;
     mount_groups()?;
-    leave_root_group()?;
     hide_run_and_var_lib()?;
+    hide_apparmor()?;
     netlink::set_loopback_up()?;
     let worker = stage("work", plan_file)?.spawn().context("start the worker")?;
     let status = reap(&worker)?;
@@ -104,9 +105,13 @@ fn mount_groups() -> Result<()> {
     let is_groups = |fs_type: &str| matches!(fs_type, "cgroup" | "cgroup2");
     for mount in mounts()?.into_iter().filter(|mount| is_groups(&mount.fs_type)) {
         linux::mount::unmount(&mount.mount_point, UnmountMode::Detach)?;
-        let which: Vec<&str> = mount.super_options.split(',').filter(|option| names_hierarchy(option)).collect();
+        let which: Vec<&str> =
+            mount.super_options.split(',').filter(|option| names_hierarchy(option)).collect();
         let data = if mount.fs_type == "cgroup" { which.join(",") } else { String::new() };
         linux::mount::mount_fs(&mount.fs_type, "cgroup", &mount.mount_point, MountFlags::default(), &data)?;
+        if mount.fs_type == "cgroup2" {
+            leave_root_group(&mount.mount_point)?;
+        }
     }
     Ok(())
 }
@@ -117,11 +122,22 @@ fn names_hierarchy(option: &str) -> bool {
         && !option.starts_with("release_agent=")
 }
 
-/// In cgroup v2, a group with processes enables no controllers for its children.
-fn leave_root_group() -> Result<()> {
-    let hierarchies = Hierarchies::detect()?;
-    let (group, _unmet) = hierarchies.create_everywhere(Path::new("/init"), &Limits::default())?;
-    Ok(group.join()?)
+/// In cgroup v2, a group with processes enables no controllers for its children: the process leaves the root of
+/// this hierarchy.
+fn leave_root_group(hierarchy: &Path) -> Result<()> {
+    let group = hierarchy.join("init");
+    fs::create_dir(&group).with_context(|| group.display().to_string())?;
+    let processes = group.join("cgroup.procs");
+    fs::write(&processes, "0").with_context(|| processes.display().to_string())
+}
+
+/// The machine's kernel may have AppArmor. The node is one without it, as all nodes of this suite.
+fn hide_apparmor() -> Result<()> {
+    let enabled = Path::new("/sys/module/apparmor/parameters/enabled");
+    if enabled.exists() {
+        linux::mount::bind(Path::new("/dev/null"), enabled)?;
+    }
+    Ok(())
 }
 
 fn pid_of(child: &Child) -> Pid {
@@ -162,4 +178,3 @@ fn remove_tree(dir: &Path) -> Result<()> {
         fs::remove_dir(dir).with_context(|| dir.display().to_string())
     })
 }
-

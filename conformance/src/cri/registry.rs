@@ -13,12 +13,16 @@ use serde_json::Value;
 /// For a request's line and headers.
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
 
+/// Media type of all manifests here.
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
 /// Registries that critest names.
 const HOSTS: [&str; 3] = ["registry.k8s.io", "k8s.gcr.io", "gcr.io"];
 
 /// Serves `layout` until this process ends, and writes `hosts.toml` for each host into `hosts`.
 pub(super) fn serve(layout: &Path, hosts: &Path) -> Result<()> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("listen for the registry's clients")?;
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("listen for the registry's clients")?;
     configure(hosts, listener.local_addr().context("the registry's address")?)?;
     let layout = layout.to_owned();
     let accept = move || {
@@ -88,7 +92,6 @@ fn find(layout: &Path, path: &str) -> Result<Option<Found>> {
         return blob(layout, digest, "application/octet-stream");
     }
     let Some((name, reference)) = path.split_once("/manifests/") else { return Ok(None) };
-    const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
     if reference.starts_with("sha256:") {
         return blob(layout, reference, MANIFEST);
     }
@@ -112,10 +115,54 @@ fn blob(layout: &Path, digest: &str, media_type: &str) -> Result<Option<Found>> 
     }
     let path: PathBuf = layout.join("blobs/sha256").join(hex);
     match fs::read(&path) {
-        Ok(bytes) => {
-            Ok(Some(Found { media_type: media_type.to_owned(), digest: digest.to_owned(), bytes }))
-        }
+        Ok(bytes) => Ok(Some(Found { media_type: media_type.to_owned(), digest: digest.to_owned(), bytes })),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e).with_context(|| path.display().to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::tests::layout::{Layer, Layout};
+    use serde_json::json;
+
+    use super::*;
+
+    fn ask(layout: &Path, request: &str) -> String {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        write!(client, "{request} HTTP/1.1\r\nHost: registry\r\n\r\n").unwrap();
+        answer(listener.accept().unwrap().0, layout).unwrap();
+        let mut text = String::new();
+        client.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn an_image_is_found_by_each_of_its_names_and_by_its_digest() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut layer = Layer::default();
+        layer.file("name", b"content", 0o644).unwrap();
+        let layer = layer.finish().unwrap();
+        let mut layout = Layout::create(dir.path()).unwrap();
+        let names = ["registry.k8s.io/a/b:1", "gcr.io/c:2"];
+        let digest = layout.add(&names, &json!({"Cmd": ["sh"]}), &[&layer]).unwrap();
+        layout.finish().unwrap();
+
+        let by_name = ask(dir.path(), "GET /v2/a/b/manifests/1?ns=registry.k8s.io");
+        assert!(by_name.starts_with("HTTP/1.1 200 OK\r\n"), "{by_name}");
+        assert!(by_name.contains(&format!("\r\nDocker-Content-Digest: {digest}\r\n")), "{by_name}");
+        assert_eq!(ask(dir.path(), "GET /v2/c/manifests/2"), by_name);
+        assert_eq!(ask(dir.path(), &format!("GET /v2/c/manifests/{digest}")), by_name);
+        let (head, body) = by_name.split_once("\r\n\r\n").unwrap();
+        assert_eq!(ask(dir.path(), "HEAD /v2/c/manifests/2"), format!("{head}\r\n\r\n"));
+
+        let manifest: Value = serde_json::from_str(body).unwrap();
+        let layer_digest = manifest["layers"][0]["digest"].as_str().unwrap();
+        let blob = find(dir.path(), &format!("/v2/c/blobs/{layer_digest}")).unwrap().unwrap();
+        assert_eq!(blob.bytes, layer);
+        for path in ["/v2/c/manifests/3", "/v2/c/blobs/sha256:../../index.json", "/index.json", "/v2/"] {
+            assert!(find(dir.path(), path).unwrap().is_none(), "{path}");
+        }
     }
 }

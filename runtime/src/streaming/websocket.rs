@@ -3,11 +3,11 @@
 use hyper::header::{HeaderMap, HeaderValue, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION};
 use tokio::io::{AsyncRead, AsyncWrite};
 pub(super) use tokio_tungstenite::WebSocketStream;
+pub(super) use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::Utf8Bytes;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
-use tokio_tungstenite::tungstenite::Utf8Bytes;
-pub(super) use tokio_tungstenite::tungstenite::Message;
 
 /// Of a message; kubectl's have 32 KiB.
 const MOST_BYTES: usize = 1 << 20;
