@@ -217,7 +217,7 @@ async fn accept(
 }
 
 async fn serve(known: Known, runtime: &Arc<Runtime>) {
-    let Known { wanted, carrier, protocol, io } = known;
+    let Known { accepted: Accepted { wanted, carrier, protocol }, io } = known;
     match (wanted, carrier) {
         (Wanted::Exec(request), Carrier::Spdy) => remote_command::by_spdy::exec(runtime, request, io).await,
         (Wanted::Exec(request), Carrier::WebSocket) => {
@@ -237,11 +237,15 @@ async fn serve(known: Known, runtime: &Arc<Runtime>) {
 
 /// A client that has named a URL.
 struct Known {
+    accepted: Accepted,
+    io: TokioIo<Upgraded>,
+}
+
+struct Accepted {
     wanted: Wanted,
     carrier: Carrier,
     /// Of its streams.
     protocol: &'static str,
-    io: TokioIo<Upgraded>,
 }
 
 /// The one request of a connection, and the connection after its answer.
@@ -249,9 +253,9 @@ async fn request(stream: TcpStream, streaming: Arc<Streaming>) -> Option<Known> 
     let (upgraded, mut next) = tokio::sync::mpsc::channel(1);
     let service = hyper::service::service_fn(|mut request: Request<Incoming>| {
         let answer = match negotiate(&streaming, &request) {
-            Ok((wanted, carrier, protocol, answer)) => {
+            Ok((accepted, answer)) => {
                 let _one_request_per_connection =
-                    upgraded.try_send((wanted, carrier, protocol, hyper::upgrade::on(&mut request)));
+                    upgraded.try_send((accepted, hyper::upgrade::on(&mut request)));
                 answer
             }
             Err(refusal) => refusal.answer(),
@@ -268,8 +272,8 @@ async fn request(stream: TcpStream, streaming: Arc<Streaming>) -> Option<Known> 
         .await;
     let ended = async {
         served?;
-        let Ok((wanted, carrier, protocol, upgrade)) = next.try_recv() else { return Ok(None) };
-        Ok::<_, hyper::Error>(Some(Known { wanted, carrier, protocol, io: TokioIo::new(upgrade.await?) }))
+        let Ok((accepted, upgrade)) = next.try_recv() else { return Ok(None) };
+        Ok::<_, hyper::Error>(Some(Known { accepted, io: TokioIo::new(upgrade.await?) }))
     };
     ended.await.inspect_err(|error| tracing::debug!(%error, "a streaming connection")).ok().flatten()
 }
@@ -313,7 +317,7 @@ impl Refusal {
 fn negotiate(
     streaming: &Streaming,
     request: &Request<Incoming>,
-) -> std::result::Result<(Wanted, Carrier, &'static str, Response<Full<Bytes>>), Refusal> {
+) -> std::result::Result<(Accepted, Response<Full<Bytes>>), Refusal> {
     if !matches!(*request.method(), Method::GET | Method::POST) {
         return Err(Refusal::Method);
     }
@@ -337,7 +341,7 @@ fn negotiate(
     if let Some(key) = key {
         headers.insert(SEC_WEBSOCKET_ACCEPT, key);
     }
-    Ok((wanted, carrier, protocol, answer))
+    Ok((Accepted { wanted, carrier, protocol }, answer))
 }
 
 /// Whether one of the header's values has the word, in any case, in its list.

@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_report_without_specs_is_no_success() {
-        let error = Report::parse(b"[]", false).unwrap_err().to_string();
+        let error = format!("{:#}", Report::parse(b"[]", false).unwrap_err());
         assert!(error.contains("no spec"), "{error}");
     }
 }
