@@ -3,7 +3,10 @@
 //! where it can be, or named as missing.
 
 mod cni;
+mod containerd;
+mod cri;
 mod csi;
+mod ginkgo;
 mod posix;
 
 use std::path::Path;
@@ -22,8 +25,11 @@ use xtask::progress::{exit_code, part};
 struct Arguments {
     /// Default: all but posix and lab
     name: Option<Suite>,
-    /// Of suites `cni`, `csi` and `posix`: only scenarios, specs or volumes whose name contains this
+    /// Of suites `cni`, `cri`, `csi` and `posix`: only scenarios, specs or volumes whose name contains this
     scenario: Option<String>,
+    /// Of suite `cri`: leave the directories with logs and reports, and print where they are
+    #[arg(long)]
+    keep: bool,
     #[command(flatten)]
     built: posix::Built,
 }
@@ -38,6 +44,8 @@ enum Suite {
     Cni,
     /// csi-sanity at our driver, on a pool that shares blocks and on one that does not; csi-test's mock driver under our kubelet
     Csi,
+    /// critest at our runtime, by SPDY and by WebSocket, and at containerd (docs/CRI.md)
+    Cri,
     /// Tests of file systems that you have built, in volumes on each file system
     Posix,
     /// Our tests on kernels of distributions (docs/LAB.md); by its name only, since emulation takes long
@@ -48,12 +56,15 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|first| first == posix::MOUNT_COMMAND) {
         return exit_code(posix::mount(std::env::args_os().skip(1)));
     }
-    let Arguments { name, scenario, built } = Arguments::parse();
-    exit_code(run(name, scenario.as_deref(), &built))
+    if std::env::args_os().nth(1).is_some_and(|first| first == cri::NODE_COMMAND) {
+        return exit_code(cri::enter_node(std::env::args_os().skip(2)));
+    }
+    exit_code(run(&Arguments::parse()))
 }
 
-fn run(only: Option<Suite>, scenario: Option<&str>, built: &posix::Built) -> Result<()> {
+fn run(arguments: &Arguments) -> Result<()> {
     require_root("conformance")?;
+    let (only, scenario) = (arguments.name, arguments.scenario.as_deref());
     let by_name_only = [Suite::Posix, Suite::Lab];
     let is_asked = |suite: &Suite| only.map_or(!by_name_only.contains(suite), |only| only == *suite);
     let suites = Suite::value_variants().iter().filter(|suite| is_asked(suite));
@@ -63,7 +74,8 @@ fn run(only: Option<Suite>, scenario: Option<&str>, built: &posix::Built) -> Res
             Suite::Registration => part("registration by a Go client", registration)?,
             Suite::Cni => cni::run(scenario)?,
             Suite::Csi => csi::run(scenario)?,
-            Suite::Posix => posix::run(built, scenario)?,
+            Suite::Cri => cri::run(scenario, arguments.keep)?,
+            Suite::Posix => posix::run(&arguments.built, scenario)?,
             Suite::Lab => build::run(cargo().args(["xtask", "lab"]))?,
         }
     }

@@ -96,13 +96,15 @@ impl Wanted {
         }
     }
 
-    /// What its streams speak.
-    fn protocol(&self, carrier: Carrier) -> &'static str {
+    /// What its streams may speak, the best one first.
+    fn protocols(&self, carrier: Carrier) -> &'static [&'static str] {
         match (self, carrier) {
-            (Self::Command(_), Carrier::Spdy) => remote_command::by_spdy::PROTOCOL,
-            (Self::Command(_), Carrier::WebSocket) => remote_command::by_websocket::PROTOCOL,
-            (Self::PortForward(_), Carrier::Spdy) => port_forward::by_spdy::PROTOCOL,
-            (Self::PortForward(_), Carrier::WebSocket) => port_forward::by_websocket::PROTOCOL,
+            (Self::Command(_), Carrier::Spdy) => &[remote_command::by_spdy::PROTOCOL],
+            (Self::Command(_), Carrier::WebSocket) => &[remote_command::by_websocket::PROTOCOL],
+            (Self::PortForward(_), Carrier::Spdy) => &[port_forward::by_spdy::PROTOCOL],
+            (Self::PortForward(_), Carrier::WebSocket) => {
+                &[port_forward::by_tunnel::PROTOCOL, port_forward::by_websocket::PROTOCOL]
+            }
         }
     }
 }
@@ -159,23 +161,22 @@ impl Streaming {
         Ok(format!("http://{}/{kind}/{token}", self.address))
     }
 
-    /// Once for each URL: what it is for, if the client offers what its streams speak.
+    /// Once for each URL: what it is for, and what its streams speak, if the client offers it.
     fn take(
         &self,
         path: &str,
         carrier: Carrier,
-        offers: impl FnOnce(&str) -> bool,
-    ) -> std::result::Result<Wanted, Refusal> {
+        offers: impl Fn(&str) -> bool,
+    ) -> std::result::Result<(Wanted, &'static str), Refusal> {
         let (kind, token) =
             path.strip_prefix('/').and_then(|path| path.split_once('/')).ok_or(Refusal::NoSuchUrl)?;
         let mut pending = self.locked();
         let found = pending.get(token).filter(|found| found.until > Instant::now());
         let found = found.filter(|found| found.wanted.kind() == kind).ok_or(Refusal::NoSuchUrl)?;
-        let protocol = found.wanted.protocol(carrier);
-        if !offers(protocol) {
-            return Err(Refusal::NoProtocol(protocol));
-        }
-        pending.remove(token).map(|pending| pending.wanted).ok_or(Refusal::NoSuchUrl)
+        let known = found.wanted.protocols(carrier);
+        let protocol = known.iter().copied().find(|protocol| offers(protocol));
+        let protocol = protocol.ok_or(Refusal::NoProtocol(known))?;
+        pending.remove(token).map(|pending| (pending.wanted, protocol)).ok_or(Refusal::NoSuchUrl)
     }
 
     fn locked(&self) -> MutexGuard<'_, HashMap<String, Pending>> {
@@ -219,7 +220,7 @@ async fn accept(
 }
 
 async fn serve(known: Known, runtime: &Arc<Runtime>) {
-    let Known { accepted: Accepted { wanted, carrier, place: _place }, io } = known;
+    let Known { accepted: Accepted { wanted, carrier, protocol, place: _place }, io } = known;
     match (wanted, carrier) {
         (Wanted::Command(command), Carrier::Spdy) => {
             remote_command::by_spdy::serve(runtime, command, io).await;
@@ -228,6 +229,11 @@ async fn serve(known: Known, runtime: &Arc<Runtime>) {
             remote_command::by_websocket::serve(runtime, command, websocket::server(io).await).await;
         }
         (Wanted::PortForward(target), Carrier::Spdy) => port_forward::by_spdy::serve(target, io).await,
+        (Wanted::PortForward(target), Carrier::WebSocket)
+            if protocol == port_forward::by_tunnel::PROTOCOL =>
+        {
+            port_forward::by_tunnel::serve(target, websocket::server(io).await).await;
+        }
         (Wanted::PortForward(target), Carrier::WebSocket) => {
             port_forward::by_websocket::serve(target, websocket::server(io).await).await;
         }
@@ -243,6 +249,8 @@ struct Known {
 struct Accepted {
     wanted: Wanted,
     carrier: Carrier,
+    /// Of its streams.
+    protocol: &'static str,
     /// Among the clients with streams.
     place: OwnedSemaphorePermit,
 }
@@ -284,7 +292,8 @@ enum Refusal {
     NoSuchUrl,
     NoUpgrade,
     NoKey,
-    NoProtocol(&'static str),
+    /// With those that are known.
+    NoProtocol(&'static [&'static str]),
     Busy,
 }
 
@@ -302,7 +311,7 @@ impl Refusal {
                 (StatusCode::BAD_REQUEST, "Sec-WebSocket-Key and version 13 are needed\n".to_owned())
             }
             Self::NoProtocol(known) => {
-                (StatusCode::FORBIDDEN, format!("the only stream protocol is {known}\n"))
+                (StatusCode::FORBIDDEN, format!("the stream protocols are {}\n", known.join(", ")))
             }
             Self::Busy => {
                 let text = "too many clients have streams: no more are served until some end\n";
@@ -336,17 +345,17 @@ fn negotiate(
     let place = Arc::clone(sessions).try_acquire_owned().map_err(|_| Refusal::Busy)?;
     // Last, since the URL works once.
     let offers = |known: &str| has_word(headers, &carrier.header(), known);
-    let wanted = streaming.take(request.uri().path(), carrier, offers)?;
+    let (wanted, protocol) = streaming.take(request.uri().path(), carrier, offers)?;
     let mut answer = Response::new(Full::default());
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = answer.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static(carrier.name()));
-    headers.insert(carrier.header(), HeaderValue::from_static(wanted.protocol(carrier)));
+    headers.insert(carrier.header(), HeaderValue::from_static(protocol));
     if let Some(key) = key {
         headers.insert(SEC_WEBSOCKET_ACCEPT, key);
     }
-    Ok((Accepted { wanted, carrier, place }, answer))
+    Ok((Accepted { wanted, carrier, protocol, place }, answer))
 }
 
 /// Whether one of the header's values has the word, in any case, in its list.

@@ -45,5 +45,7 @@ mod stats;
 mod stream_limits;
 #[path = "cri/streams.rs"]
 mod streams;
+#[path = "cri/tunnel.rs"]
+mod tunnel;
 #[path = "cri/update.rs"]
 mod update;

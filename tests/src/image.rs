@@ -137,13 +137,18 @@ pub fn layer_of_host_programs(programs: &[(&Path, &str)], loaded: &[PathBuf]) ->
     layer.into_inner().context("finish the layer")
 }
 
-fn append<W: Write>(archive: &mut tar::Builder<W>, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
+pub(crate) fn append<W: Write>(
+    archive: &mut tar::Builder<W>,
+    path: &str,
+    bytes: &[u8],
+    mode: u32,
+) -> Result<()> {
     let size = u64::try_from(bytes.len()).context("size")?;
     archive.append_data(&mut header(size, mode), path, bytes).with_context(|| format!("add {path}"))
 }
 
 /// Times are 0, so that the same program gives the same digest.
-fn header(size: u64, mode: u32) -> tar::Header {
+pub(crate) fn header(size: u64, mode: u32) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_size(size);
     header.set_mode(mode);
@@ -153,15 +158,15 @@ fn header(size: u64, mode: u32) -> tar::Header {
     header
 }
 
-fn descriptor(media_type: &str, blob: &[u8]) -> Value {
+pub(crate) fn descriptor(media_type: &str, blob: &[u8]) -> Value {
     json!({ "mediaType": media_type, "digest": format!("sha256:{}", digest(blob)), "size": blob.len() })
 }
 
-fn digest(bytes: &[u8]) -> String {
+pub(crate) fn digest(bytes: &[u8]) -> String {
     base16ct::lower::encode_string(&Sha256::digest(bytes))
 }
 
-fn to_bytes(value: &Value) -> Result<Vec<u8>> {
+pub(crate) fn to_bytes(value: &Value) -> Result<Vec<u8>> {
     serde_json::to_vec(value).context("write JSON")
 }
 

@@ -19,6 +19,7 @@ pub mod examples;
 mod fuse_guard;
 mod fuse_requests;
 pub mod image;
+pub mod layout;
 mod leaks;
 pub mod lone_driver;
 pub mod loop_device;

@@ -1,10 +1,12 @@
 //! Programs of other people: where they are, or how they come onto this machine.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ::tests::binaries::target_dir;
 use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
 
 use crate::build;
 
@@ -12,6 +14,8 @@ use crate::build;
 pub const REFERENCE_PLUGINS: &str = "v1.9.1";
 /// The release of csi-test whose csi-sanity the driver must pass.
 pub const CSI_SANITY: &str = "v5.6.0";
+/// The release of cri-tools whose critest the runtime must pass. The module proxy has no list of its versions.
+pub const CRITEST: &str = "v1.36.0";
 /// The release that reads deny.toml.
 const CARGO_DENY: &str = "0.20.2";
 const GO_NEEDED: (u32, u32) = (1, 25);
@@ -30,6 +34,32 @@ pub fn reference_plugins() -> Result<PathBuf> {
 pub fn csi_sanity() -> Result<PathBuf> {
     let dir = target_dir().join("conformance").join(format!("csi-sanity-{CSI_SANITY}"));
     go_install("github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity", CSI_SANITY, &dir)
+}
+
+/// critest, the test binary of a Go module; built once.
+pub fn critest() -> Result<PathBuf> {
+    let binary = target_dir().join("conformance").join(format!("critest-{CRITEST}"));
+    if !binary.is_file() {
+        let go = go()?;
+        let mut download = Command::new(&go);
+        download.args(["mod", "download", "-json", &format!("sigs.k8s.io/cri-tools@{CRITEST}")]);
+        let output = download.output().with_context(|| build::words(&download))?;
+        ensure!(output.status.success(), "{}: {}", build::words(&download), output.status);
+        let module: Module = serde_json::from_slice(&output.stdout).context("what go mod download prints")?;
+        let mut command = Command::new(&go);
+        command.args(["test", "-c", "-o"]).arg(&binary).arg("./cmd/critest");
+        build::run(command.env("CGO_ENABLED", "0").current_dir(module.dir))?;
+    }
+    ensure!(binary.is_file(), "go test -c left no {}", binary.display());
+    Ok(binary)
+}
+
+/// What `go mod download -json` prints of a module.
+#[derive(Debug, Deserialize)]
+struct Module {
+    /// Where its source is.
+    #[serde(rename = "Dir")]
+    dir: PathBuf,
 }
 
 /// The program of a package, in `dir`, to which it is built when it is not there.
@@ -96,6 +126,30 @@ pub fn debian_program(program: &str, package: &str) -> Result<PathBuf> {
         .env("DEBIAN_FRONTEND", "noninteractive");
     build::run(&mut install)?;
     find_program(program).with_context(|| format!("package {package} brought no {program}"))
+}
+
+/// A file of a Debian package that is unpacked below `target/`, once: the package may conflict with installed ones.
+pub fn debian_file(package: &str, file: &str) -> Result<PathBuf> {
+    let dir = target_dir().join("conformance/debian").join(package);
+    let found = dir.join(file);
+    if found.is_file() {
+        return Ok(found);
+    }
+    let Some(apt_get) = find_program("apt-get") else {
+        bail!("missing: {file} of Debian's package {package}, and no apt-get here to download it");
+    };
+    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    build::run(Command::new(&apt_get).arg("update"))?;
+    build::run(Command::new(&apt_get).args(["download", package]).current_dir(&dir))?;
+    for entry in fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
+        let path = entry.with_context(|| dir.display().to_string())?.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            build::run(Command::new("dpkg-deb").arg("--extract").arg(&path).arg(&dir))?;
+            fs::remove_file(&path).with_context(|| path.display().to_string())?;
+        }
+    }
+    ensure!(found.is_file(), "package {package} brought no {file}");
+    Ok(found)
 }
 
 /// What ldd finds; nothing for a static program or a script.

@@ -2,7 +2,6 @@
 //! privately, runs pods through CRI as a kubelet would, with the network
 //! configuration that such nodes have (bridge and portmap, dual stack).
 
-mod containerd;
 mod cri;
 
 use std::fs;
@@ -12,16 +11,19 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use ::tests::image::{Program, write_archive_with_arguments};
 use ::tests::network_state::{Places, State};
-use ::tests::{Network, Sandbox, eventually};
+use ::tests::{Network, Sandbox, binaries, eventually};
 use anyhow::{Context, Result, anyhow, ensure};
 use xtask::foreign::debian_program;
 use xtask::progress::step;
 
-use self::containerd::Containerd;
-use self::cri::{Cri, Pod};
+use self::cri::{APP_IMAGE, Cri, PAUSE_IMAGE, Pod};
 use super::Side;
+use crate::containerd::{Containerd, Settings, hide_run_and_var_lib};
 
+/// The directory that pods serve, in the sandbox.
+const CONTENT: &str = "content";
 const BRIDGE: &str = "cni0";
 const GATEWAYS: [&str; 2] = ["10.99.0.1", "[fd00:99::1]"];
 /// For what takes a fraction of a second on an idle machine.
@@ -62,8 +64,14 @@ pub(super) fn run(node: &super::Node) -> Result<()> {
 
 fn on_a_node(plugins: &Path, daemon: &Path, ctr: &Path) -> Result<()> {
     let sandbox = Sandbox::enter(Network::Own)?;
-    let containerd = step("start containerd", || Containerd::start(&sandbox, daemon, plugins, CONFLIST))?;
-    let outcome = step("import images", || containerd.import_images(ctr))
+    let containerd = step("start containerd", || {
+        hide_run_and_var_lib()?;
+        let (conflist, pause_image, registries) = (CONFLIST, PAUSE_IMAGE, None);
+        let snapshotter = "native";
+        let settings = Settings { program: daemon, plugins, conflist, pause_image, snapshotter, registries };
+        Containerd::start(&sandbox.make_dir("c")?, &settings)
+    })?;
+    let outcome = step("import images", || import_images(&sandbox, &containerd, ctr))
         .and_then(|()| Cri::connect(&containerd.socket(), sandbox.cgroup_root()))
         .and_then(|cri| pods(&sandbox, &containerd, &cri))
         .with_context(|| containerd.log_tail());
@@ -71,16 +79,28 @@ fn on_a_node(plugins: &Path, daemon: &Path, ctr: &Path) -> Result<()> {
     outcome
 }
 
+/// The image of the pods' own container and the one of what runs in them, both of one static program.
+fn import_images(sandbox: &Sandbox, containerd: &Containerd, ctr: &Path) -> Result<()> {
+    let program = binaries::find("demo-app")?;
+    for (image, arguments) in [(PAUSE_IMAGE, &["sleep", "forever"][..]), (APP_IMAGE, &[])] {
+        let archive = sandbox.path("image.tar");
+        let program = Program { image, binary: &program, path: "demo-app", directories: &["data"] };
+        write_archive_with_arguments(&program, arguments, &archive)?;
+        containerd.import(ctr, &archive)?;
+    }
+    Ok(())
+}
+
 fn pods(sandbox: &Sandbox, containerd: &Containerd, cri: &Cri) -> Result<()> {
     step("the runtime reports that its network is ready", || {
         eventually("NetworkReady", TIMEOUT, || cri.ensure_network_ready())
     })?;
-    let content = sandbox.make_dir("content")?;
+    let content = sandbox.make_dir(CONTENT)?;
     fs::write(content.join("name"), "served").context("write what is served")?;
     let virgin = Node::look()?;
 
     let first = step("a first pod, on a host without a bridge", || {
-        let pod = start(cri, containerd, "first", 8080)?;
+        let pod = start(sandbox, cri, "first", 8080)?;
         stop_and_remove(cri, &pod)?;
         let idle = Node::look()?;
         let left = virgin.left_since(&idle);
@@ -90,7 +110,7 @@ fn pods(sandbox: &Sandbox, containerd: &Containerd, cri: &Cri) -> Result<()> {
     })?;
 
     let (one, two) = step("two pods, with addresses of both families", || {
-        Ok((start(cri, containerd, "one", 8081)?, start(cri, containerd, "two", 8082)?))
+        Ok((start(sandbox, cri, "one", 8081)?, start(sandbox, cri, "two", 8082)?))
     })?;
     ensure!(one.ips != two.ips, "both have {:?}", one.ips);
     step("a container is reached by its addresses and by its host port", || reach(&one, 8081))?;
@@ -119,10 +139,10 @@ fn pods(sandbox: &Sandbox, containerd: &Containerd, cri: &Cri) -> Result<()> {
     })
 }
 
-fn start(cri: &Cri, containerd: &Containerd, name: &str, host_port: i32) -> Result<Pod> {
+fn start(sandbox: &Sandbox, cri: &Cri, name: &str, host_port: i32) -> Result<Pod> {
     let pod = cri.run_pod(name, host_port)?;
     ensure!(pod.ips.len() == 2, "pod {name} has {:?} instead of an address of each family", pod.ips);
-    cri.start_server(&pod, &containerd.content())?;
+    cri.start_server(&pod, &sandbox.path(CONTENT))?;
     Ok(pod)
 }
 

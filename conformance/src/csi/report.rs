@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::AddAssign;
 
-use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
+use anyhow::{Context, Result};
+
+use crate::ginkgo::{self, Spec};
 
 /// Specs that may be skipped or pend, by the reason that csi-sanity gives.
 const LATER: [Later; 10] = [
@@ -52,47 +53,6 @@ impl fmt::Display for Counts {
     }
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Suite {
-    spec_reports: Vec<Spec>,
-}
-
-/// `types.SpecReport` of ginkgo.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Spec {
-    container_hierarchy_texts: Option<Vec<String>>,
-    leaf_node_text: String,
-    state: String,
-    failure: Option<Failure>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Failure {
-    message: String,
-}
-
-impl Spec {
-    fn name(&self) -> String {
-        let containers = self.container_hierarchy_texts.iter().flatten();
-        let words = containers.chain([&self.leaf_node_text]).filter(|text| !text.is_empty());
-        words.map(String::as_str).collect::<Vec<_>>().join(" ")
-    }
-
-    fn says(&self) -> &str {
-        self.failure.as_ref().map_or("", |failure| failure.message.trim())
-    }
-
-    /// Without gomega's dump of the fields of a gRPC status.
-    fn says_in_short(&self) -> String {
-        let is_dump = |line: &&str| line.trim() == "{";
-        let lines: Vec<&str> = self.says().lines().take_while(|line| !is_dump(line)).collect();
-        lines.join("\n")
-    }
-}
-
 /// A spec that did not end as it should, with what was said about it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Complaint {
@@ -110,12 +70,10 @@ pub(super) struct Report {
 impl Report {
     /// `is_whole`: nothing was left out on purpose, so each allowance must be used up.
     pub(super) fn parse(json: &[u8], is_whole: bool) -> Result<Self> {
-        let suites: Vec<Suite> = serde_json::from_slice(json).context("the report of csi-sanity")?;
-        let specs: Vec<&Spec> = suites.iter().flat_map(|suite| &suite.spec_reports).collect();
-        ensure!(!specs.is_empty(), "the report of csi-sanity has no spec");
+        let specs = ginkgo::specs(json).context("the report of csi-sanity")?;
         let mut report = Self { counts: Counts::default(), complaints: Vec::new() };
         let mut skipped: BTreeMap<&str, Vec<&Spec>> = BTreeMap::new();
-        for spec in specs {
+        for spec in &specs {
             match spec.state.as_str() {
                 "passed" => report.counts.passed += 1,
                 "pending" => skipped.entry(PENDING).or_default().push(spec),
@@ -198,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_report_without_specs_is_no_success() {
-        let error = Report::parse(b"[]", false).unwrap_err().to_string();
+        let error = format!("{:#}", Report::parse(b"[]", false).unwrap_err());
         assert!(error.contains("no spec"), "{error}");
     }
 }

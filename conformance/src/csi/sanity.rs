@@ -15,6 +15,7 @@ use xtask::build::words;
 use xtask::progress::{complain, say, step};
 
 use super::report::{Counts, Report};
+use crate::ginkgo::quote;
 
 /// Everything that may be opted in to; more may be claimed than the pool has, and
 /// four volumes a node are soon reached.
@@ -179,18 +180,6 @@ fn ask(sandbox: &Sandbox, program: &Path, files: &Files, spec: Option<&str>) -> 
     run.wait(Duration::from_secs(16 * 60))?;
     let json = fs::read(&report).with_context(|| format!("{line}\n{}", tail(&run.output())))?;
     Report::parse(&json, spec.is_none())
-}
-
-/// As a regular expression that means itself.
-fn quote(text: &str) -> String {
-    let mut quoted = String::new();
-    for character in text.chars() {
-        if !character.is_alphanumeric() && character != ' ' {
-            quoted.push('\\');
-        }
-        quoted.push(character);
-    }
-    quoted
 }
 
 /// The end of a log, without the lines of the HTTP/2 library.

@@ -1,6 +1,7 @@
 //! Connections to a pod's ports.
 
 pub(super) mod by_spdy;
+pub(super) mod by_tunnel;
 pub(super) mod by_websocket;
 mod inlet;
 

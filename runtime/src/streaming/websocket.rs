@@ -4,8 +4,10 @@ use hyper::header::{HeaderMap, HeaderValue, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VER
 use tokio::io::{AsyncRead, AsyncWrite};
 pub(super) use tokio_tungstenite::WebSocketStream;
 pub(super) use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::Utf8Bytes;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 
 /// Of a message; kubectl's have 32 KiB.
 const MOST_BYTES: usize = 1 << 20;
@@ -51,6 +53,12 @@ pub(super) fn channel(message: &Message) -> Result<Option<(u8, &[u8])>, Problem>
 
 pub(super) fn message(channel: u8, bytes: &[u8]) -> Message {
     Message::binary([&[channel], bytes].concat())
+}
+
+/// The end, as clients of Kubernetes need it: without the code, they take it for a failure.
+pub(super) fn close() -> Message {
+    let (code, reason) = (CloseCode::Normal, Utf8Bytes::from_static(""));
+    Message::Close(Some(CloseFrame { code, reason }))
 }
 
 pub(super) fn ping() -> Message {

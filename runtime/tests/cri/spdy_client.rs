@@ -77,6 +77,11 @@ impl Client {
         );
         let (stream, status) = connect(url, &head).await;
         assert_eq!(status, 101);
+        Self::over(stream)
+    }
+
+    /// After the upgrade.
+    pub(crate) fn over(stream: TcpStream) -> Self {
         let (from, to) = stream.into_split();
         let deflate = Compress::new(Compression::fast(), true);
         Self { from, to: Some(Sender { to, deflate, next: 1 }) }

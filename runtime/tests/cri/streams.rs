@@ -521,7 +521,7 @@ async fn accepted(client: &mut Client, headers: &[(&str, &str)]) -> u32 {
     }
 }
 
-async fn both(client: &mut Client, data: u32, error: u32) -> (Vec<u8>, String) {
+pub(crate) async fn both(client: &mut Client, data: u32, error: u32) -> (Vec<u8>, String) {
     let (mut answer, mut problem, mut open) = (Vec::new(), Vec::new(), 2);
     while open > 0 {
         let Some(Frame::Data { id, bytes, is_last }) = client.next().await else { panic!("{problem:?}") };

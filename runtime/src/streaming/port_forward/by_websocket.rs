@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use super::{IDLE_TIMEOUT, READ_BYTES, Target, connect};
 use crate::error::chain;
 use crate::streaming::BoxedError;
-use crate::streaming::websocket::{Message, WebSocketStream, channel, message};
+use crate::streaming::websocket::{WebSocketStream, channel, close, message};
 
 pub(in crate::streaming) const PROTOCOL: &str = "v4.channel.k8s.io";
 
@@ -52,7 +52,7 @@ where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
     socket.send(message(ERROR, text.as_bytes())).await?;
-    Ok(socket.close(None).await?)
+    Ok(socket.send(close()).await?)
 }
 
 async fn forward<IO>(stream: TcpStream, socket: &mut WebSocketStream<IO>) -> Result<(), BoxedError>
@@ -78,7 +78,7 @@ where
             // A reset by the pod is an end, too.
             let length = from_pod.read(&mut buffer).await.unwrap_or(0);
             if length == 0 {
-                return Ok(to_client.send(Message::Close(None)).await?);
+                return Ok(to_client.send(close()).await?);
             }
             to_client.send(message(DATA, &buffer[..length])).await?;
         }

@@ -13,7 +13,7 @@ use crate::exec::Taken;
 use crate::runtime::Runtime;
 use crate::streaming::BoxedError;
 use crate::streaming::probe::Probe;
-use crate::streaming::websocket::{Message, WebSocketStream, channel, message, ping};
+use crate::streaming::websocket::{Message, WebSocketStream, channel, close, message, ping};
 
 pub(in crate::streaming) const PROTOCOL: &str = "v5.channel.k8s.io";
 
@@ -77,7 +77,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin + Send + 'static> Outgoing for Messages<
 
     async fn end(&mut self, status: String) -> io::Result<()> {
         self.to.send(message(ERROR, status.as_bytes())).await.map_err(io::Error::other)?;
-        self.to.close().await.map_err(io::Error::other)
+        self.to.send(close()).await.map_err(io::Error::other)
     }
 }
 
