@@ -26,6 +26,7 @@ mod preload;
 mod pulls;
 mod record;
 pub mod reexec;
+mod registry;
 mod runtime;
 mod sandbox;
 mod service;
@@ -55,6 +56,7 @@ use error::ServeProblem;
 pub use images::{ImageLimits, offered as offered_images};
 pub use in_place::while_others_go_on;
 pub use locks::Locks;
+pub use registry::RegistryConfig;
 use service::Service;
 pub use shim::log::LogCeiling;
 use streaming::Streaming;
@@ -84,6 +86,8 @@ pub struct Config {
     pub cgroup_root: PathBuf,
     /// Limits of one image.
     pub image_limits: ImageLimits,
+    /// How images that are not in `images_dir` are pulled.
+    pub registries: RegistryConfig,
     /// Imports everything in `images_dir` at the start and whenever it changes.
     pub preload_images: bool,
 }

@@ -37,7 +37,7 @@ use crate::sandbox;
 use crate::shim::protocol::now;
 use crate::state::selected;
 use crate::streaming::Streaming;
-use crate::{container, exec, stats, status, unreadable};
+use crate::{container, exec, pulls, stats, status, unreadable};
 
 const NAME: &str = "hawser";
 const CRI_VERSION: &str = "v1";
@@ -357,15 +357,16 @@ impl ImageService for Service {
     }
 
     async fn pull_image(&self, request: Request<PullImageRequest>) -> Reply<PullImageResponse> {
-        let name = image_name(request.into_inner().image)?;
-        let runtime = Arc::clone(&self.runtime);
+        let PullImageRequest { image, auth, .. } = request.into_inner();
+        let name = image_name(image)?;
+        let (runtime, ending) = (Arc::clone(&self.runtime), self.ending.clone());
         let span = info_span!("cri.PullImage", image = name);
         // Callers wait here without a thread; one that hangs up stops waiting.
         let turn = runtime.pulls.turn(&name).await;
-        let pull = blocking("import image", move || {
+        let pull = async move {
             let _until_imported = turn;
-            runtime.images.pull(&name)
-        });
+            pulls::pull(runtime, name, auth, ending).await
+        };
         let image = detached(span, pull).await?;
         Ok(Response::new(PullImageResponse { image_ref: image.id }))
     }

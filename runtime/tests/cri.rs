@@ -5,6 +5,8 @@
 
 #[path = "cri/containers.rs"]
 mod containers;
+#[path = "cri/docker_registry.rs"]
+mod docker_registry;
 #[path = "cri/exec.rs"]
 mod exec;
 #[path = "cri/held_outputs.rs"]
@@ -23,6 +25,12 @@ mod image_store;
 mod keyrings;
 #[path = "cri/network.rs"]
 mod network;
+#[path = "cri/registries.rs"]
+mod registries;
+#[path = "cri/registry_faults.rs"]
+mod registry_faults;
+#[path = "cri/registry_server.rs"]
+mod registry_server;
 #[path = "cri/restart.rs"]
 mod restart;
 #[path = "cri/sandboxes.rs"]
