@@ -17,6 +17,7 @@ mod exec;
 mod exec_ends;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod image_pull;
 mod images;
 mod in_place;
 mod launcher;

@@ -1,7 +1,7 @@
 //! Images from registries (OCI Distribution Specification 1.1).
 //!
-//! `hosts` decides whom to ask; `client` asks one host over `connection`, `tls` and `token`; `blob`
-//! stores what comes; this module puts an image together. The image store then imports the files as
+//! `hosts` decides whom to ask; `client` asks one host, with what `token` brings, over `transport`,
+//! `connection` and `tls`; `blob` stores what comes; this module puts an image together. The image store then imports the files as
 //! it imports a layout.
 //!
 //! Invariant: no byte of a registry is used before its digest was checked, except to learn a tag's
@@ -19,6 +19,7 @@ mod progress;
 mod resolve;
 mod tls;
 mod token;
+mod transport;
 mod url;
 
 use std::collections::BTreeMap;
@@ -27,7 +28,8 @@ use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
-use crate::error::Result as RuntimeResult;
+use crate::blocking::blocking;
+use crate::error::{Error, Result as RuntimeResult};
 use crate::images::documents::{Configuration, Descriptor, Index, Kind, Manifest, Shape};
 use crate::images::error::{ImageError, InvalidJson};
 use crate::images::pulled::Pulled;
@@ -40,6 +42,7 @@ use client::{Client, Document};
 pub use config::RegistryConfig;
 pub(crate) use credentials::Credentials;
 use error::{AtHost, Problem, PullProblem, Result};
+use hosts::Host;
 use progress::Progress;
 pub(crate) use resolve::run as run_resolver;
 
@@ -92,11 +95,23 @@ impl Registries {
         wanted: &Reference,
         credentials: Option<&Credentials>,
         store: &'a ImageStore,
+    ) -> RuntimeResult<(Fetched, Pins<'a>)> {
+        let (dir, repository) = (self.config.registry_config.clone(), wanted.repository.clone());
+        let hosts = move || Ok(hosts::of(&dir, repository.split('/').next().unwrap_or_default()));
+        let hosts = blocking("read the settings of a registry", hosts).await?;
+        let failed = |source| Error::Pull { source: Box::new(source) };
+        let hosts = hosts.map_err(|problem| failed(problem.into()))?;
+        self.fetch_from(hosts, wanted, credentials, store).await.map_err(failed)
+    }
+
+    async fn fetch_from<'a>(
+        &self,
+        hosts: Vec<Host>,
+        wanted: &Reference,
+        credentials: Option<&Credentials>,
+        store: &'a ImageStore,
     ) -> std::result::Result<(Fetched, Pins<'a>), PullProblem> {
         let (domain, repository) = wanted.repository.split_once('/').unwrap_or(("", &wanted.repository));
-        let (dir, of) = (self.config.registry_config.clone(), domain.to_owned());
-        let hosts = tokio::task::spawn_blocking(move || hosts::of(&dir, &of)).await;
-        let hosts = hosts.expect("reading a file does not panic")?;
         let mut clients = Vec::new();
         let mut failures = Vec::new();
         for host in hosts {

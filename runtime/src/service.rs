@@ -37,7 +37,7 @@ use crate::sandbox;
 use crate::shim::protocol::now;
 use crate::state::selected;
 use crate::streaming::Streaming;
-use crate::{container, exec, pulls, stats, status, unreadable};
+use crate::{container, exec, image_pull, stats, status, unreadable};
 
 const NAME: &str = "hawser";
 const CRI_VERSION: &str = "v1";
@@ -363,11 +363,11 @@ impl ImageService for Service {
         let span = info_span!("cri.PullImage", image = name);
         // Callers wait here without a thread; one that hangs up stops waiting.
         let turn = runtime.pulls.turn(&name).await;
-        let pull = async move {
-            let _until_imported = turn;
-            pulls::pull(runtime, name, auth, ending).await
-        };
-        let image = detached(span, pull).await?;
+        // Not detached: a download ends if the caller goes away.
+        let image = image_pull::pull(runtime, name, auth, ending, turn).instrument(span.clone()).await;
+        let image = image.inspect_err(|error| {
+            span.in_scope(|| tracing::warn!(error = %chain(error), "refused"));
+        })?;
         Ok(Response::new(PullImageResponse { image_ref: image.id }))
     }
 

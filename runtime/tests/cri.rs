@@ -5,8 +5,6 @@
 
 #[path = "cri/containers.rs"]
 mod containers;
-#[path = "cri/docker_registry.rs"]
-mod docker_registry;
 #[path = "cri/exec.rs"]
 mod exec;
 #[path = "cri/held_outputs.rs"]

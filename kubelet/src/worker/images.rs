@@ -4,7 +4,6 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use proto::cri;
-use tracing::Instrument;
 
 use super::Worker;
 use crate::cri::Cri;
@@ -81,28 +80,22 @@ impl Worker {
             return Err(NotYet::new("ImagePullBackOff", message).within(left));
         }
         self.record(EventType::Normal, "Pulling", &format!("Pulling image \"{image}\""));
-        let (cri, name, sandbox) = (self.tools.cri.clone(), image.to_owned(), sandbox.clone());
+        let cri = self.tools.cri.clone();
         let begun = Instant::now();
-        // Use a separate task, so that the deletion of the pod does not wait for the pull.
-        let pull = async move { pull_with_any(&cri, &name, Vec::new(), &sandbox).await };
-        let pull = tokio::spawn(pull.in_current_span());
+        // A pull whose pod is deleted ends.
         let pulled = tokio::select! {
-            pulled = pull => pulled,
+            pulled = pull_with_any(&cri, image, Vec::new(), sandbox) => pulled,
             () = self.until_deleted() => {
                 return Err(NotYet::new("ContainerCreating", "the pod is being deleted".to_owned()));
             }
         };
-        let pulled = pulled.map_err(|e| NotYet::new("ErrImagePull", e.to_string()))?;
-        match pulled {
-            Ok(_) => {}
-            Err(problem) => {
-                let now = Time::now();
-                let left = self.pulls.step(image, now, now);
-                let message = format!("Failed to pull image \"{image}\": {problem}");
-                self.record(EventType::Warning, "Failed", &message);
-                self.record(EventType::Warning, "Failed", "Error: ErrImagePull");
-                return Err(NotYet::new("ErrImagePull", message).within(left));
-            }
+        if let Err(problem) = pulled {
+            let now = Time::now();
+            let left = self.pulls.step(image, now, now);
+            let message = format!("Failed to pull image \"{image}\": {problem}");
+            self.record(EventType::Warning, "Failed", &message);
+            self.record(EventType::Warning, "Failed", "Error: ErrImagePull");
+            return Err(NotYet::new("ErrImagePull", message).within(left));
         }
         let took = Took(begun.elapsed());
         let found = self.inspect(image).await?.ok_or_else(|| {

@@ -1,33 +1,25 @@
 //! Requests to one host of a registry (OCI Distribution Specification 1.1, "Pull").
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, HeaderValue, LOCATION, USER_AGENT,
-    WWW_AUTHENTICATE,
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, LOCATION, WWW_AUTHENTICATE,
 };
-use hyper::{Method, Request, StatusCode};
-use serde::Deserialize;
+use hyper::{Method, StatusCode};
 use sha2::{Digest, Sha256};
-use tokio::sync::OnceCell;
 
-use super::challenge::Challenge;
-use super::connection::{Answer, Connections};
+use super::RegistryConfig;
+use super::connection::Answer;
 use super::credentials::Credentials;
 use super::error::{Problem, Result};
 use super::hosts::Host;
+use super::token::{self, Authorization};
+use super::transport::{Transport, message, request};
 use super::url::{Origin, Url};
-use super::{RegistryConfig, tls, token};
 use crate::images::documents::MANIFEST_TYPES;
 
 const MAX_REDIRECTS: usize = 5;
-/// Limit of the body of an error.
-const MAX_ERROR_BYTES: u64 = 16 << 10;
-/// Of a registry's message, which is quoted.
-const MAX_MESSAGE: usize = 200;
-const AGENT: &str = concat!("hawser/", env!("CARGO_PKG_VERSION"));
 
 /// One host, for one pull of one repository.
 #[derive(Debug)]
@@ -39,17 +31,9 @@ pub(super) struct Client {
     /// The registry's name, which a mirror gets as `ns`.
     domain: String,
     credentials: Option<Credentials>,
-    config: RegistryConfig,
-    connections: OnceCell<Connections>,
+    transport: Transport,
     /// The value of `Authorization` that the host has accepted.
     authorization: Mutex<Option<Authorization>>,
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Authorization {
-    pub(super) value: HeaderValue,
-    /// For errors.
-    pub(super) with: &'static str,
 }
 
 /// A manifest or an index, whose digest was checked.
@@ -58,14 +42,6 @@ pub(super) struct Document {
     pub(super) digest: String,
     pub(super) media_type: Option<String>,
     pub(super) bytes: Vec<u8>,
-}
-
-/// Whom a request goes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Recipient {
-    /// This host: with its headers and credentials.
-    Own,
-    Other,
 }
 
 impl Client {
@@ -84,8 +60,7 @@ impl Client {
             repository: repository.to_owned(),
             domain: domain.to_owned(),
             credentials,
-            config: config.clone(),
-            connections: OnceCell::new(),
+            transport: Transport::new(host.tls.clone(), config.clone()),
             authorization: Mutex::default(),
             host,
         })
@@ -132,13 +107,16 @@ impl Client {
         }
         let used = self.authorization();
         let answer = self.follow(url.clone(), accept, used.as_ref()).await?;
-        if answer.status != StatusCode::UNAUTHORIZED {
+        // A host that this one redirects to must not learn the credentials through a challenge.
+        if answer.status != StatusCode::UNAUTHORIZED || answer.origin != self.origin {
             return successful(answer).await;
         }
         // Once: a host that refuses what its token service has just given would go on for ever.
         let challenges = answer.headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|v| v.to_str().ok());
         let challenges: Vec<String> = challenges.map(str::to_owned).collect();
-        let new = token::authorize(self, self.credentials.as_ref(), &challenges).await?;
+        let scope = format!("repository:{}:pull", self.repository);
+        let asked = token::Asked { challenges, scope, is_https: self.origin.is_https };
+        let new = token::authorize(&self.transport, self.credentials.as_ref(), asked).await?;
         let answer = self.follow(url, accept, Some(&new)).await?;
         if answer.status == StatusCode::UNAUTHORIZED {
             return Err(Problem::Unauthorized { with: new.with, message: message(answer).await });
@@ -151,15 +129,6 @@ impl Client {
         self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What a token is for, if the challenge does not say it.
-    pub(super) fn scope(&self) -> String {
-        format!("repository:{}:pull", self.repository)
-    }
-
-    pub(super) fn is_https(&self) -> bool {
-        self.origin.is_https
-    }
-
     /// Follows redirects. Only this host gets headers and authorization.
     async fn follow(
         &self,
@@ -168,13 +137,17 @@ impl Client {
         authorization: Option<&Authorization>,
     ) -> Result<Answer<'_>> {
         for _ in 0..=MAX_REDIRECTS {
-            let recipient = if url.origin == self.origin { Recipient::Own } else { Recipient::Other };
-            let mut request = self.request(Method::GET, &url, recipient, Bytes::new())?;
+            let mut request = request(Method::GET, &url, Bytes::new())?;
             request.headers_mut().insert(ACCEPT, HeaderValue::from_str(accept).expect("constants"));
-            if let (Recipient::Own, Some(authorization)) = (recipient, authorization) {
-                request.headers_mut().insert(AUTHORIZATION, authorization.value.clone());
+            if url.origin == self.origin {
+                for (name, value) in &self.host.headers {
+                    request.headers_mut().append(name, value.clone());
+                }
+                if let Some(authorization) = authorization {
+                    request.headers_mut().insert(AUTHORIZATION, authorization.value.clone());
+                }
             }
-            let answer = self.send(&url, request).await?;
+            let answer = self.transport.send(&url, request).await?;
             if !matches!(answer.status.as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(answer);
             }
@@ -184,40 +157,6 @@ impl Client {
                 next.ok_or_else(|| Problem::Redirect { url: trace::shortened(location.to_owned(), 200) })?;
         }
         Err(Problem::TooManyRedirects { most: MAX_REDIRECTS })
-    }
-
-    pub(super) fn request(
-        &self,
-        method: Method,
-        url: &Url,
-        recipient: Recipient,
-        body: Bytes,
-    ) -> Result<Request<Full<Bytes>>> {
-        let invalid = |_| Problem::Redirect { url: trace::shortened(url.path.clone(), 200) };
-        let mut request = Request::builder()
-            .method(method)
-            .uri(&url.path)
-            .header(HOST, url.origin.to_string())
-            .header(USER_AGENT, AGENT)
-            .body(Full::new(body))
-            .map_err(invalid)?;
-        if recipient == Recipient::Own {
-            for (name, value) in &self.host.headers {
-                request.headers_mut().append(name, value.clone());
-            }
-        }
-        Ok(request)
-    }
-
-    pub(super) async fn send(&self, url: &Url, request: Request<Full<Bytes>>) -> Result<Answer<'_>> {
-        let connections = self.connections.get_or_try_init(|| async {
-            let files = self.host.tls.clone();
-            let config = tokio::task::spawn_blocking(move || tls::config(&files)).await;
-            let config: Arc<_> =
-                config.map_err(|e| Problem::Store { source: std::io::Error::other(e) })??;
-            Ok::<_, Problem>(Connections::new(config, self.config.idle()))
-        });
-        connections.await?.send(url, request).await
     }
 }
 
@@ -230,30 +169,4 @@ async fn successful(answer: Answer<'_>) -> Result<Answer<'_>> {
         return Ok(answer);
     }
     Err(Problem::Status { status: answer.status.as_u16(), message: message(answer).await })
-}
-
-/// The registry's own words. A body of another form is not quoted: after a redirect it may come from a
-/// service that the pod's owner must not read.
-pub(super) async fn message(answer: Answer<'_>) -> String {
-    #[derive(Deserialize)]
-    struct Body {
-        errors: Vec<Entry>,
-    }
-    #[derive(Deserialize)]
-    struct Entry {
-        #[serde(default)]
-        code: String,
-        #[serde(default)]
-        message: String,
-    }
-    let Ok(bytes) = answer.whole(MAX_ERROR_BYTES, "").await else { return String::new() };
-    let Ok(body) = serde_json::from_slice::<Body>(&bytes) else { return String::new() };
-    let Some(Entry { code, message }) = body.errors.into_iter().next() else { return String::new() };
-    let text = if message.is_empty() { code } else { message };
-    trace::shortened(trace::escaped(&text).to_string(), MAX_MESSAGE)
-}
-
-pub(super) fn chosen(challenges: &[String]) -> Result<Challenge> {
-    Challenge::choose(challenges.iter().map(String::as_str))
-        .ok_or_else(|| Problem::Challenge { challenge: trace::shortened(challenges.join(", "), MAX_MESSAGE) })
 }

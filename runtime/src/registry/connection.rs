@@ -25,6 +25,8 @@ use super::url::{Origin, Url};
 
 /// Of one address of a host; the next one is tried then.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Of a manifest or a token, which has few bytes. A blob may take longer.
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Limit of an answer's head.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
@@ -60,7 +62,7 @@ pub(super) struct Answer<'a> {
     pub(super) headers: HeaderMap,
     body: Incoming,
     connection: Option<Connection>,
-    origin: Origin,
+    pub(super) origin: Origin,
     connections: &'a Connections,
 }
 
@@ -187,7 +189,12 @@ impl Answer<'_> {
     }
 
     /// The whole body, if it has at most `most` bytes. `flag` names what changes the limit.
-    pub(super) async fn whole(mut self, most: u64, flag: &'static str) -> Result<Vec<u8>> {
+    pub(super) async fn whole(self, most: u64, flag: &'static str) -> Result<Vec<u8>> {
+        let whole = tokio::time::timeout(DOCUMENT_TIMEOUT, self.collect(most, flag)).await;
+        whole.map_err(|_| Problem::Slow { most: DOCUMENT_TIMEOUT })?
+    }
+
+    async fn collect(mut self, most: u64, flag: &'static str) -> Result<Vec<u8>> {
         let mut whole = Vec::new();
         while let Some(bytes) = self.next().await? {
             if (whole.len() + bytes.len()) as u64 > most {

@@ -4,7 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::error::chain;
+use linux::chain;
+
 use crate::images::error::{ImageError, InvalidJson};
 
 pub(super) type Result<T> = std::result::Result<T, Problem>;
@@ -109,6 +110,8 @@ pub(crate) enum Problem {
     TlsFiles(#[from] HostsProblem),
     #[error("no byte for {} s (--image-pull-idle-seconds)", .idle.as_secs())]
     Idle { idle: Duration },
+    #[error("not complete within {} s", .most.as_secs())]
+    Slow { most: Duration },
     #[error("HTTP")]
     Http {
         #[source]

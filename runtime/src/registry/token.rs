@@ -7,9 +7,9 @@ use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use serde::Deserialize;
 
 use super::challenge::Challenge;
-use super::client::{Authorization, Client, Recipient, chosen, message};
 use super::credentials::Credentials;
 use super::error::{Problem, Result};
+use super::transport::{self, Transport, message};
 use super::url::{Url, escaped};
 
 /// Limit of a token service's answer.
@@ -23,12 +23,33 @@ struct Answer {
     access_token: Option<String>,
 }
 
+/// The value of `Authorization`.
+#[derive(Debug, Clone)]
+pub(super) struct Authorization {
+    pub(super) value: HeaderValue,
+    /// For errors.
+    pub(super) with: &'static str,
+}
+
+/// What a host asks for.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// Values of `WWW-Authenticate`.
+    pub(super) challenges: Vec<String>,
+    /// What a token is for, if no challenge says it.
+    pub(super) scope: String,
+    /// Whether the host itself has TLS.
+    pub(super) is_https: bool,
+}
+
 pub(super) async fn authorize(
-    client: &Client,
+    transport: &Transport,
     credentials: Option<&Credentials>,
-    challenges: &[String],
+    asked: Asked,
 ) -> Result<Authorization> {
-    match chosen(challenges)? {
+    let challenge = Challenge::choose(asked.challenges.iter().map(String::as_str));
+    let unknown = || trace::shortened(asked.challenges.join(", "), 200);
+    match challenge.ok_or_else(|| Problem::Challenge { challenge: unknown() })? {
         Challenge::Basic => basic(credentials),
         Challenge::Bearer { realm, service, scope } => {
             if let Some(Credentials::RegistryToken(token)) = credentials {
@@ -37,11 +58,11 @@ pub(super) async fn authorize(
             let shown = trace::shortened(realm.clone(), 200);
             let wrong = |problem| Problem::Realm { realm: shown.clone(), problem };
             let url = Url::parse(&realm).ok_or_else(|| wrong("not a URL"))?;
-            if client.is_https() && !url.origin.is_https {
+            if asked.is_https && !url.origin.is_https {
                 return Err(wrong("credentials are not sent without TLS"));
             }
-            let scope = scope.unwrap_or_else(|| client.scope());
-            let token = request(client, credentials, url, service.as_deref(), &scope).await;
+            let scope = scope.unwrap_or(asked.scope);
+            let token = request(transport, credentials, url, service.as_deref(), &scope).await;
             let token = token.map_err(|problem| match problem {
                 refused @ Problem::TokenRefused { .. } => refused,
                 other => Problem::Token { realm: shown.clone(), source: Box::new(other) },
@@ -73,7 +94,7 @@ fn bearer(token: &str, with: &'static str) -> Option<Authorization> {
 }
 
 async fn request(
-    client: &Client,
+    transport: &Transport,
     credentials: Option<&Credentials>,
     url: Url,
     service: Option<&str>,
@@ -99,7 +120,7 @@ async fn request(
             (url.with("scope", scope), Method::GET, Bytes::new())
         }
     };
-    let mut request = client.request(method.clone(), &url, Recipient::Other, body)?;
+    let mut request = transport::request(method.clone(), &url, body)?;
     request.headers_mut().insert(ACCEPT, HeaderValue::from_static("application/json"));
     if method == Method::POST {
         let form = HeaderValue::from_static("application/x-www-form-urlencoded");
@@ -109,7 +130,7 @@ async fn request(
         request.headers_mut().insert(AUTHORIZATION, basic(credentials)?.value);
     }
     // Redirects are not followed: the credentials are for this service.
-    let answer = client.send(&url, request).await?;
+    let answer = transport.send(&url, request).await?;
     if answer.status != hyper::StatusCode::OK {
         return Err(Problem::TokenRefused {
             realm,

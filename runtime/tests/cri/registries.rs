@@ -9,9 +9,9 @@ use base64::Engine;
 use proto::cri::{AuthConfig, ImageStatusRequest, PullImageRequest};
 use serde_json::{Value, json};
 use tests::cri::{Cri, Host, IMAGE, container, demo_layer, digest_of, image_spec, layer};
+use tests::docker_registry::{ADDRESS, Access, DockerRegistry, PASSWORD, USER};
 use tokio::sync::Notify;
 
-use crate::docker_registry::{ADDRESS, DockerRegistry, PASSWORD, USER};
 use crate::registry_server::{
     Certificate, DOCKER_LIST, DOCKER_MANIFEST, Image, Layer, Reply, Request, Server, architecture,
 };
@@ -75,6 +75,13 @@ fn small(content: &str) -> Layer {
     Layer::gzip(&layer(&[("file", 0o644, content.as_bytes())]))
 }
 
+/// With TLS and a password.
+fn protected_registry(host: &Host, certificate: &Certificate) -> DockerRegistry {
+    let tls = Some((certificate.certificate.as_str(), certificate.key.as_str()));
+    let command = Command::new(DockerRegistry::program());
+    DockerRegistry::start(command, &host.path("registry"), Access { tls, password: true })
+}
+
 /// With a gzip, a zstd and a plain layer, in Docker's types.
 fn of_all_forms() -> Image {
     let zstd = layer(&[("zstd", 0o644, &b"zstd ".repeat(100_000))]);
@@ -107,10 +114,11 @@ fn index_of(foreign: &Image, own: &Image) -> Vec<u8> {
 async fn an_image_comes_from_a_registry_with_tls_and_a_password_and_its_container_runs() {
     let mut host = host();
     let certificate = Certificate::valid();
-    let registry = DockerRegistry::start(&host, &certificate).await;
+    let registry = protected_registry(&host, &certificate);
     let (own, foreign) = (of_all_forms(), Image::new(&[small("foreign")], "foreign"));
     let index = index_of(&foreign, &own);
-    registry.put("team/demo", &[&own, &foreign], &[&own.manifest, &foreign.manifest, &index], "1");
+    let blobs: Vec<&[u8]> = own.blobs.values().chain(foreign.blobs.values()).map(Vec::as_slice).collect();
+    registry.put("team/demo", &blobs, &[&own.manifest, &foreign.manifest, &index], "1");
     std::fs::write(host.path("ca.pem"), &certificate.certificate).unwrap();
     configure(&host, "127.0.0.1_5000_", &format!("ca = \"{}\"", host.path("ca.pem").display()));
     let mut cri = start(&mut host).await;
@@ -121,7 +129,7 @@ async fn an_image_comes_from_a_registry_with_tls_and_a_password_and_its_containe
     let status = cri.images.image_status(request).await.unwrap().into_inner().image.unwrap();
     assert_eq!((status.id.as_str(), &status.repo_tags), (id.as_str(), &vec![name.clone()]));
     let by_digest = format!("{ADDRESS}/team/demo@{}", digest_of(&index));
-    assert_eq!(status.repo_digests, [by_digest.clone()]);
+    assert_eq!(status.repo_digests, std::slice::from_ref(&by_digest));
     assert_eq!(unpacked(&host, &own.layers[1], "zstd"), b"zstd ".repeat(100_000));
     assert_eq!(unpacked(&host, &own.layers[2], "plain"), b"plain");
     assert_no_downloads(&host);
@@ -140,9 +148,10 @@ async fn an_image_comes_from_a_registry_with_tls_and_a_password_and_its_containe
 async fn a_registry_that_wants_other_credentials_is_named_with_what_it_wants() {
     let mut host = host();
     let certificate = Certificate::valid();
-    let registry = DockerRegistry::start(&host, &certificate).await;
+    let registry = protected_registry(&host, &certificate);
     let image = Image::new(&[small("x")], "x");
-    registry.put("demo", &[&image], &[&image.manifest], "1");
+    let blobs: Vec<&[u8]> = image.blobs.values().map(Vec::as_slice).collect();
+    registry.put("demo", &blobs, &[&image.manifest], "1");
     std::fs::write(host.path("ca.pem"), &certificate.certificate).unwrap();
     configure(&host, ADDRESS, &format!("ca = \"{}\"", host.path("ca.pem").display()));
     let cri = start(&mut host).await;

@@ -206,6 +206,24 @@ async fn a_registry_that_asks_for_token_after_token_is_given_up() {
     assert!(error.ends_with("its token is not the value of a header"), "{error}");
 }
 
+/// Otherwise it would learn the password by naming a token service of its own.
+#[tokio::test]
+async fn a_host_that_is_redirected_to_cannot_ask_for_credentials() {
+    let mut host = host();
+    let other = Server::start(|request| {
+        Reply::challenge(&format!("Bearer realm=\"http://{}/token\"", request.headers["host"]))
+    })
+    .await;
+    let target = other.address;
+    let registry = Server::start(move |_| Reply::redirect(&format!("http://{target}/blob"))).await;
+    configure_plain(&host, &registry);
+    let cri = start(&mut host).await;
+    assert_eq!(refused(&host, &cri, &registry).await, "manifest 1: 401");
+    let paths: Vec<_> = other.requests().iter().map(|request| request.path.clone()).collect();
+    assert_eq!(paths, ["/blob"]);
+    assert!(!other.requests()[0].headers.contains_key("authorization"));
+}
+
 #[tokio::test]
 async fn redirects_have_an_end_and_never_leave_tls() {
     let mut host = host();
@@ -331,4 +349,19 @@ async fn what_a_killed_runtime_has_half_fetched_is_removed_by_the_next() {
     let trash = host.path("root/trash");
     eventually("the trash is empty", || (std::fs::read_dir(&trash).unwrap().count() == 0).then_some(()))
         .await;
+}
+
+#[tokio::test]
+async fn a_download_ends_with_its_caller() {
+    let mut host = host();
+    let image = image();
+    let server = faulty(&image, |reply| reply.stalled(50_000)).await;
+    configure_plain(&host, &server);
+    let dir = host.path("certs.d").display().to_string();
+    let cri = host.start_with(&["--registry-config", &dir, "--image-pull-idle-seconds", "3600"]).await;
+    let name = format!("{}/demo:1", server.address);
+    let pull = tokio::spawn(async move { pull_with(&cri, &name, None).await });
+    eventually("the layer begins to come", || (downloads(&host).len() > 1).then_some(())).await;
+    pull.abort();
+    eventually("no download is left", || downloads(&host).is_empty().then_some(())).await;
 }

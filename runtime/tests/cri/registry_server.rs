@@ -208,13 +208,10 @@ impl Server {
                 let (stream, _) = listener.accept().await.unwrap();
                 let (handler, seen, tls) = (Arc::clone(&handler), Arc::clone(&seen), tls.clone());
                 tokio::spawn(async move {
-                    match tls {
-                        None => serve(stream, &*handler, &seen).await,
-                        // A client that refuses the certificate hangs up.
-                        Some(tls) => match tls.accept(stream).await {
-                            Ok(stream) => serve(stream, &*handler, &seen).await,
-                            Err(_) => {}
-                        },
+                    let Some(tls) = tls else { return serve(stream, &*handler, &seen).await };
+                    // A client that refuses the certificate hangs up.
+                    if let Ok(stream) = tls.accept(stream).await {
+                        serve(stream, &*handler, &seen).await;
                     }
                 });
             }
