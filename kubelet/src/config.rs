@@ -55,11 +55,13 @@ pub struct RunArgs {
     /// Directory of manifests: every file whose name does not begin with a dot
     #[arg(long, value_name = "DIR")]
     pub manifests: PathBuf,
-    /// Directory of OCI image layouts and archives (*.tar) that images are imported from
+    /// Directory of OCI image layouts and archives (*.tar); an image in it is not pulled from a registry
     #[arg(long, value_name = "DIR", default_value = "/var/lib/hawser-images")]
     pub images: PathBuf,
     #[command(flatten)]
     pub image_limits: runtime::ImageLimits,
+    #[command(flatten)]
+    pub registries: runtime::RegistryConfig,
     /// Directory of CNI configurations; the first by name is used
     #[arg(long, value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,

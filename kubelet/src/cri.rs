@@ -22,8 +22,8 @@ use crate::unix_channel;
 
 /// kubelet's `runtimeRequestTimeout`.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// A registry may be slow; an import from disk is faster.
-const PULL_DEADLINE: Duration = Duration::from_secs(600);
+/// kubelet has none. The runtime ends a pull that stands still.
+const PULL_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(crate) const POD_NAME_LABEL: &str = "io.kubernetes.pod.name";
 pub(crate) const POD_NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
@@ -295,13 +295,15 @@ impl Cri {
     }
 
     /// Returns the image's reference for CreateContainer.
-    pub(crate) async fn pull_image(&self, image: &str, sandbox: cri::PodSandboxConfig) -> Result<String> {
+    pub(crate) async fn pull_image(
+        &self,
+        image: &str,
+        auth: Option<cri::AuthConfig>,
+        sandbox: cri::PodSandboxConfig,
+    ) -> Result<String> {
         let mut images = self.images.clone();
-        let request = cri::PullImageRequest {
-            image: Some(image_spec(image)),
-            auth: None,
-            sandbox_config: Some(sandbox),
-        };
+        let request =
+            cri::PullImageRequest { image: Some(image_spec(image)), auth, sandbox_config: Some(sandbox) };
         let reply =
             call("PullImage", image, PULL_DEADLINE, async move { images.pull_image(request).await }).await?;
         Ok(reply.image_ref)

@@ -39,6 +39,7 @@ mod observed;
 mod plan;
 mod plugins;
 mod pod_cgroup;
+pub mod pull_secrets;
 mod resources;
 pub mod run;
 pub mod sink;

@@ -209,6 +209,7 @@ fn runtime_endpoint(args: &RunArgs, root: &Path) -> Result<RuntimeEndpoint, Erro
         oci_runtime: args.oci_runtime.clone(),
         cgroup_root: cgroup_root(args).into(),
         image_limits: args.image_limits.clone(),
+        registries: args.registries.clone(),
         // The engine imports images itself.
         preload_images: false,
         allow_without_device_control: args.allow_without_device_control,

@@ -8,6 +8,7 @@ use tonic::{Code, Status};
 
 use crate::cni::error::PluginProblem;
 use crate::images::error::ImageError;
+use crate::registry::error::PullProblem;
 use crate::shim_client::error::ShimProblem;
 use crate::spec::host_path::HostPathProblem;
 use crate::spec::mount_policy::MountRefusal;
@@ -30,6 +31,20 @@ pub enum Error {
     WrongState { kind: &'static str, id: String, state: String, wanted: &'static str },
     #[error("image {image:?} is in no OCI layout or archive under {}{}", .images_dir.display(), list(.broken))]
     ImageMissing { image: String, images_dir: PathBuf, broken: Vec<String> },
+    /// Before the images directory is added to it.
+    #[error("pull")]
+    Pull {
+        #[source]
+        source: Box<PullProblem>,
+    },
+    #[error("image {image:?} is in no OCI layout or archive under {}{}, and was not pulled", .images_dir.display(), list(.broken))]
+    ImageNotPulled {
+        image: String,
+        images_dir: PathBuf,
+        broken: Vec<String>,
+        #[source]
+        source: Box<PullProblem>,
+    },
     /// Each offer is a digest and the place that has it.
     #[error("image {image:?} is {} but {}: remove one of them, or name the image with its digest", .offers[0], .offers[1])]
     ImageAmbiguous { image: String, offers: [String; 2] },
@@ -175,6 +190,13 @@ impl Error {
             Self::NotFound { .. } | Self::ImageMissing { .. } => Code::NotFound,
             Self::AlreadyExists { .. } => Code::AlreadyExists,
             Self::WrongState { .. } | Self::ImageAmbiguous { .. } => Code::FailedPrecondition,
+            Self::Pull { source } | Self::ImageNotPulled { source, .. } if source.is_missing() => {
+                Code::NotFound
+            }
+            Self::Pull { source } | Self::ImageNotPulled { source, .. } if source.is_refused() => {
+                Code::PermissionDenied
+            }
+            Self::Pull { .. } | Self::ImageNotPulled { .. } => Code::Unavailable,
             Self::ImageCorrupt { .. } => Code::DataLoss,
             Self::Busy { .. } => Code::ResourceExhausted,
             Self::ExecTimeout { .. } => Code::DeadlineExceeded,

@@ -1,11 +1,11 @@
-//! The image store: images imported from `images_dir`. Layers are unpacked once for each digest and
+//! The image store: images imported from `images_dir` or from a registry. Layers are unpacked once for each digest and
 //! shared by all images and containers.
 //!
 //! Invariant: a layer's directory gets its final name only when it is complete and on disk. An
 //! image exists if its record does; the record is written last.
 
 mod archive;
-mod documents;
+pub(crate) mod documents;
 pub(crate) mod error;
 mod files;
 #[cfg(any(test, fuzzing))]
@@ -13,11 +13,13 @@ pub(crate) mod fuzzing;
 mod job;
 mod layers;
 mod limits;
-mod reference;
+pub(crate) mod pulled;
+pub(crate) mod reference;
 mod semaphore;
 mod source;
 mod unpack;
 mod unpacker;
+mod zstd;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -35,6 +37,7 @@ use job::Job;
 use layers::{Layers, Pin};
 pub use limits::ImageLimits;
 use limits::Used;
+pub(crate) use pulled::Pins;
 use reference::{Reference, is_digest, is_hex_digest};
 use semaphore::Semaphore;
 use source::{Manifest, Source};
@@ -55,6 +58,9 @@ pub(crate) struct Image {
     pub(crate) repo_digests: Vec<String>,
     /// Digests of the layers, lowest first.
     pub(crate) layers: Vec<String>,
+    /// Of the unpacked layers. Empty in records of earlier versions.
+    #[serde(default)]
+    pub(crate) diff_ids: Vec<String>,
     /// Bytes of configuration and layers, compressed.
     pub(crate) size_bytes: u64,
     pub(crate) config: ImageConfig,
@@ -89,9 +95,9 @@ pub(crate) struct ImageStore {
 
 /// A layer as the manifest names it, and as the configuration does: uncompressed.
 #[derive(Debug, Clone, Copy)]
-struct LayerIds<'a> {
-    digest: &'a str,
-    diff_id: &'a str,
+pub(crate) struct LayerIds<'a> {
+    pub(crate) digest: &'a str,
+    pub(crate) diff_id: &'a str,
 }
 
 impl ImageStore {
@@ -224,9 +230,6 @@ impl ImageStore {
         let pins: Vec<Pin<'_>> = layers.iter().map(|layer| self.layers.pin(&layer.digest)).collect();
         let mut used = Used::default();
         for ((layer, diff_id), pin) in layers.iter().zip(diff_ids).zip(&pins) {
-            if layer.is_zstd_layer() {
-                return Err(corrupt(ImageError::Zstd.within(format!("layer {}", layer.digest))));
-            }
             let problem = |e: ImageError| corrupt(e.within(format!("layer {}", layer.digest)));
             let _alone = pin.lock();
             let wanted = LayerIds { digest: &layer.digest, diff_id };
@@ -239,6 +242,7 @@ impl ImageStore {
             repo_tags: wanted.tagged().filter(|_| wanted.digest.is_none()).into_iter().collect(),
             repo_digests: vec![repo_digest],
             layers: layer_digests,
+            diff_ids: diff_ids.clone(),
             size_bytes: layers.iter().fold(descriptor.size, |sum, layer| sum.saturating_add(layer.size)),
             config: config.config.into(),
         };
@@ -257,15 +261,19 @@ impl ImageStore {
         used: Used,
         corrupt: &dyn Fn(ImageError) -> Error,
     ) -> Result<Used> {
-        let blob = source.blob(digest).map_err(corrupt)?;
         let target = self.layer_dir(digest);
+        if source.leaves_out(digest) && target.is_dir() {
+            return Ok(Used::default());
+        }
+        let blob = source.blob(digest).map_err(corrupt)?;
+        let is_checked = source.is_checked();
         let (digest, diff_id, limits) = (digest.to_owned(), diff_id.to_owned(), self.limits.clone());
         let is_unpacked = target.is_dir();
         if is_unpacked && is_known {
             return Ok(Used::default());
         }
         if is_unpacked {
-            let job = Job { blob, digest, diff_id, target, is_unpacked, limits, used };
+            let job = Job { blob, is_checked, digest, diff_id, target, is_unpacked, limits, used };
             return unpacker::run_in_child(&job, &self.cgroup_root).map_err(corrupt);
         }
         let temp = target.with_file_name(format!(".{}", digest.replace(':', "-")));
@@ -273,7 +281,7 @@ impl ImageStore {
         record::ensure_dir(&temp)?;
         fs::set_permissions(&temp, std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .map_err(|e| Error::io("set mode of", &temp, e))?;
-        let job = Job { blob, digest, diff_id, target: temp.clone(), is_unpacked, limits, used };
+        let job = Job { blob, is_checked, digest, diff_id, target: temp.clone(), is_unpacked, limits, used };
         let placed = unpacker::run_in_child(&job, &self.cgroup_root).map_err(corrupt).and_then(|taken| {
             sync_file_system(&temp)?;
             fs::rename(&temp, &target).map_err(|e| Error::io("rename to", &target, e))?;

@@ -18,6 +18,7 @@ mod exec;
 mod exec_ends;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod image_pull;
 mod images;
 mod in_place;
 mod info;
@@ -29,6 +30,7 @@ mod preload;
 mod pulls;
 mod record;
 pub mod reexec;
+mod registry;
 mod runtime;
 mod samples;
 mod sandbox;
@@ -61,6 +63,7 @@ use error::ServeProblem;
 pub use images::{ImageLimits, offered as offered_images};
 pub use in_place::while_others_go_on;
 pub use locks::Locks;
+pub use registry::RegistryConfig;
 use service::Service;
 pub use shim::log::LogCeiling;
 use streaming::Streaming;
@@ -91,6 +94,8 @@ pub struct Config {
     pub cgroup_root: PathBuf,
     /// Limits of one image.
     pub image_limits: ImageLimits,
+    /// How images that are not in `images_dir` are pulled.
+    pub registries: RegistryConfig,
     /// Imports everything in `images_dir` at the start and whenever it changes.
     pub preload_images: bool,
 }

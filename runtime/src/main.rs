@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// A CRI v1 runtime without a registry, a daemon or a dependency.
+/// A CRI v1 runtime without a daemon or a dependency.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -18,7 +18,7 @@ struct Args {
     /// Unix socket to serve CRI on
     #[arg(long, default_value = "/run/hawser-runtime.sock")]
     socket: PathBuf,
-    /// Directory with OCI image layouts and archives (*.tar) to pull from
+    /// Directory with OCI image layouts and archives (*.tar); an image in it is not pulled from a registry
     #[arg(long, default_value = "/var/lib/hawser-images")]
     images: PathBuf,
     /// Directory with CNI network configurations
@@ -47,6 +47,8 @@ struct Args {
     no_preload: bool,
     #[command(flatten)]
     image_limits: runtime::ImageLimits,
+    #[command(flatten)]
+    registries: runtime::RegistryConfig,
     /// Append finished spans to this file, one JSON object a line
     #[arg(long)]
     trace_file: Option<PathBuf>,
@@ -84,6 +86,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         // Pods name their own groups; there is none above all of them.
         cgroup_root: PathBuf::from("/"),
         image_limits: args.image_limits,
+        registries: args.registries,
         preload_images: !args.no_preload,
         allow_without_device_control: args.allow_without_device_control,
         log_ceiling: (args.log_ceiling > 0)

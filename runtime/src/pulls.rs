@@ -7,13 +7,16 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::locks::Locks;
 
+/// An image's turn, until it is dropped.
+pub(crate) type Turn = OwnedMutexGuard<()>;
+
 /// By image.
 #[derive(Debug, Default)]
 pub(crate) struct Pulls(Locks<String, Mutex<()>>);
 
 impl Pulls {
     /// Waits until no other import of `image` is under way. Dropping the result ends the turn.
-    pub(crate) async fn turn(&self, image: &str) -> OwnedMutexGuard<()> {
+    pub(crate) async fn turn(&self, image: &str) -> Turn {
         self.0.of(image).lock_owned().await
     }
 }

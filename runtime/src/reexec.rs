@@ -1,4 +1,4 @@
-//! Other uses of the binaries that link this crate: a shim and an unpacker are the same executable,
+//! Other uses of the binaries that link this crate: a shim, an unpacker and a resolver of names are the same executable,
 //! started under other names.
 
 use std::io::Write;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use crate::error::chain;
-use crate::{images, shim};
+use crate::{images, registry, shim};
 
 /// `argv[0]` of a shim; `argv[1]` is the sandbox's directory.
 pub(crate) const SHIM_NAME: &str = "hawser-shim";
@@ -15,14 +15,20 @@ pub(crate) const SHIM_NAME: &str = "hawser-shim";
 /// `argv[3]` its control group, if it has one.
 pub(crate) const UNPACKER_NAME: &str = "hawser-unpack";
 
+/// `argv[0]` of the process that finds the addresses of the host in `argv[1]`.
+pub(crate) const RESOLVER_NAME: &str = "hawser-resolve";
+
 /// Must be the first statement of `main` in every binary that starts a runtime: if this process was
-/// started as a shim or an unpacker, does that work and returns its exit code.
+/// started as one of them, does that work and returns its exit code.
 pub fn run_if_asked() -> Option<ExitCode> {
     let mut args = std::env::args_os();
     let name = args.next()?;
     if name == UNPACKER_NAME {
         let (job, parent) = (args.next()?.into_string().ok()?, args.next()?.into_string().ok()?);
-        return Some(unpack(&job, &parent, args.next().as_deref().map(Path::new)));
+        return Some(printed(images::run_unpacker(&job, &parent, args.next().as_deref().map(Path::new))));
+    }
+    if name == RESOLVER_NAME {
+        return Some(printed(registry::run_resolver(&args.next()?.into_string().ok()?)));
     }
     if name != SHIM_NAME {
         return None;
@@ -39,8 +45,8 @@ pub fn run_if_asked() -> Option<ExitCode> {
 }
 
 #[expect(clippy::print_stdout, reason = "the answer to the process that asked")]
-fn unpack(job: &str, parent: &str, cgroup: Option<&Path>) -> ExitCode {
-    match images::run_unpacker(job, parent, cgroup) {
+fn printed<E: std::error::Error>(answer: Result<String, E>) -> ExitCode {
+    match answer {
         Ok(answer) => {
             println!("{answer}");
             ExitCode::SUCCESS

@@ -17,6 +17,7 @@ use crate::exec_ends::Ends;
 use crate::images::ImageStore;
 use crate::pulls::Pulls;
 use crate::record;
+use crate::registry::Registries;
 use crate::samples::Tree;
 use crate::shim::log::LogCeiling;
 use crate::shim::protocol::{Answer, Message, ShimStatus, now};
@@ -61,6 +62,7 @@ pub(crate) struct Runtime {
     pub(crate) cni: Cni,
     pub(crate) images: ImageStore,
     pub(crate) images_usage: Tree,
+    pub(crate) registries: Registries,
     pub(crate) trash: Arc<Trash>,
     pub(crate) pulls: Pulls,
     /// Programs that exec has started, and their exit codes.
@@ -100,6 +102,7 @@ impl Runtime {
             std::fs::read_to_string(boot_id_path).map_err(|e| Error::io("read", boot_id_path, e))?;
         let trash = Arc::new(Trash::open(root_dir.join("trash"))?);
         let images = ImageStore::open(&root_dir.join("images"), config, Arc::clone(&trash))?;
+        let registries = Registries::open(root_dir.join("images/downloads"), config, &trash)?;
         let created_cgroups = record::find_or_drop(&root_dir.join("cgroups.json"))?.unwrap_or_default();
         let cgroup_v2 = Hierarchies::detect()?.has_in_v2("memory");
         Ok(Arc::new_cyclic(|itself| Self {
@@ -114,6 +117,7 @@ impl Runtime {
             },
             images,
             images_usage: Tree::default(),
+            registries,
             trash,
             pulls: Pulls::default(),
             execs: Ends::default(),

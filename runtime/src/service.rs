@@ -40,7 +40,7 @@ use crate::sandbox;
 use crate::shim::protocol::now;
 use crate::state::selected;
 use crate::streaming::Streaming;
-use crate::{attach, container, exec, info, stats, status, update};
+use crate::{attach, container, exec, image_pull, info, stats, status, update};
 
 const NAME: &str = "hawser";
 const CRI_VERSION: &str = "v1";
@@ -421,16 +421,17 @@ impl ImageService for Service {
     }
 
     async fn pull_image(&self, request: Request<PullImageRequest>) -> Reply<PullImageResponse> {
-        let name = image_name(request.into_inner().image)?;
-        let runtime = Arc::clone(&self.runtime);
+        let PullImageRequest { image, auth, .. } = request.into_inner();
+        let name = image_name(image)?;
+        let (runtime, ending) = (Arc::clone(&self.runtime), self.ending.clone());
         let span = info_span!("cri.PullImage", image = name);
         // Callers wait here without a thread; one that hangs up stops waiting.
         let turn = runtime.pulls.turn(&name).await;
-        let pull = blocking("import image", move || {
-            let _until_imported = turn;
-            runtime.images.pull(&name)
-        });
-        let image = detached(span, pull).await?;
+        // Not detached: a download ends if the caller goes away.
+        let image = image_pull::pull(runtime, name, auth, ending, turn).instrument(span.clone()).await;
+        let image = image.inspect_err(|error| {
+            span.in_scope(|| tracing::warn!(error = %chain(error), "refused"));
+        })?;
         Ok(Response::new(PullImageResponse { image_ref: image.id }))
     }
 

@@ -29,6 +29,12 @@ mod keyrings;
 mod namespaces;
 #[path = "cri/network.rs"]
 mod network;
+#[path = "cri/registries.rs"]
+mod registries;
+#[path = "cri/registry_faults.rs"]
+mod registry_faults;
+#[path = "cri/registry_server.rs"]
+mod registry_server;
 #[path = "cri/restart.rs"]
 mod restart;
 #[path = "cri/sandboxes.rs"]

@@ -14,6 +14,7 @@ pub mod cni_keys;
 pub mod cri;
 #[cfg(feature = "csi")]
 pub mod csi;
+pub mod docker_registry;
 mod eventually;
 pub mod examples;
 mod fuse_guard;

@@ -12,8 +12,9 @@ use xtask::progress::{part, say};
 /// Programs that the tests start, and their Debian packages: mkfs makes the pools
 /// of csi-driver's tests; ip, nft, iptables and conntrack witness what the plugins
 /// made; busybox is the attacker of `tests/tests/hostile`; fio, git, sqlite3, PostgreSQL and tar are
-/// applications of `tests/tests/chaos` and `tests/tests/full_volume.rs`.
-const PROGRAMS: [(&str, &str); 13] = [
+/// applications of `tests/tests/chaos` and `tests/tests/full_volume.rs`; docker-registry serves images
+/// to runtime's tests.
+const PROGRAMS: [(&str, &str); 14] = [
     ("mkfs.btrfs", "btrfs-progs"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
@@ -27,6 +28,7 @@ const PROGRAMS: [(&str, &str); 13] = [
     ("sqlite3", "sqlite3"),
     ("pg_ctlcluster", "postgresql"),
     ("tar", "tar"),
+    ("docker-registry", "docker-registry"),
 ];
 
 /// Tests that have a long form take it.

@@ -51,7 +51,7 @@ async fn import_missing(cri: &Cri, images_dir: &Path, limits: &ImageLimits) -> i
         if present {
             continue;
         }
-        match cri.pull_image(&image, proto::cri::PodSandboxConfig::default()).await {
+        match cri.pull_image(&image, None, proto::cri::PodSandboxConfig::default()).await {
             Ok(_) => info!(image, "image imported"),
             Err(error) => warn!(%error, "image not imported"),
         }

@@ -86,7 +86,7 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.automountServiceAccountToken", Harmless),
     pod("spec.serviceAccountName", Ignored("there are no service accounts")),
     pod("spec.serviceAccount", Ignored("there are no service accounts")),
-    pod("spec.imagePullSecrets", Ignored("images come from a directory")),
+    pod("spec.imagePullSecrets", Ignored("images are pulled without credentials")),
     pod("spec.nodeSelector", ONE_NODE),
     pod("spec.affinity", ONE_NODE),
     pod("spec.topologySpreadConstraints", ONE_NODE),

@@ -1,11 +1,12 @@
 //! Finds or pulls a container's image by its pull policy.
 
-use std::time::Duration;
+use std::fmt;
+use std::time::{Duration, Instant};
 
 use proto::cri;
-use tracing::Instrument;
 
 use super::Worker;
+use crate::cri::Cri;
 use crate::objects::{Container, ContainerStateWaiting, EventType, PullPolicy, Time};
 
 /// Why a container cannot be started yet.
@@ -79,34 +80,35 @@ impl Worker {
             return Err(NotYet::new("ImagePullBackOff", message).within(left));
         }
         self.record(EventType::Normal, "Pulling", &format!("Pulling image \"{image}\""));
-        let (cri, name, sandbox) = (self.tools.cri.clone(), image.to_owned(), sandbox.clone());
-        // Use a separate task, so that the deletion of the pod does not wait for the pull.
-        let pull = tokio::spawn(async move { cri.pull_image(&name, sandbox).await }.in_current_span());
+        let cri = self.tools.cri.clone();
+        let begun = Instant::now();
+        // A pull whose pod is deleted ends.
         let pulled = tokio::select! {
-            pulled = pull => pulled,
+            pulled = pull_with_any(&cri, image, Vec::new(), sandbox) => pulled,
             () = self.until_deleted() => {
                 return Err(NotYet::new("ContainerCreating", "the pod is being deleted".to_owned()));
             }
         };
-        let pulled = pulled.map_err(|e| NotYet::new("ErrImagePull", e.to_string()))?;
-        match pulled {
-            Ok(_) => {
-                let message = format!("Successfully pulled image \"{image}\"");
-                self.record(EventType::Normal, "Pulled", &message);
-            }
-            Err(error) => {
-                let now = Time::now();
-                let left = self.pulls.step(image, now, now);
-                let message = format!("Failed to pull image \"{image}\": {}", error.message);
-                self.record(EventType::Warning, "Failed", &message);
-                self.record(EventType::Warning, "Failed", "Error: ErrImagePull");
-                return Err(NotYet::new("ErrImagePull", message).within(left));
-            }
+        if let Err(problem) = pulled {
+            let now = Time::now();
+            let left = self.pulls.step(image, now, now);
+            let message = format!("Failed to pull image \"{image}\": {problem}");
+            self.record(EventType::Warning, "Failed", &message);
+            self.record(EventType::Warning, "Failed", "Error: ErrImagePull");
+            return Err(NotYet::new("ErrImagePull", message).within(left));
         }
-        self.inspect(image).await?.ok_or_else(|| {
+        let took = Took(begun.elapsed());
+        let found = self.inspect(image).await?.ok_or_else(|| {
             let message = format!("image \"{image}\" is not present after a successful pull");
             NotYet::new("ImageInspectError", message)
-        })
+        })?;
+        // Both times are the same: no pull waits for another one here.
+        let message = format!(
+            "Successfully pulled image \"{image}\" in {took} ({took} including waiting). Image size: {} bytes.",
+            found.size
+        );
+        self.record(EventType::Normal, "Pulled", &message);
+        Ok(found)
     }
 
     async fn inspect(&self, image: &str) -> Result<Option<cri::Image>, NotYet> {
@@ -115,5 +117,62 @@ impl Worker {
             self.record(EventType::Warning, "InspectFailed", &message);
             NotYet::new("ImageInspectError", message)
         })
+    }
+}
+
+/// Pulls with one login after the other until the registry takes one. Without logins, without any.
+async fn pull_with_any(
+    cri: &Cri,
+    image: &str,
+    logins: Vec<cri::AuthConfig>,
+    sandbox: &cri::PodSandboxConfig,
+) -> Result<(), String> {
+    let mut attempts: Vec<_> = logins.into_iter().map(Some).collect();
+    if attempts.is_empty() {
+        attempts.push(None);
+    }
+    let mut problems = Vec::new();
+    for auth in attempts {
+        match cri.pull_image(image, auth, sandbox.clone()).await {
+            Ok(_) => return Ok(()),
+            Err(error) if !problems.contains(&error.message) => problems.push(error.message),
+            Err(_) => {}
+        }
+    }
+    Err(problems.join("; "))
+}
+
+/// A time as kubelet writes it, in milliseconds: `1m2.003s`, `1.5s`, `7ms`.
+struct Took(Duration);
+
+impl fmt::Display for Took {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let milliseconds = self.0.as_millis();
+        if milliseconds == 0 {
+            return f.write_str("0s");
+        }
+        if milliseconds < 1000 {
+            return write!(f, "{milliseconds}ms");
+        }
+        let (minutes, rest) = (milliseconds / 60_000, milliseconds % 60_000);
+        match minutes {
+            0 => {}
+            1..60 => write!(f, "{minutes}m")?,
+            _ => write!(f, "{}h{}m", minutes / 60, minutes % 60)?,
+        }
+        let seconds = format!("{}.{:03}", rest / 1000, rest % 1000);
+        write!(f, "{}s", seconds.trim_end_matches('0').trim_end_matches('.'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_written_as_kubelet_writes_it() {
+        let shown = |milliseconds| Took(Duration::from_millis(milliseconds)).to_string();
+        let times = [0, 7, 999, 1000, 1500, 62_003, 60_000, 3_661_010].map(shown);
+        assert_eq!(times, ["0s", "7ms", "999ms", "1s", "1.5s", "1m2.003s", "1m0s", "1h1m1.01s"]);
     }
 }

@@ -7,10 +7,12 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{Error, SeqAccess, Visitor};
+use oci_spec::image::Arch;
+use serde::de::{Error, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::ImageConfig;
+use super::error::ImageError;
 
 const MAX_MANIFESTS: usize = 10_000;
 /// The most layers that overlayfs stacks (OVL_MAX_STACK).
@@ -24,7 +26,13 @@ const MAX_PATH_BYTES: usize = 4096;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
-const ZSTD_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+/// What a registry is asked for, as the value of `Accept`.
+pub(crate) const MANIFEST_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, \
+    application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json";
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Index {
@@ -96,13 +104,52 @@ pub(crate) struct Process {
     stop_signal: String,
 }
 
+/// What a document of a registry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Index,
+    Manifest,
+}
+
+/// The fields that tell documents apart.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Shape {
+    media_type: Option<String>,
+    manifests: Option<IgnoredAny>,
+    config: Option<IgnoredAny>,
+    layers: Option<IgnoredAny>,
+}
+
+impl Shape {
+    /// The document's own media type decides, since its digest covers it, then the answer's. `Err` has
+    /// the media type that does not fit: a document that could be both is refused (CVE-2021-41190).
+    pub(crate) fn kind(&self, of_answer: Option<&str>) -> Result<Kind, String> {
+        let media_type = self.media_type.as_deref().or(of_answer).unwrap_or_default();
+        let has_content = self.config.is_some() || self.layers.is_some();
+        match media_type {
+            INDEX | DOCKER_LIST if !has_content => Ok(Kind::Index),
+            OCI_MANIFEST | DOCKER_MANIFEST if self.manifests.is_none() => Ok(Kind::Manifest),
+            other => Err(other.chars().take(MAX_NAME_BYTES).collect()),
+        }
+    }
+}
+
+impl Index {
+    /// The manifest for this node's platform.
+    pub(crate) fn of_this_node(&self, digest: &str) -> super::error::Result<&Descriptor> {
+        let architecture = Arch::default().to_string();
+        let suits = |d: &&Descriptor| {
+            d.platform.as_ref().is_none_or(|p| p.os == "linux" && p.architecture == architecture)
+        };
+        let found = self.manifests.iter().find(suits);
+        found.ok_or_else(|| ImageError::NoPlatform { digest: digest.to_owned(), architecture })
+    }
+}
+
 impl Descriptor {
     pub(crate) fn is_index(&self) -> bool {
         matches!(self.media_type.as_str(), INDEX | DOCKER_LIST)
-    }
-
-    pub(crate) fn is_zstd_layer(&self) -> bool {
-        self.media_type == ZSTD_LAYER
     }
 
     /// The image's names in an index; containerd's annotation comes first.
@@ -263,6 +310,19 @@ mod tests {
             let index = json!({"manifests": [descriptor]});
             assert_eq!(problem::<Index>(&index), format!("{field} has more than 255 bytes"));
         }
+    }
+
+    #[test]
+    fn a_document_of_a_registry_is_an_index_or_a_manifest_and_never_both() {
+        let kind = |document: Value, of_answer: Option<&str>| {
+            serde_json::from_value::<Shape>(document).unwrap().kind(of_answer)
+        };
+        assert_eq!(kind(json!({"mediaType": INDEX, "manifests": []}), Some(OCI_MANIFEST)), Ok(Kind::Index));
+        assert_eq!(kind(json!({"config": {}, "layers": []}), Some(DOCKER_MANIFEST)), Ok(Kind::Manifest));
+        let both = json!({"manifests": [], "config": {}, "layers": []});
+        assert_eq!(kind(both.clone(), Some(INDEX)), Err(INDEX.to_owned()));
+        assert_eq!(kind(both, Some(OCI_MANIFEST)), Err(OCI_MANIFEST.to_owned()));
+        assert_eq!(kind(json!({"schemaVersion": 1}), Some("text/html")), Err("text/html".to_owned()));
     }
 
     #[test]

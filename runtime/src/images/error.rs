@@ -45,8 +45,9 @@ pub enum ImageError {
     NoPlatform { digest: String, architecture: String },
     #[error("{layers} layers but {diff_ids} diff_ids")]
     LayerCount { layers: usize, diff_ids: usize },
-    #[error("zstd layers are not supported")]
-    Zstd,
+    /// The process that imports has only the layers that the node did not have.
+    #[error("blob {digest} was not fetched")]
+    NotFetched { digest: String },
 
     // Limits.
     #[error("{} has {bytes} bytes, more than {most} (--image-max-manifest-bytes)", .path.display())]

@@ -26,6 +26,7 @@ pub fn image_layer(layer: &[u8], scratch: &Path) {
     fs::write(&outside, "as it was").expect("a scratch directory takes a file");
     let limits = ImageLimits { unpacked_bytes: 1 << 20, entries: 1000, depth: 20, ..ImageLimits::default() };
     let job = Job {
+        is_checked: false,
         blob: Blob { place: PathBuf::new(), inner: None, offset: 0, size: layer.len() as u64 },
         digest: String::new(),
         diff_id: String::new(),

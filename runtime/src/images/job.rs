@@ -11,6 +11,9 @@ use super::source::Blob;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
     pub(crate) blob: Blob,
+    /// Whether the blob's digest was checked, and nothing else can change the file. It is computed
+    /// again while it is unpacked.
+    pub(crate) is_checked: bool,
     pub(crate) digest: String,
     pub(crate) diff_id: String,
     /// An empty directory, or the layer's own if it is unpacked already.

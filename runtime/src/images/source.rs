@@ -1,11 +1,12 @@
-//! The sources of images: OCI image layouts, as directories or tar archives.
+//! The sources of images: OCI image layouts, as directories or tar archives, and what a registry has
+//! sent.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use oci_spec::image::Arch;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -28,6 +29,7 @@ pub(crate) struct Source {
 enum Place {
     Directory(PathBuf),
     Archive { path: PathBuf, entries: Arc<Listing> },
+    Registry { host: PathBuf, blobs: BTreeMap<String, PathBuf> },
 }
 
 /// The location of a blob's bytes.
@@ -90,10 +92,27 @@ impl Source {
         Ok(Self { place: Place::Archive { path: path.to_owned(), entries }, limits })
     }
 
+    /// What the registry at `host` has sent: files by digest, whose digests were checked. A layer of
+    /// the image that is not among them is on this node already.
+    pub(crate) fn of_registry(host: &str, blobs: BTreeMap<String, PathBuf>, limits: &ImageLimits) -> Self {
+        Self { place: Place::Registry { host: host.into(), blobs }, limits: limits.clone() }
+    }
+
+    /// For errors: an archive, the directory of a layout, or a host.
     pub(crate) fn path(&self) -> &Path {
         match &self.place {
-            Place::Directory(path) | Place::Archive { path, .. } => path,
+            Place::Directory(path) | Place::Archive { path, .. } | Place::Registry { host: path, .. } => path,
         }
+    }
+
+    /// Whether the digests of its blobs were checked, and only this runtime can change them.
+    pub(crate) fn is_checked(&self) -> bool {
+        matches!(self.place, Place::Registry { .. })
+    }
+
+    /// Whether a registry was not asked for this layer, because the node has it.
+    pub(crate) fn leaves_out(&self, digest: &str) -> bool {
+        matches!(&self.place, Place::Registry { blobs, .. } if !blobs.contains_key(digest))
     }
 
     /// The manifest of `wanted` in `index.json`, for this machine's platform.
@@ -115,15 +134,7 @@ impl Source {
             return Ok(Manifest { manifest: self.blob_json(&digest)?, digest });
         }
         let index: Index = self.blob_json(&digest)?;
-        let architecture = Arch::default().to_string();
-        let suits = |d: &&Descriptor| {
-            d.platform.as_ref().is_none_or(|p| p.os == "linux" && p.architecture == architecture)
-        };
-        let descriptor = index
-            .manifests
-            .iter()
-            .find(suits)
-            .ok_or_else(|| ImageError::NoPlatform { digest: digest.clone(), architecture })?;
+        let descriptor = index.of_this_node(&digest)?;
         Ok(Manifest { manifest: self.blob_json(&descriptor.digest)?, digest })
     }
 
@@ -162,6 +173,14 @@ impl Source {
 
     fn file(&self, inner: &Path) -> Result<Blob> {
         match &self.place {
+            Place::Registry { blobs, .. } => {
+                let name = inner.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+                let digest = format!("sha256:{name}");
+                let path = blobs.get(&digest).ok_or(ImageError::NotFetched { digest })?;
+                let metadata = path.metadata();
+                let size = metadata.map_err(|source| ImageError::Open { path: path.clone(), source })?.len();
+                Ok(Blob { place: path.clone(), inner: None, offset: 0, size })
+            }
             Place::Directory(dir) => {
                 let metadata = open_within(dir, inner)?.metadata();
                 let open = |source| ImageError::Open { path: inner.to_owned(), source };

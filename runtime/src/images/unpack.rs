@@ -21,11 +21,11 @@ use tar::EntryType;
 use super::error::{ImageError, Result};
 use super::job::Job;
 use super::limits::{Allowance, ImageLimits, Limited, Used};
+use super::zstd;
 
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// Unpacks `blob` into the directory of `job`, unless that is done already. Checks the blob's
 /// digest, and the digest of the unpacked stream against the image configuration.
@@ -34,12 +34,14 @@ pub(crate) fn unpack(blob: impl Read, job: &Job) -> Result<Used> {
     let mut compressed = BufReader::with_capacity(128 << 10, Hashed::new(blob));
     let start =
         io::BufRead::fill_buf(&mut compressed).map_err(ImageError::reading(format!("blob {digest}")))?;
-    let (gzip, zstd) = (start.starts_with(&GZIP_MAGIC), start.starts_with(&ZSTD_MAGIC));
-    if zstd {
-        return Err(ImageError::Zstd.within(format!("blob {digest}")));
-    }
-    let plain: Box<dyn Read + '_> =
-        if gzip { Box::new(MultiGzDecoder::new(&mut compressed)) } else { Box::new(&mut compressed) };
+    let (gzip, zstd) = (start.starts_with(&GZIP_MAGIC), zstd::is_start(start));
+    let plain: Box<dyn Read + '_> = if gzip {
+        Box::new(MultiGzDecoder::new(&mut compressed))
+    } else if zstd {
+        Box::new(zstd::Frames::new(&mut compressed))
+    } else {
+        Box::new(&mut compressed)
+    };
     let left = Allowance::unlimited();
     let most = limits.unpacked_bytes.saturating_sub(job.used.unpacked_bytes).saturating_add(1);
     left.set(most);
@@ -373,6 +375,7 @@ mod tests {
     fn job(layer: &[u8], target: &Path, limits: ImageLimits) -> Job {
         Job {
             blob: Blob { place: PathBuf::new(), inner: None, offset: 0, size: layer.len() as u64 },
+            is_checked: false,
             digest: sum(layer),
             diff_id: sum(layer),
             is_unpacked: false,

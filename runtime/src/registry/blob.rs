@@ -1,0 +1,135 @@
+//! Blobs on their way into the image store: files below the runtime's directory that end with their
+//! last user.
+//!
+//! Invariant: a [`BlobFile`] has the bytes of its digest.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use hyper::body::Bytes;
+use sha2::{Digest, Sha256};
+use tokio::sync::{Mutex, mpsc};
+
+use super::client::Client;
+use super::error::{Problem, Result};
+use super::progress::Progress;
+use crate::locks::Locks;
+
+/// Pieces of a blob that wait for the disk.
+const WAITING_PIECES: usize = 16;
+
+/// A fetched blob. Its file is removed with the last reference.
+#[derive(Debug)]
+pub(super) struct BlobFile {
+    path: PathBuf,
+    size: u64,
+    /// Keeps the entry of [`Blobs`] for those who ask for the same blob.
+    _slot: Arc<Slot>,
+}
+
+/// Held while a blob is fetched.
+type Slot = Mutex<Weak<BlobFile>>;
+
+/// The blobs under way, each fetched once, by registry and digest. One of another registry is fetched
+/// again: this registry has to show that it has it.
+#[derive(Debug)]
+pub(super) struct Blobs {
+    dir: PathBuf,
+    slots: Locks<(String, String), Slot>,
+}
+
+/// What a manifest says of a blob.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) digest: &'a str,
+    pub(super) size: u64,
+}
+
+impl BlobFile {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for BlobFile {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "a download stays until the next start");
+        }
+    }
+}
+
+impl Blobs {
+    /// `dir` is empty.
+    pub(super) fn new(dir: PathBuf) -> Self {
+        Self { dir, slots: Locks::default() }
+    }
+
+    pub(super) async fn get(
+        &self,
+        domain: &str,
+        client: &Client,
+        wanted: Wanted<'_>,
+        progress: &Progress,
+    ) -> Result<Arc<BlobFile>> {
+        let slot = self.slots.of(&(domain.to_owned(), wanted.digest.to_owned()));
+        let mut known = slot.lock().await;
+        if let Some(blob) = known.upgrade() {
+            return match blob.size {
+                size if size == wanted.size => Ok(blob),
+                found => Err(Problem::Length { announced: wanted.size, found }),
+            };
+        }
+        let name = linux::random::hexadecimal().map_err(|e| Problem::Store { source: e.source })?;
+        let path = self.dir.join(name);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let file = file.map_err(|source| Problem::Store { source })?;
+        // From here on it is removed if the download fails or is dropped.
+        let blob = Arc::new(BlobFile { path, size: wanted.size, _slot: Arc::clone(&slot) });
+        fetch(client, wanted, file, progress).await?;
+        *known = Arc::downgrade(&blob);
+        Ok(blob)
+    }
+}
+
+/// Reads while another thread computes the digest and writes.
+async fn fetch(client: &Client, wanted: Wanted<'_>, file: File, progress: &Progress) -> Result<()> {
+    let mut answer = client.blob(wanted.digest, wanted.size).await?;
+    let (sender, receiver) = mpsc::channel(WAITING_PIECES);
+    let writer = tokio::task::spawn_blocking(move || write(file, receiver));
+    let mut received: u64 = 0;
+    while let Some(bytes) = answer.next().await? {
+        received += bytes.len() as u64;
+        if received > wanted.size {
+            return Err(Problem::TooLarge { most: wanted.size, flag: "as its manifest announces" });
+        }
+        progress.add(bytes.len());
+        if sender.send(bytes).await.is_err() {
+            // The writer has failed, and its error says why.
+            break;
+        }
+    }
+    drop(sender);
+    let failed = |source| Problem::Store { source };
+    let found = writer.await.map_err(std::io::Error::other).map_err(failed)?.map_err(failed)?;
+    if received != wanted.size {
+        return Err(Problem::Length { announced: wanted.size, found: received });
+    }
+    if found != wanted.digest {
+        return Err(Problem::OtherDigest { wanted: wanted.digest.to_owned(), found });
+    }
+    Ok(())
+}
+
+/// Returns the digest of what it wrote.
+fn write(mut file: File, mut pieces: mpsc::Receiver<Bytes>) -> std::io::Result<String> {
+    let mut hash = Sha256::new();
+    while let Some(bytes) = pieces.blocking_recv() {
+        hash.update(&bytes);
+        file.write_all(&bytes)?;
+    }
+    Ok(format!("sha256:{}", base16ct::lower::encode_string(&hash.finalize())))
+}

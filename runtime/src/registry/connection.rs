@@ -1,0 +1,207 @@
+//! HTTP/1.1 connections to registries: opened, used again within one pull, and limited.
+//!
+//! Invariant: each step that waits for the other side ends when nothing comes for the idle limit.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::HeaderMap;
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::task::AbortHandle;
+use tokio_rustls::TlsConnector;
+
+use super::error::{Problem, Result};
+use super::resolve;
+use super::url::{Origin, Url};
+
+/// Of one address of a host; the next one is tried then.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Of a manifest or a token, which has few bytes. A blob may take longer.
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(300);
+/// Limit of an answer's head.
+const MAX_HEAD_BYTES: usize = 64 << 10;
+const MAX_HEADERS: usize = 100;
+
+/// The connections of one pull to one host, and to those that it redirects to.
+#[derive(Debug)]
+pub(super) struct Connections {
+    tls: Arc<ClientConfig>,
+    idle: Duration,
+    free: Mutex<HashMap<Origin, Vec<Connection>>>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    sender: SendRequest<Full<Bytes>>,
+    _driver: Driver,
+}
+
+/// The task that moves the bytes of a connection.
+#[derive(Debug)]
+struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// An answer whose body is still to come.
+#[derive(Debug)]
+pub(super) struct Answer<'a> {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    body: Incoming,
+    connection: Option<Connection>,
+    pub(super) origin: Origin,
+    connections: &'a Connections,
+}
+
+impl Connections {
+    pub(super) fn new(tls: Arc<ClientConfig>, idle: Duration) -> Self {
+        Self { tls, idle, free: Mutex::default() }
+    }
+
+    /// Sends a request with the path and the host of `url`.
+    pub(super) async fn send(&self, url: &Url, request: Request<Full<Bytes>>) -> Result<Answer<'_>> {
+        // One that was used before may have been closed meanwhile; a GET can be sent again.
+        while let Some(mut free) = self.take(&url.origin) {
+            if free.sender.ready().await.is_err() {
+                continue;
+            }
+            match self.within_limit(free.sender.send_request(request.clone())).await? {
+                Ok(response) => return Ok(self.answer(response, free, url)),
+                Err(error) if error.is_canceled() || error.is_incomplete_message() || error.is_closed() => {}
+                Err(source) => return Err(Problem::Http { source }),
+            }
+        }
+        let mut opened = self.open(&url.origin).await?;
+        let response = self.within_limit(opened.sender.send_request(request)).await?;
+        Ok(self.answer(response.map_err(|source| Problem::Http { source })?, opened, url))
+    }
+
+    fn answer(&self, response: hyper::Response<Incoming>, connection: Connection, url: &Url) -> Answer<'_> {
+        let (head, body) = response.into_parts();
+        Answer {
+            status: head.status,
+            headers: head.headers,
+            body,
+            connection: Some(connection),
+            origin: url.origin.clone(),
+            connections: self,
+        }
+    }
+
+    async fn open(&self, origin: &Origin) -> Result<Connection> {
+        let stream = self.connect(origin).await?;
+        // Small requests are not held back for more.
+        stream.set_nodelay(true).map_err(|source| Problem::Connect { source })?;
+        if !origin.is_https {
+            return self.handshake(stream).await;
+        }
+        let tls = |source| Problem::Tls { source };
+        let name = ServerName::try_from(origin.host.clone()).map_err(std::io::Error::other).map_err(tls)?;
+        let connector = TlsConnector::from(Arc::clone(&self.tls));
+        let stream = self.within_limit(connector.connect(name, stream)).await?.map_err(tls)?;
+        self.handshake(stream).await
+    }
+
+    async fn handshake<S>(&self, stream: S) -> Result<Connection>
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, connection) = http1::Builder::new()
+            .max_buf_size(MAX_HEAD_BYTES)
+            .max_headers(MAX_HEADERS)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|source| Problem::Http { source })?;
+        let driver = tokio::spawn(async move {
+            // The request that waits for an answer reports the error.
+            let _reported = connection.await;
+        });
+        Ok(Connection { sender, _driver: Driver(driver.abort_handle()) })
+    }
+
+    async fn connect(&self, origin: &Origin) -> Result<TcpStream> {
+        let addresses: Vec<IpAddr> = match origin.host.parse() {
+            Ok(address) => vec![address],
+            Err(_) => resolve::addresses(&origin.host, self.idle).await?,
+        };
+        let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
+        for address in addresses {
+            let connecting = TcpStream::connect(SocketAddr::new(address, origin.port));
+            match tokio::time::timeout(CONNECT_TIMEOUT.min(self.idle), connecting).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(source)) => last = source,
+                Err(_) => last = std::io::ErrorKind::TimedOut.into(),
+            }
+        }
+        Err(Problem::Connect { source: last })
+    }
+
+    async fn within_limit<T>(&self, step: impl Future<Output = T>) -> Result<T> {
+        tokio::time::timeout(self.idle, step).await.map_err(|_| Problem::Idle { idle: self.idle })
+    }
+
+    fn take(&self, origin: &Origin) -> Option<Connection> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(origin)?.pop()
+    }
+
+    fn give_back(&self, origin: Origin, connection: Connection) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).entry(origin).or_default().push(connection);
+    }
+}
+
+impl Answer<'_> {
+    pub(super) fn header(&self, name: hyper::header::HeaderName) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// The next bytes of the body; `None` at its end.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>> {
+        loop {
+            match self.connections.within_limit(self.body.frame()).await? {
+                None => {
+                    if let Some(connection) = self.connection.take() {
+                        self.connections.give_back(self.origin.clone(), connection);
+                    }
+                    return Ok(None);
+                }
+                Some(frame) => {
+                    let frame = frame.map_err(|source| Problem::Http { source })?;
+                    // Trailers have no use here.
+                    if let Ok(bytes) = frame.into_data() {
+                        return Ok(Some(bytes));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The whole body, if it has at most `most` bytes. `flag` names what changes the limit.
+    pub(super) async fn whole(self, most: u64, flag: &'static str) -> Result<Vec<u8>> {
+        let whole = tokio::time::timeout(DOCUMENT_TIMEOUT, self.collect(most, flag)).await;
+        whole.map_err(|_| Problem::Slow { most: DOCUMENT_TIMEOUT })?
+    }
+
+    async fn collect(mut self, most: u64, flag: &'static str) -> Result<Vec<u8>> {
+        let mut whole = Vec::new();
+        while let Some(bytes) = self.next().await? {
+            if (whole.len() + bytes.len()) as u64 > most {
+                return Err(Problem::TooLarge { most, flag });
+            }
+            whole.extend_from_slice(&bytes);
+        }
+        Ok(whole)
+    }
+}
