@@ -5,6 +5,7 @@
 //! Field names and shapes are those of the Kubernetes API (JSON: camelCase).
 
 mod class;
+mod configuration;
 mod container;
 mod document;
 mod event;
@@ -26,6 +27,7 @@ pub use ::quantity::{Quantity, QuantityError, Resources};
 pub use class::{
     CsiDriver, CsiDriverSpec, FsGroupPolicy, StorageClass, VolumeBindingMode, VolumeLifecycleMode,
 };
+pub use configuration::{Bytes, ConfigMap, MAX_CONFIGURATION_BYTES, Secret};
 pub use container::{
     Container, ContainerPort, EnvVar, EnvVarSource, MountPropagation, ObjectFieldSelector, PullPolicy,
     ResourceRequirements, TerminationMessagePolicy, VolumeMount,
@@ -83,17 +85,21 @@ pub enum Kind {
     PersistentVolumeClaim,
     StorageClass,
     CsiDriver,
+    ConfigMap,
+    Secret,
     Event,
     Node,
 }
 
 impl Kind {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Pod,
         Self::PersistentVolume,
         Self::PersistentVolumeClaim,
         Self::StorageClass,
         Self::CsiDriver,
+        Self::ConfigMap,
+        Self::Secret,
         Self::Event,
         Self::Node,
     ];
@@ -106,6 +112,8 @@ impl Kind {
             Self::PersistentVolumeClaim => "PersistentVolumeClaim",
             Self::StorageClass => "StorageClass",
             Self::CsiDriver => "CSIDriver",
+            Self::ConfigMap => "ConfigMap",
+            Self::Secret => "Secret",
             Self::Event => "Event",
             Self::Node => "Node",
         }
@@ -115,14 +123,18 @@ impl Kind {
     pub fn api_version(self) -> &'static str {
         match self {
             Self::StorageClass | Self::CsiDriver => "storage.k8s.io/v1",
-            Self::Pod | Self::PersistentVolume | Self::PersistentVolumeClaim | Self::Event | Self::Node => {
-                "v1"
-            }
+            Self::Pod
+            | Self::PersistentVolume
+            | Self::PersistentVolumeClaim
+            | Self::ConfigMap
+            | Self::Secret
+            | Self::Event
+            | Self::Node => "v1",
         }
     }
 
     pub fn is_namespaced(self) -> bool {
-        matches!(self, Self::Pod | Self::PersistentVolumeClaim | Self::Event)
+        matches!(self, Self::Pod | Self::PersistentVolumeClaim | Self::ConfigMap | Self::Secret | Self::Event)
     }
 }
 

@@ -23,6 +23,11 @@ pub(super) fn fill(object: &mut AnyObject) {
         AnyObject::CsiDriver(driver) => {
             fill_metadata(driver.as_mut());
         }
+        AnyObject::ConfigMap(map) => fill_metadata(map.as_mut()),
+        AnyObject::Secret(secret) => {
+            fill_metadata(secret.as_mut());
+            secret.take_string_data();
+        }
     }
 }
 

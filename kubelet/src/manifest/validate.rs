@@ -1,6 +1,7 @@
 //! The rules of Kubernetes' API server, in its words, as far as they concern
 //! the fields that this kubelet has.
 
+mod configuration;
 mod names;
 mod pod;
 mod storage;
@@ -33,6 +34,8 @@ pub(super) fn object(object: &AnyObject) -> Vec<Invalid> {
         AnyObject::Claim(claim) => storage::check_claim(claim, &mut findings),
         AnyObject::Class(class) => storage::check_class(class, &mut findings),
         AnyObject::CsiDriver(_) => {}
+        AnyObject::ConfigMap(map) => configuration::check_config_map(map, &mut findings),
+        AnyObject::Secret(secret) => configuration::check_secret(secret, &mut findings),
     }
     findings.0
 }

@@ -105,6 +105,29 @@ fn kubernetes_reads_a_volume_and_its_status() {
 }
 
 #[test]
+fn kubernetes_reads_a_config_map_and_a_secret() {
+    let text = || BTreeMap::from([("key".to_owned(), "value".to_owned())]);
+    let bytes = || BTreeMap::from([("bytes".to_owned(), Bytes(vec![0, 0xff]))]);
+    assert_reads_as::<core::ConfigMap>(&ConfigMap {
+        api_version: "v1".to_owned(),
+        kind: "ConfigMap".to_owned(),
+        metadata: metadata("config"),
+        data: text(),
+        binary_data: bytes(),
+        immutable: true,
+    });
+    assert_reads_as::<core::Secret>(&Secret {
+        api_version: "v1".to_owned(),
+        kind: "Secret".to_owned(),
+        metadata: metadata("secret"),
+        secret_type: "Opaque".to_owned(),
+        data: bytes(),
+        string_data: text(),
+        immutable: true,
+    });
+}
+
+#[test]
 fn kubernetes_reads_an_event() {
     for event_type in [EventType::Normal, EventType::Warning] {
         assert_reads_as::<core::Event>(&Event {

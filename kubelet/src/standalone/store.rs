@@ -25,8 +25,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use crate::objects::{
-    CsiDriver, Document, Event, EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim,
-    Pod, PodStatus, StorageClass, VolumePhase, now,
+    ConfigMap, CsiDriver, Document, Event, EventType, Kind, Object, ObjectRef, PersistentVolume,
+    PersistentVolumeClaim, Pod, PodStatus, Secret, StorageClass, VolumePhase, now,
 };
 use disk::{Disk, Durability};
 use entries::{Entries, Entry, Key, PodEntries, PodEntry};
@@ -73,8 +73,8 @@ pub enum Error {
     Uid(#[source] io::Error),
     #[error("{kind} {name:?} is already described by {holder}")]
     OtherSource { kind: Kind, name: String, holder: Source },
-    #[error("{kind} {name:?} is invalid: {field}: Forbidden: field is immutable after creation")]
-    Immutable { kind: Kind, name: String, field: &'static str },
+    #[error("{kind} {name:?} is invalid: {field}: Forbidden: {rule}")]
+    Immutable { kind: Kind, name: String, field: &'static str, rule: &'static str },
     #[error("{kind} {name:?} is being deleted; it can be created again once that is done")]
     Terminating { kind: Kind, name: String },
 }
@@ -142,6 +142,8 @@ struct State {
     volumes: Entries<PersistentVolume>,
     classes: Entries<StorageClass>,
     csi_drivers: Entries<CsiDriver>,
+    config_maps: Entries<ConfigMap>,
+    secrets: Entries<Secret>,
     events: EventLog,
 }
 
@@ -156,6 +158,8 @@ impl Store {
             volumes: disk.load(&mut set_aside)?,
             classes: disk.load(&mut set_aside)?,
             csi_drivers: disk.load(&mut set_aside)?,
+            config_maps: disk.load(&mut set_aside)?,
+            secrets: disk.load(&mut set_aside)?,
             events: EventLog::new(node_name),
         };
         let inner = Inner {
@@ -284,6 +288,22 @@ impl Store {
         self.state().csi_drivers.object("", name)
     }
 
+    pub fn config_maps(&self) -> Vec<Arc<ConfigMap>> {
+        self.state().config_maps.objects()
+    }
+
+    pub fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
+        self.state().config_maps.object(namespace, name)
+    }
+
+    pub fn secrets(&self) -> Vec<Arc<Secret>> {
+        self.state().secrets.objects()
+    }
+
+    pub fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
+        self.state().secrets.object(namespace, name)
+    }
+
     /// The applied document of an object, if any.
     pub fn document(&self, kind: Kind, namespace: &str, name: &str) -> Option<Document> {
         let state = self.state();
@@ -294,6 +314,8 @@ impl Store {
             Kind::PersistentVolume => state.volumes.get(&key)?.document.clone(),
             Kind::StorageClass => state.classes.get(&key)?.document.clone(),
             Kind::CsiDriver => state.csi_drivers.get(&key)?.document.clone(),
+            Kind::ConfigMap => state.config_maps.get(&key)?.document.clone(),
+            Kind::Secret => state.secrets.get(&key)?.document.clone(),
             Kind::Event | Kind::Node => None,
         }
     }
@@ -333,6 +355,16 @@ impl Store {
     /// Removes a CSIDriver object; succeeds if there is none.
     pub fn remove_csi_driver(&self, name: &str) -> Result<(), Error> {
         self.remove::<CsiDriver>("", name)
+    }
+
+    /// Removes a ConfigMap; succeeds if there is none.
+    pub fn remove_config_map(&self, namespace: &str, name: &str) -> Result<(), Error> {
+        self.remove::<ConfigMap>(namespace, name)
+    }
+
+    /// Removes a Secret; succeeds if there is none.
+    pub fn remove_secret(&self, namespace: &str, name: &str) -> Result<(), Error> {
+        self.remove::<Secret>(namespace, name)
     }
 
     /// Sets a pod's status; does nothing for an unknown uid.
@@ -517,3 +549,5 @@ shelved!(PersistentVolumeClaim, claims);
 shelved!(PersistentVolume, volumes);
 shelved!(StorageClass, classes);
 shelved!(CsiDriver, csi_drivers);
+shelved!(ConfigMap, config_maps);
+shelved!(Secret, secrets);
