@@ -39,6 +39,8 @@ mod observed;
 mod plan;
 mod plugins;
 mod pod_cgroup;
+mod pod_fields;
+mod pod_names;
 mod resources;
 pub mod run;
 pub mod sink;

@@ -14,6 +14,7 @@ pub(crate) mod kubernetes;
 mod meta;
 mod pod;
 mod pod_status;
+mod projection;
 mod security;
 mod storage;
 
@@ -29,23 +30,28 @@ pub use class::{
 };
 pub use configuration::{Bytes, ConfigMap, MAX_CONFIGURATION_BYTES, Secret};
 pub use container::{
-    Container, ContainerPort, EnvVar, EnvVarSource, MountPropagation, ObjectFieldSelector, PullPolicy,
+    Container, ContainerPort, EnvFromSource, EnvVar, EnvVarSource, MountPropagation, PullPolicy,
     ResourceRequirements, TerminationMessagePolicy, VolumeMount,
 };
 pub use document::Document;
 pub use event::{Event, EventSource, EventType};
-pub use meta::{ObjectMeta, Time, new_uid, now};
+pub use meta::{ObjectMeta, OwnerReference, Time, new_uid, now};
 pub use pod::{
-    DnsPolicy, EmptyDirVolume, HostPathType, HostPathVolume, Pod, PodDnsConfig, PodDnsOption, PodSpec,
-    PvcVolume, RestartPolicy, Volume, VolumeSource,
+    ClaimTemplate, DnsPolicy, EmptyDirVolume, EphemeralVolume, HostAlias, HostPathType, HostPathVolume, Pod,
+    PodDnsConfig, PodDnsOption, PodSpec, PvcVolume, RestartPolicy, Volume, VolumeSource,
 };
 pub use pod_status::{
     ConditionStatus, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
     ContainerStatus, PodCondition, PodIp, PodPhase, PodStatus, QosClass,
 };
+pub use projection::{
+    ConfigMapVolume, DownwardFile, DownwardProjection, DownwardVolume, KeySelector, KeyToPath,
+    KeysProjection, ObjectFieldSelector, ObjectSelector, ProjectedSource, ProjectedVolume,
+    ResourceFieldSelector, SecretVolume,
+};
 pub use security::{
     Capabilities, FsGroupChangePolicy, PodSecurityContext, SeccompProfile, SeccompProfileType,
-    SecurityContext, SupplementalGroupsPolicy,
+    SecurityContext, SupplementalGroupsPolicy, Sysctl,
 };
 pub use storage::{
     AccessMode, ClaimPhase, ClaimResources, CsiVolumeSource, PersistentVolume, PersistentVolumeClaim,

@@ -202,13 +202,14 @@ fn fields_that_would_change_the_pod_are_refused() {
         "web.yaml:10:5: Pod \"web\" is invalid: spec.initContainers: not supported: the containers would run \
          without what must run before them"
     );
-    let error = errors(&pod(&format!("{CONTAINER}  volumes:\n  - name: v\n    configMap: {{name: x}}\n")));
-    assert!(error.contains("spec.volumes[0].configMap: not supported: supported volumes are"), "{error}");
+    let error =
+        errors(&pod(&format!("{CONTAINER}  volumes:\n  - name: v\n    nfs: {{server: x, path: /}}\n")));
+    assert!(error.contains("spec.volumes[0].nfs: not supported: supported volumes are"), "{error}");
 }
 
 #[test]
 fn empty_unsupported_fields_are_accepted() {
-    let text = pod(&format!("{CONTAINER}  initContainers: []\n  hostPID: false\n  volumes: null\n"));
+    let text = pod(&format!("{CONTAINER}  initContainers: []\n  hostUsers: true\n  volumes: null\n"));
     assert_eq!(warnings(&text), "");
     let read_back = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: data\n  creationTimestamp: null\n  \
                      resourceVersion: \"12\"\n  managedFields: [{manager: x}]\nspec:\n  accessModes: [ReadWriteMany]\n  \

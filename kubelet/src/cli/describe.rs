@@ -3,6 +3,7 @@
 mod configuration;
 mod pod;
 mod report;
+mod sources;
 mod storage;
 
 use std::io::Write;

@@ -3,7 +3,9 @@
 
 mod configuration;
 mod names;
+mod network;
 mod pod;
+mod sources;
 mod storage;
 
 use super::path::FieldPath;
@@ -89,6 +91,11 @@ fn metadata(meta: &ObjectMeta, findings: &mut Findings) {
     if !meta.namespace.is_empty() {
         findings.name(at.key("namespace"), &meta.namespace, names::label);
     }
+    labels(&at, meta, findings);
+}
+
+/// Labels and annotations of `at`.
+fn labels(at: &FieldPath, meta: &ObjectMeta, findings: &mut Findings) {
     for (key, value) in &meta.labels {
         let field = at.key("labels").key(key);
         if let Err(broken) = names::qualified(key) {

@@ -34,6 +34,14 @@ fn metadata(name: &str) -> ObjectMeta {
         creation_timestamp: Some(now()),
         deletion_timestamp: Some(now()),
         deletion_grace_period_seconds: Some(30),
+        owner_references: vec![OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: "web".to_owned(),
+            uid: "4f7b".to_owned(),
+            controller: true,
+            block_owner_deletion: true,
+        }],
     }
 }
 
@@ -125,6 +133,52 @@ fn kubernetes_reads_a_config_map_and_a_secret() {
         string_data: text(),
         immutable: true,
     });
+}
+
+#[test]
+fn kubernetes_reads_what_a_pod_asks_for() {
+    let keys = json!({"name": "o", "items": [{"key": "k", "path": "p", "mode": 0o400}], "optional": true});
+    let field = json!({"path": "f", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}});
+    let resource = json!({"containerName": "c", "resource": "limits.cpu", "divisor": "1m"});
+    let file = json!({"path": "r", "mode": 0o444, "resourceFieldRef": resource});
+    let secret = json!({"secretName": "o", "items": [{"key": "k", "path": "p"}], "defaultMode": 0o600, "optional": true});
+    let template = json!({
+        "metadata": {"labels": {"a": "b"}},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    let spec: PodSpec = serde_json::from_value(json!({
+        "hostPID": true, "hostIPC": true, "shareProcessNamespace": true, "hostNetwork": true,
+        "hostname": "h", "subdomain": "s", "setHostnameAsFQDN": true, "serviceAccountName": "a",
+        "hostAliases": [{"ip": "192.0.2.1", "hostnames": ["n"]}],
+        "securityContext": {"sysctls": [{"name": "n", "value": "v"}]},
+        "containers": [{
+            "name": "c",
+            "ports": [{"containerPort": 80, "hostPort": 8080, "hostIP": "192.0.2.1"}],
+            "envFrom": [
+                {"prefix": "P", "configMapRef": {"name": "o", "optional": true}}, {"secretRef": {"name": "o"}},
+            ],
+            "env": [
+                {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "o", "key": "k", "optional": true}}},
+                {"name": "B", "valueFrom": {"secretKeyRef": {"name": "o", "key": "k"}}},
+                {"name": "C", "valueFrom": {"resourceFieldRef": resource}},
+            ],
+            "volumeMounts": [
+                {"name": "v", "mountPath": "/a", "subPath": "s"}, {"name": "v", "mountPath": "/b", "subPathExpr": "s"},
+            ],
+        }],
+        "volumes": [
+            {"name": "a", "configMap": keys},
+            {"name": "b", "secret": secret},
+            {"name": "c", "downwardAPI": {"items": [field, file], "defaultMode": 0o444}},
+            {"name": "d", "projected": {"defaultMode": 0o444, "sources": [
+                {"configMap": keys}, {"secret": keys}, {"downwardAPI": {"items": [field]}},
+            ]}},
+            {"name": "e", "ephemeral": {"volumeClaimTemplate": template}},
+        ],
+    }))
+    .unwrap();
+    assert_eq!(spec.volumes.iter().filter_map(Volume::source).count(), 5);
+    assert_reads_as::<core::PodSpec>(&spec);
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! Lock order: `writing` (held during disk I/O), then `state` (never held during disk I/O, so that
 //! readers do not wait for the disk).
 
+mod configuration;
 mod desired;
 mod disk;
 mod entries;
@@ -288,22 +289,6 @@ impl Store {
         self.state().csi_drivers.object("", name)
     }
 
-    pub fn config_maps(&self) -> Vec<Arc<ConfigMap>> {
-        self.state().config_maps.objects()
-    }
-
-    pub fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
-        self.state().config_maps.object(namespace, name)
-    }
-
-    pub fn secrets(&self) -> Vec<Arc<Secret>> {
-        self.state().secrets.objects()
-    }
-
-    pub fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
-        self.state().secrets.object(namespace, name)
-    }
-
     /// The applied document of an object, if any.
     pub fn document(&self, kind: Kind, namespace: &str, name: &str) -> Option<Document> {
         let state = self.state();
@@ -355,16 +340,6 @@ impl Store {
     /// Removes a CSIDriver object; succeeds if there is none.
     pub fn remove_csi_driver(&self, name: &str) -> Result<(), Error> {
         self.remove::<CsiDriver>("", name)
-    }
-
-    /// Removes a ConfigMap; succeeds if there is none.
-    pub fn remove_config_map(&self, namespace: &str, name: &str) -> Result<(), Error> {
-        self.remove::<ConfigMap>(namespace, name)
-    }
-
-    /// Removes a Secret; succeeds if there is none.
-    pub fn remove_secret(&self, namespace: &str, name: &str) -> Result<(), Error> {
-        self.remove::<Secret>(namespace, name)
     }
 
     /// Sets a pod's status; does nothing for an unknown uid.
