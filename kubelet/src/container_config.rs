@@ -2,19 +2,23 @@
 
 mod security;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use proto::cri;
 use sha2::{Digest, Sha256};
 
 use crate::cri::{CONTAINER_NAME_LABEL, POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL};
-use crate::environment::{self, Environment, PodFacts};
+use crate::environment::{self, Environment, Origins};
 use crate::objects::{
-    Container, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodDnsConfig, TerminationMessagePolicy,
+    Container, ContainerPort, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodDnsConfig,
+    TerminationMessagePolicy,
 };
 use crate::pod_cgroup::Hierarchies;
-use crate::volumes::MountedVolumes;
+use crate::pod_fields::PodFacts;
+use crate::pod_names::{self, PodNames};
+use crate::standalone::store::Store;
+use crate::volumes::{MountedVolumes, SubPath};
 use crate::{dns, resources};
 
 /// Names the kubelet that owns a sandbox, where several share a runtime.
@@ -22,14 +26,14 @@ pub(crate) const ROOT_DIR_ANNOTATION: &str = "hawser.dev/root-dir";
 
 const ETC_HOSTS: &str = "/etc/hosts";
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// The kernel's limit for a host name, without the terminating NUL.
-const MAX_HOSTNAME: usize = 63;
 
 /// Why a pod cannot be converted: CreateContainerConfigError.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error(transparent)]
     Environment(#[from] environment::Error),
+    #[error(transparent)]
+    Hostname(#[from] pod_names::TooLong),
     #[error("volumeMounts {volume}: the pod has no such volume")]
     NoVolume { volume: String },
     #[error("volumeMounts {volume}: mountPropagation Bidirectional is only for privileged containers")]
@@ -73,7 +77,11 @@ pub(crate) struct Instance<'a> {
     pub(crate) restart_count: u32,
     pub(crate) image: &'a cri::Image,
     pub(crate) volumes: &'a MountedVolumes,
+    /// Mounted parts of volumes, by the index of the volumeMount.
+    pub(crate) sub_paths: &'a BTreeMap<usize, PathBuf>,
     pub(crate) facts: &'a PodFacts,
+    /// Has the ConfigMaps and Secrets of its variables.
+    pub(crate) store: &'a Store,
     /// The kubelet's own file, mounted into the container.
     pub(crate) etc_hosts: &'a Path,
     pub(crate) termination_log: &'a Path,
@@ -86,16 +94,6 @@ pub(crate) fn log_directory(log_dir: &Path, pod: &ObjectMeta) -> PathBuf {
 /// Below the pod's log directory.
 pub(crate) fn log_path(container: &str, restart_count: u32) -> String {
     format!("{container}/{restart_count}.log")
-}
-
-pub(crate) fn hostname(pod: &Pod, node_name: &str) -> String {
-    let wanted = match (pod.spec.host_network, pod.spec.hostname.as_str()) {
-        (true, _) => node_name,
-        (false, "") => &pod.metadata.name,
-        (false, hostname) => hostname,
-    };
-    let cut: String = wanted.chars().take(MAX_HOSTNAME).collect();
-    cut.trim_end_matches(['-', '.']).to_owned()
 }
 
 pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::PodSandboxConfig, Error> {
@@ -111,7 +109,8 @@ pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::Po
             namespace: metadata.namespace.clone(),
             attempt,
         }),
-        hostname: hostname(pod, node.name),
+        hostname: PodNames::of(pod, node.name).of_kernel(pod)?,
+        port_mappings: port_mappings(pod),
         log_directory: text(&log_directory(node.log_dir, metadata)),
         dns_config: Some(dns_config(pod)?),
         labels,
@@ -119,15 +118,21 @@ pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::Po
         linux: Some(cri::LinuxPodSandboxConfig {
             cgroup_parent: resources::cgroup_path(node.cgroup_root, pod),
             security_context: Some(security::of_sandbox(pod, node)?),
+            sysctls: sysctls(pod),
             ..cri::LinuxPodSandboxConfig::default()
         }),
-        ..cri::PodSandboxConfig::default()
     })
 }
 
 pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::ContainerConfig, Error> {
     let Instance { pod, container, .. } = *instance;
-    let environment = Environment::of(container, pod, instance.facts)?;
+    let environment = Environment::of(Origins {
+        pod,
+        container,
+        facts: instance.facts,
+        store: instance.store,
+        root_dir: node.root_dir,
+    })?;
     let expanded = |field: &str, texts: &[String]| -> Result<Vec<String>, environment::Error> {
         let texts = texts.iter().enumerate();
         texts.map(|(number, text)| environment.expand(&format!("{field}[{number}]"), text)).collect()
@@ -173,6 +178,54 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
     })
 }
 
+/// The parts of volumes that the container mounts, with variables replaced.
+pub(crate) fn sub_paths(origins: Origins<'_>) -> Result<Vec<SubPath>, Error> {
+    let mut environment = None;
+    let mut parts = Vec::new();
+    for (number, mount) in origins.container.volume_mounts.iter().enumerate() {
+        let path = if mount.sub_path_expr.is_empty() {
+            mount.sub_path.clone()
+        } else {
+            let environment: &Environment = match &mut environment {
+                Some(known) => known,
+                none => none.insert(Environment::of(origins)?),
+            };
+            environment.expand_all(&format!("volumeMounts[{number}].subPathExpr"), &mount.sub_path_expr)?
+        };
+        if !path.is_empty() || !mount.sub_path_expr.is_empty() {
+            let (volume, container) = (mount.name.clone(), origins.container.name.clone());
+            parts.push(SubPath { volume, container, number, path });
+        }
+    }
+    Ok(parts)
+}
+
+/// All ports, as kubelet passes them: the runtime opens those with a host port. A pod on the host's
+/// network opens its ports itself.
+fn port_mappings(pod: &Pod) -> Vec<cri::PortMapping> {
+    if pod.spec.host_network {
+        return Vec::new();
+    }
+    let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
+    let mapping = |port: &ContainerPort| cri::PortMapping {
+        protocol: match port.protocol.as_str() {
+            "UDP" => cri::Protocol::Udp,
+            "SCTP" => cri::Protocol::Sctp,
+            _ => cri::Protocol::Tcp,
+        }
+        .into(),
+        container_port: port.container_port.into(),
+        host_port: port.host_port.into(),
+        host_ip: port.host_ip.clone(),
+    };
+    ports.map(mapping).collect()
+}
+
+fn sysctls(pod: &Pod) -> HashMap<String, String> {
+    let sysctls = &pod.spec.security_context.sysctls;
+    sysctls.iter().map(|sysctl| (sysctl.name.replace('/', "."), sysctl.value.clone())).collect()
+}
+
 fn pod_labels(metadata: &ObjectMeta) -> [(String, String); 3] {
     [
         (POD_NAME_LABEL.to_owned(), metadata.name.clone()),
@@ -205,7 +258,7 @@ fn annotations(instance: &Instance<'_>) -> HashMap<String, String> {
 fn mounts(instance: &Instance<'_>) -> Result<Vec<cri::Mount>, Error> {
     let Instance { container, .. } = instance;
     let mut mounts = Vec::new();
-    for wanted in &container.volume_mounts {
+    for (number, wanted) in container.volume_mounts.iter().enumerate() {
         let volume = instance
             .volumes
             .get(&wanted.name)
@@ -217,7 +270,7 @@ fn mounts(instance: &Instance<'_>) -> Result<Vec<cri::Mount>, Error> {
         }
         mounts.push(cri::Mount {
             container_path: wanted.mount_path.clone(),
-            host_path: text(&volume.host_path),
+            host_path: text(instance.sub_paths.get(&number).unwrap_or(&volume.host_path)),
             readonly: wanted.read_only || volume.read_only,
             propagation: match propagation {
                 MountPropagation::None => cri::MountPropagation::PropagationPrivate,

@@ -130,6 +130,7 @@ impl Engine {
         background.spawn(never_ends(controller(self.plugins.clone(), self.volumes.clone())));
         background.spawn(never_ends(self.volumes.clone().watch_health()));
         background.spawn(never_ends(self.volumes.clone().republish()));
+        background.spawn(never_ends(self.volumes.clone().keep_configuration_current()));
 
         self.preload(&cri, &mut background);
         let tools = Arc::new(self.tools(cri.clone(), runtime_name)?);

@@ -39,6 +39,8 @@ mod observed;
 mod plan;
 mod plugins;
 mod pod_cgroup;
+mod pod_fields;
+mod pod_names;
 pub mod pull_secrets;
 mod resources;
 pub mod run;

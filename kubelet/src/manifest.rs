@@ -171,6 +171,8 @@ fn read_document(
         Kind::PersistentVolumeClaim => read_object(document, |claim| AnyObject::Claim(Box::new(claim))),
         Kind::StorageClass => read_object(document, |class| AnyObject::Class(Box::new(class))),
         Kind::CsiDriver => read_object(document, |driver| AnyObject::CsiDriver(Box::new(driver))),
+        Kind::ConfigMap => read_object(document, |map| AnyObject::ConfigMap(Box::new(map))),
+        Kind::Secret => read_object(document, |secret| AnyObject::Secret(Box::new(secret))),
         kind @ (Kind::Event | Kind::Node) => {
             let message = format!("{kind} is written by the kubelet, not by manifests");
             Err(vec![document.error_at(&FieldPath::root().key("kind"), None, &message)])
@@ -189,7 +191,8 @@ fn kind_of(document: &document::Document<'_>) -> Result<Kind, (FieldPath, String
         return Err((at("kind"), "Required value".to_owned()));
     };
     let kind: Kind = name.parse().map_err(|_| {
-        let known = "Pod, PersistentVolume, PersistentVolumeClaim, StorageClass, CSIDriver";
+        let known =
+            "Pod, PersistentVolume, PersistentVolumeClaim, StorageClass, CSIDriver, ConfigMap, Secret";
         (at("kind"), format!("Unsupported value: {name:?}: supported values: {known}"))
     })?;
     let want = kind.api_version();

@@ -5,6 +5,7 @@
 //! Field names and shapes are those of the Kubernetes API (JSON: camelCase).
 
 mod class;
+mod configuration;
 mod container;
 mod document;
 mod event;
@@ -13,6 +14,7 @@ pub(crate) mod kubernetes;
 mod meta;
 mod pod;
 mod pod_status;
+mod projection;
 mod security;
 mod storage;
 
@@ -26,24 +28,30 @@ pub use ::quantity::{Quantity, QuantityError, Resources};
 pub use class::{
     CsiDriver, CsiDriverSpec, FsGroupPolicy, StorageClass, VolumeBindingMode, VolumeLifecycleMode,
 };
+pub use configuration::{Bytes, ConfigMap, MAX_CONFIGURATION_BYTES, Secret};
 pub use container::{
-    Container, ContainerPort, EnvVar, EnvVarSource, MountPropagation, ObjectFieldSelector, PullPolicy,
+    Container, ContainerPort, EnvFromSource, EnvVar, EnvVarSource, MountPropagation, PullPolicy,
     ResourceRequirements, TerminationMessagePolicy, VolumeMount,
 };
 pub use document::Document;
 pub use event::{Event, EventSource, EventType};
-pub use meta::{ObjectMeta, Time, new_uid, now};
+pub use meta::{ObjectMeta, OwnerReference, Time, new_uid, now};
 pub use pod::{
-    DnsPolicy, EmptyDirVolume, HostPathType, HostPathVolume, Pod, PodDnsConfig, PodDnsOption, PodSpec,
-    PvcVolume, RestartPolicy, Volume, VolumeSource,
+    ClaimTemplate, DnsPolicy, EmptyDirVolume, EphemeralVolume, HostAlias, HostPathType, HostPathVolume, Pod,
+    PodDnsConfig, PodDnsOption, PodSpec, PvcVolume, RestartPolicy, Volume, VolumeSource,
 };
 pub use pod_status::{
     ConditionStatus, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
     ContainerStatus, PodCondition, PodIp, PodPhase, PodStatus, QosClass,
 };
+pub use projection::{
+    ConfigMapVolume, DownwardFile, DownwardProjection, DownwardVolume, KeySelector, KeyToPath,
+    KeysProjection, ObjectFieldSelector, ObjectSelector, ProjectedSource, ProjectedVolume,
+    ResourceFieldSelector, SecretVolume,
+};
 pub use security::{
     Capabilities, FsGroupChangePolicy, PodSecurityContext, SeccompProfile, SeccompProfileType,
-    SecurityContext, SupplementalGroupsPolicy,
+    SecurityContext, SupplementalGroupsPolicy, Sysctl,
 };
 pub use storage::{
     AccessMode, ClaimPhase, ClaimResources, CsiVolumeSource, PersistentVolume, PersistentVolumeClaim,
@@ -83,17 +91,21 @@ pub enum Kind {
     PersistentVolumeClaim,
     StorageClass,
     CsiDriver,
+    ConfigMap,
+    Secret,
     Event,
     Node,
 }
 
 impl Kind {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Pod,
         Self::PersistentVolume,
         Self::PersistentVolumeClaim,
         Self::StorageClass,
         Self::CsiDriver,
+        Self::ConfigMap,
+        Self::Secret,
         Self::Event,
         Self::Node,
     ];
@@ -106,6 +118,8 @@ impl Kind {
             Self::PersistentVolumeClaim => "PersistentVolumeClaim",
             Self::StorageClass => "StorageClass",
             Self::CsiDriver => "CSIDriver",
+            Self::ConfigMap => "ConfigMap",
+            Self::Secret => "Secret",
             Self::Event => "Event",
             Self::Node => "Node",
         }
@@ -115,14 +129,18 @@ impl Kind {
     pub fn api_version(self) -> &'static str {
         match self {
             Self::StorageClass | Self::CsiDriver => "storage.k8s.io/v1",
-            Self::Pod | Self::PersistentVolume | Self::PersistentVolumeClaim | Self::Event | Self::Node => {
-                "v1"
-            }
+            Self::Pod
+            | Self::PersistentVolume
+            | Self::PersistentVolumeClaim
+            | Self::ConfigMap
+            | Self::Secret
+            | Self::Event
+            | Self::Node => "v1",
         }
     }
 
     pub fn is_namespaced(self) -> bool {
-        matches!(self, Self::Pod | Self::PersistentVolumeClaim | Self::Event)
+        matches!(self, Self::Pod | Self::PersistentVolumeClaim | Self::ConfigMap | Self::Secret | Self::Event)
     }
 }
 

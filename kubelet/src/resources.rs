@@ -1,9 +1,12 @@
 //! Derives QoS class, cgroup values and OOM score from a pod's requests and limits.
 
+use std::path::Path;
+
 use proto::cri::LinuxContainerResources;
 
 use crate::objects::{Container, Pod, QosClass};
 use crate::pod_cgroup::{CPU_PERIOD_US, Limits, quota_us, shares};
+use crate::pod_fields::Capacity;
 
 const GUARANTEED_OOM_SCORE: i64 = -997;
 const BEST_EFFORT_OOM_SCORE: i64 = 1000;
@@ -95,6 +98,21 @@ pub(crate) fn of_container(
         memory_limit_in_bytes: bytes(limits.get("memory")),
         oom_score_adj,
         ..LinuxContainerResources::default()
+    }
+}
+
+/// What a container without limits may use: the node's processors and memory, and the file system of
+/// `root_dir`.
+pub(crate) fn node_capacity(root_dir: &Path) -> Capacity {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let disk = nix::sys::statvfs::statvfs(root_dir).map_or(0, |disk| {
+        let (blocks, size): (u64, u64) = (disk.blocks(), disk.fragment_size());
+        blocks.saturating_mul(size)
+    });
+    Capacity {
+        milli_cpu: cpus as u64 * 1000,
+        memory_bytes: u64::try_from(node_memory_bytes()).unwrap_or_default(),
+        ephemeral_storage_bytes: disk,
     }
 }
 

@@ -5,12 +5,15 @@
 //! other; operations on different volumes run concurrently. A started operation is never cancelled:
 //! it runs in its own task, and a caller can only stop waiting for it.
 
+mod atomic_dir;
 mod capability;
+mod configuration;
 mod csi_mount;
 mod csi_unmount;
 mod dead_mount;
 mod device;
 mod empty_dirs;
+mod ephemeral;
 mod error;
 mod files;
 mod health;
@@ -18,10 +21,12 @@ mod host_paths;
 mod layout;
 mod mounted;
 mod ownership;
+mod projected;
 mod reconstruct;
 mod republish;
 mod resolve;
 mod retry;
+mod sub_paths;
 mod teardown;
 mod unreadable;
 
@@ -35,13 +40,16 @@ use tracing::{Instrument, info_span};
 
 pub(crate) use capability::of_claim as capabilities_of_claim;
 pub(crate) use error::Error;
+pub(crate) use sub_paths::SubPath;
 
 use crate::critical::serves_volumes;
 use crate::csi::Driver;
 use crate::objects::{EventType, FsGroupChangePolicy, Object, PersistentVolume, Pod, Volume, VolumeSource};
 use crate::plugins::Plugins;
+use crate::pod_fields::Capacity;
 use crate::sink::Sinks;
 use crate::standalone::store::Store;
+use configuration::{ConfigurationVolumes, Target};
 use csi_mount::CsiMount;
 use device::{Device, DeviceKey, Devices, Stage};
 use empty_dirs::EmptyDirs;
@@ -57,6 +65,8 @@ pub(crate) struct Mounted {
     pub(crate) host_path: PathBuf,
     /// In addition to the container's volumeMount.
     pub(crate) read_only: bool,
+    /// The kubelet writes it: a ConfigMap, Secret or fields of the pod.
+    pub(crate) is_configuration: bool,
 }
 
 /// By the volume's name in the pod.
@@ -87,6 +97,8 @@ struct Shared {
     /// A daemon has ended, so the condition of volumes may have changed.
     health_due: Notify,
     empty_dirs: EmptyDirs,
+    configuration: ConfigurationVolumes,
+    sub_paths: sub_paths::Mounting,
     host_paths: HostPaths,
     /// For mount pods: other pods' paths must not delay a volume.
     mount_pods_paths: HostPaths,
@@ -106,6 +118,8 @@ impl Volumes {
             republish: republish::Due::default(),
             health_due: Notify::new(),
             empty_dirs: EmptyDirs::default(),
+            configuration: ConfigurationVolumes::default(),
+            sub_paths: sub_paths::Mounting::default(),
             host_paths: HostPaths::default(),
             mount_pods_paths: HostPaths::default(),
         };
@@ -179,18 +193,36 @@ impl Volumes {
                     let root = host_path.clone();
                     ownership::change_group(GroupChange { root, group, policy, marker }).await?;
                 }
-                Ok(Mounted { host_path, read_only: false })
+                Ok(Mounted { host_path, read_only: false, is_configuration: false })
             }
             Some(VolumeSource::HostPath(source)) => {
                 let _turn = local_turn.lock().await;
                 let shared = &self.shared;
                 let paths = if serves_volumes(pod) { &shared.mount_pods_paths } else { &shared.host_paths };
                 let host_path = paths.ensure(uid, source).await?;
-                Ok(Mounted { host_path, read_only: false })
+                Ok(Mounted { host_path, read_only: false, is_configuration: false })
+            }
+            Some(VolumeSource::Ephemeral(source)) => {
+                let name = volume.claim_name(&pod.metadata.name).expect("an ephemeral volume has a claim");
+                ephemeral::ensure_claim(&self.shared.store, pod, &name, &source.volume_claim_template)?;
+                let resolved = resolve::claim(&self.shared.store, pod, &name)?;
+                self.mount_csi(pod, resolved, false).await
             }
             Some(VolumeSource::Claim(source)) => {
                 let resolved = resolve::claim(&self.shared.store, pod, &source.claim_name)?;
                 self.mount_csi(pod, resolved, source.read_only).await
+            }
+            Some(
+                VolumeSource::ConfigMap(_)
+                | VolumeSource::Secret(_)
+                | VolumeSource::Downward(_)
+                | VolumeSource::Projected(_),
+            ) => {
+                let target = Target::of(&self.shared.layout, pod, volume).expect("a source of these types");
+                let host_path = target.dir.clone();
+                let (store, capacity) = (self.shared.store.clone(), self.shared.capacity());
+                self.shared.configuration.write(target, store, capacity).await?;
+                Ok(Mounted { host_path, read_only: true, is_configuration: true })
             }
         }
     }
@@ -214,7 +246,7 @@ impl Volumes {
         };
         let finished = tokio::spawn(operation.in_current_span()).await;
         let host_path = finished.unwrap_or(Err(Error::Interrupted { what: "the mount" }))?;
-        Ok(Mounted { host_path, read_only })
+        Ok(Mounted { host_path, read_only, is_configuration: false })
     }
 
     /// The pods for which this PV is, or may be, mounted.
@@ -298,6 +330,10 @@ impl Shared {
             volume,
             read_only,
         }
+    }
+
+    fn capacity(&self) -> Capacity {
+        crate::resources::node_capacity(self.layout.root())
     }
 
     fn is_stopping(&self, uid: &str) -> bool {

@@ -10,6 +10,7 @@ mod evicted;
 mod images;
 mod messages;
 mod own_files;
+mod sub_paths;
 mod sync_pod;
 mod termination;
 mod tools;

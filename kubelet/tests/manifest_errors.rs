@@ -53,7 +53,7 @@ fn unknown_kinds_and_versions_are_refused_with_the_known_ones() {
     assert_eq!(
         errors("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n"),
         "web.yaml:2:7: kind: Unsupported value: \"Deployment\": supported values: Pod, PersistentVolume, \
-         PersistentVolumeClaim, StorageClass, CSIDriver"
+         PersistentVolumeClaim, StorageClass, CSIDriver, ConfigMap, Secret"
     );
     assert_eq!(
         errors("apiVersion: v2\nkind: Pod\n"),
@@ -202,13 +202,14 @@ fn fields_that_would_change_the_pod_are_refused() {
         "web.yaml:10:5: Pod \"web\" is invalid: spec.initContainers: not supported: the containers would run \
          without what must run before them"
     );
-    let error = errors(&pod(&format!("{CONTAINER}  volumes:\n  - name: v\n    configMap: {{name: x}}\n")));
-    assert!(error.contains("spec.volumes[0].configMap: not supported: supported volumes are"), "{error}");
+    let error =
+        errors(&pod(&format!("{CONTAINER}  volumes:\n  - name: v\n    nfs: {{server: x, path: /}}\n")));
+    assert!(error.contains("spec.volumes[0].nfs: not supported: supported volumes are"), "{error}");
 }
 
 #[test]
 fn empty_unsupported_fields_are_accepted() {
-    let text = pod(&format!("{CONTAINER}  initContainers: []\n  hostPID: false\n  volumes: null\n"));
+    let text = pod(&format!("{CONTAINER}  initContainers: []\n  hostUsers: true\n  volumes: null\n"));
     assert_eq!(warnings(&text), "");
     let read_back = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata:\n  name: data\n  creationTimestamp: null\n  \
                      resourceVersion: \"12\"\n  managedFields: [{manager: x}]\nspec:\n  accessModes: [ReadWriteMany]\n  \
@@ -268,4 +269,35 @@ fn row(rule: &kubelet::manifest::FieldRule) -> String {
         Verdict::Ignored(effect) => format!("| {kind} | `{}` | warning | {effect} |", rule.field),
         Verdict::Refused(reason) => format!("| {kind} | `{}` | refused | {reason} |", rule.field),
     }
+}
+
+#[test]
+fn config_maps_and_secrets_keep_kubernetes_rules() {
+    let object = |kind: &str, rest: &str| {
+        errors(&format!("apiVersion: v1\nkind: {kind}\nmetadata: {{name: web}}\n{rest}"))
+    };
+    assert_eq!(object("ConfigMap", "data: {a.b-C_1: x}\nbinaryData: {b: AP8=}\n"), "");
+    assert_eq!(
+        object("ConfigMap", "data: {a: x}\nbinaryData: {a: AP8=}\n"),
+        "web.yaml:4:11: ConfigMap \"web\" is invalid: data.a: Invalid value: \"a\": duplicate of key present in binaryData"
+    );
+    for bad in ["a/b", "..", ".", "..x", "a b"] {
+        let found = object("ConfigMap", &format!("data: {{\"{bad}\": x}}\n"));
+        assert!(found.contains(&format!("data: Invalid value: {bad:?}: ")), "{found}");
+    }
+    let large = "x".repeat((1 << 20) + 1);
+    for (kind, field) in [("ConfigMap", "data"), ("Secret", "stringData")] {
+        assert_eq!(object(kind, &format!("{field}: {{a: {}}}\n", &large[1..])), "");
+        let found = object(kind, &format!("{field}: {{a: {large}}}\n"));
+        assert!(
+            found.ends_with(&format!(
+                "{kind} \"web\" is invalid: data: Too long: may not be more than 1048576 bytes, has 1048577"
+            )),
+            "{found}"
+        );
+    }
+    let found = object("Secret", "data: {a: hush!}\n");
+    assert!(found.contains("data.a: Invalid value: must be base64") && !found.contains("hush"), "{found}");
+    let found = object("Secret", "type: kubernetes.io/tls\nstringData: {tls.key: x}\n");
+    assert!(found.contains("Required value") && found.contains("tls.crt"), "{found}");
 }

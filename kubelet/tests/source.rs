@@ -246,7 +246,7 @@ async fn a_directory_created_later_is_found() {
 #[tokio::test]
 async fn unsupported_fields_and_duplicate_descriptions_are_reported() {
     let node = Node::start(|dir| {
-        fs::write(dir.join("a.yaml"), pod("web", "demo:1") + "  hostAliases: [{ip: 1.2.3.4}]\n").unwrap();
+        fs::write(dir.join("a.yaml"), pod("web", "demo:1") + "  overhead: {cpu: 1}\n").unwrap();
         fs::write(dir.join("b.yaml"), pod("web", "demo:2")).unwrap();
     })
     .await;
@@ -254,7 +254,7 @@ async fn unsupported_fields_and_duplicate_descriptions_are_reported() {
     let events: Vec<String> =
         node.store.events().iter().map(|e| format!("{} {}", e.reason, e.message)).collect();
     assert!(
-        events.iter().any(|e| e.starts_with("UnsupportedField") && e.contains("spec.hostAliases")),
+        events.iter().any(|e| e.starts_with("UnsupportedField") && e.contains("spec.overhead")),
         "{events:?}"
     );
     assert!(events.iter().any(|e| e.starts_with("ManifestRefused") && e.contains("a.yaml")), "{events:?}");

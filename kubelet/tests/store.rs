@@ -309,3 +309,58 @@ fn the_kubelets_changes_to_a_claim_keep_its_document() {
     assert_eq!(document["spec"]["resources"]["requests"]["storage"], "1Gi");
     assert!(document["spec"].get("volumeName").is_none());
 }
+
+const SECRET: &str = "apiVersion: v1\nkind: Secret\nmetadata: {name: token}\nstringData: {password: hush}\n";
+
+#[test]
+fn a_secret_lies_in_a_file_that_only_root_can_read() {
+    use std::os::unix::fs::PermissionsExt;
+    let fixture = Fixture::new();
+    fixture.store.apply(object(SECRET), file("s.yaml")).unwrap();
+    let records = fixture.root.path().join("hawser/objects/Secret");
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&records), 0o700);
+    assert_eq!(mode(&records.join("default_token.json")), 0o600);
+    let fixture = fixture.reopen();
+    let secret = fixture.store.secret("default", "token").unwrap();
+    assert_eq!(secret.entries()["password"], b"hush");
+    assert_eq!(secret.secret_type, "Opaque");
+}
+
+#[test]
+fn a_secret_and_a_config_map_go_with_their_file() {
+    let fixture = Fixture::new();
+    let map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {a: b}\n";
+    for text in [SECRET, map] {
+        fixture.store.apply(object(text), file("s.yaml")).unwrap();
+    }
+    for declared in fixture.store.declared_by_files() {
+        fixture.store.withdraw(&declared).unwrap();
+    }
+    let fixture = fixture.reopen();
+    assert_eq!((fixture.store.secrets().len(), fixture.store.config_maps().len()), (0, 0));
+}
+
+#[test]
+fn what_is_marked_immutable_stays_as_it_is() {
+    let fixture = Fixture::new();
+    let map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\nimmutable: true\ndata: {a: b}\n";
+    fixture.store.apply(object(map), Source::Api).unwrap();
+    let refused = |text: &str| fixture.store.apply(object(text), Source::Api).unwrap_err().to_string();
+    let rule = "Forbidden: field is immutable when `immutable` is set";
+    assert_eq!(
+        refused(&map.replace("a: b", "a: c")),
+        format!("ConfigMap \"settings\" is invalid: data: {rule}")
+    );
+    assert_eq!(
+        refused(&map.replace("true", "false")),
+        format!("ConfigMap \"settings\" is invalid: immutable: {rule}")
+    );
+    let labelled = map.replace("{name: settings}", "{name: settings, labels: {x: z}}");
+    assert_eq!(fixture.store.apply(object(&labelled), Source::Api).unwrap(), Outcome::Configured);
+    fixture.store.apply(object(SECRET), Source::Api).unwrap();
+    assert_eq!(
+        refused(&format!("{SECRET}type: example.com/other\n")),
+        "Secret \"token\" is invalid: type: Forbidden: field is immutable after creation"
+    );
+}

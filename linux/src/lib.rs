@@ -6,6 +6,7 @@
 
 pub mod atomic_file;
 pub mod bare_start;
+pub mod beneath;
 pub mod bpf;
 pub mod btrfs;
 pub mod cgroup;

@@ -147,6 +147,11 @@ pub fn clone_tree(path: &Path, recursive: bool) -> Result<OwnedFd> {
     clone_tree_at(rustix::fs::CWD, path, recursive)
 }
 
+/// [`clone_tree`] for an open file or directory (`O_PATH` suffices).
+pub fn clone_opened(found: impl AsFd, recursive: bool) -> Result<OwnedFd> {
+    clone_tree_at(found.as_fd(), Path::new(""), recursive)
+}
+
 /// [`clone_tree`] for a path that had no link when it was checked: a link that was added since is
 /// `ELOOP`.
 pub fn clone_tree_without_links(path: &Path, recursive: bool) -> Result<OwnedFd> {

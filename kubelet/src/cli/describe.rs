@@ -1,7 +1,9 @@
 //! `describe`: one object in detail, with its events.
 
+mod configuration;
 mod pod;
 mod report;
+mod sources;
 mod storage;
 
 use std::io::Write;
@@ -13,8 +15,8 @@ use super::table::Table;
 use super::{Error, age, client, kinds};
 use crate::config::DescribeArgs;
 use crate::objects::{
-    CsiDriver, Event, Kind, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass,
-    Time, now,
+    ConfigMap, CsiDriver, Event, Kind, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim, Pod,
+    Secret, StorageClass, Time, now,
 };
 use report::Report;
 
@@ -36,10 +38,10 @@ pub(super) async fn describe(args: &DescribeArgs, out: &mut dyn Write) -> Result
             Kind::PersistentVolume => describe_kind::<PersistentVolume>(&mut kubelet, args, &names).await?,
             Kind::StorageClass => describe_kind::<StorageClass>(&mut kubelet, args, &names).await?,
             Kind::CsiDriver => describe_kind::<CsiDriver>(&mut kubelet, args, &names).await?,
+            Kind::ConfigMap => describe_kind::<ConfigMap>(&mut kubelet, args, &names).await?,
+            Kind::Secret => describe_kind::<Secret>(&mut kubelet, args, &names).await?,
             Kind::Event | Kind::Node => {
-                return Err(Error::Usage(
-                    "describe supports pods, claims, volumes, classes and CSI drivers: use get",
-                ));
+                return Err(Error::Usage("describe does not support events and nodes: use get"));
             }
         };
         for text in texts {

@@ -11,7 +11,8 @@ use super::table::Table;
 use super::{Error, client, kinds, yaml};
 use crate::config::{GetArgs, OutputFormat};
 use crate::objects::{
-    CsiDriver, Event, Kind, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass, now,
+    ConfigMap, CsiDriver, Event, Kind, PersistentVolume, PersistentVolumeClaim, Pod, Secret, StorageClass,
+    now,
 };
 
 pub(super) async fn get(args: &GetArgs, out: &mut dyn Write) -> Result<(), Error> {
@@ -95,6 +96,8 @@ fn write_table_of(kind: Kind, objects: Vec<Value>, args: &GetArgs, out: &mut dyn
         Kind::PersistentVolume => write_table::<PersistentVolume>(objects, args, out),
         Kind::StorageClass => write_table::<StorageClass>(objects, args, out),
         Kind::CsiDriver => write_table::<CsiDriver>(objects, args, out),
+        Kind::ConfigMap => write_table::<ConfigMap>(objects, args, out),
+        Kind::Secret => write_table::<Secret>(objects, args, out),
         Kind::Event => write_table::<Event>(objects, args, out),
         Kind::Node => write_nodes(&objects, args, out),
     }

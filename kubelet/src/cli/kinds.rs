@@ -11,6 +11,8 @@ pub(super) fn parse(word: &str) -> Result<Kind, Error> {
         "pv" | "persistentvolume" | "persistentvolumes" => Kind::PersistentVolume,
         "sc" | "storageclass" | "storageclasses" => Kind::StorageClass,
         "csidriver" | "csidrivers" => Kind::CsiDriver,
+        "cm" | "configmap" | "configmaps" => Kind::ConfigMap,
+        "secret" | "secrets" => Kind::Secret,
         "ev" | "event" | "events" => Kind::Event,
         "no" | "node" | "nodes" => Kind::Node,
         _ => return Err(Error::UnknownKind { kind: word.to_owned() }),

@@ -3,8 +3,8 @@
 use super::age;
 use super::pod_words;
 use crate::objects::{
-    AccessMode, CsiDriver, Event, Object, PersistentVolume, PersistentVolumeClaim, Pod, Resources,
-    StorageClass, Time,
+    AccessMode, ConfigMap, CsiDriver, Event, Object, PersistentVolume, PersistentVolumeClaim, Pod, Resources,
+    Secret, StorageClass, Time,
 };
 
 /// A kind that has a table.
@@ -131,6 +131,35 @@ impl Tabular for CsiDriver {
             self.spec.pod_info_on_mount.to_string(),
             self.spec.storage_capacity.to_string(),
             modes.join(","),
+            age::since(self.metadata.creation_timestamp, now),
+        ]
+    }
+}
+
+impl Tabular for ConfigMap {
+    fn head() -> (&'static [&'static str], &'static [&'static str]) {
+        (&["NAME", "DATA", "AGE"], &[])
+    }
+
+    fn row(&self, now: Time) -> Vec<String> {
+        vec![
+            self.metadata.name.clone(),
+            (self.data.len() + self.binary_data.len()).to_string(),
+            age::since(self.metadata.creation_timestamp, now),
+        ]
+    }
+}
+
+impl Tabular for Secret {
+    fn head() -> (&'static [&'static str], &'static [&'static str]) {
+        (&["NAME", "TYPE", "DATA", "AGE"], &[])
+    }
+
+    fn row(&self, now: Time) -> Vec<String> {
+        vec![
+            self.metadata.name.clone(),
+            self.secret_type.clone(),
+            self.data.len().to_string(),
             age::since(self.metadata.creation_timestamp, now),
         ]
     }

@@ -426,3 +426,34 @@ async fn get_returns_every_applied_field() {
     assert_eq!(fixture.run(&format!("apply -f {edited}")).await.unwrap(), "pod/web configured\n");
     assert!(fixture.run("get pod web -o yaml").await.unwrap().contains("disk: nvme"));
 }
+
+#[tokio::test]
+async fn describe_shows_how_long_a_secret_is_and_not_what_it_is() {
+    let fixture = Fixture::new();
+    let map =
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {greeting: \"good\\nday\\n\"}\n";
+    let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: token}\nstringData: {password: hush}\n";
+    let file = fixture.file("all.yaml", &format!("{map}---\n{secret}"));
+    assert_eq!(
+        fixture.run(&format!("apply -f {file}")).await.unwrap(),
+        "configmap/settings created\nsecret/token created\n"
+    );
+    let stable = |text: String| text.replace("1s\n", "0s\n");
+    assert_eq!(
+        stable(fixture.run("get cm,secret").await.unwrap()),
+        "NAME       DATA   AGE\nsettings   1      0s\nNAME    TYPE     DATA   AGE\ntoken   Opaque   1      0s\n"
+    );
+    let shown = fixture.run("describe cm settings").await.unwrap();
+    assert!(shown.contains("\nData\n====\ngreeting:\n----\ngood\nday\n"), "{shown}");
+    let shown = fixture.run("describe secret token").await.unwrap();
+    assert!(shown.contains("\nData\n====\npassword:  4 bytes\n"), "{shown}");
+    assert!(!shown.contains("hush") && !shown.contains("aHVzaA"), "{shown}");
+    let written = fixture.run("get secret token -o yaml").await.unwrap();
+    assert!(
+        written.contains("password: \"aHVzaA==\"") || written.contains("password: aHVzaA=="),
+        "{written}"
+    );
+    assert!(!written.contains("stringData"), "{written}");
+    assert_eq!(fixture.run("delete secret token").await.unwrap(), "secret \"token\" deleted\n");
+    assert!(fixture.store.secrets().is_empty());
+}

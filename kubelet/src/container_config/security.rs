@@ -106,11 +106,17 @@ fn check_non_root(
 }
 
 fn namespaces(pod: &Pod) -> cri::NamespaceOption {
-    let network = if pod.spec.host_network { cri::NamespaceMode::Node } else { cri::NamespaceMode::Pod };
+    let of_node = |shared: bool| if shared { cri::NamespaceMode::Node } else { cri::NamespaceMode::Pod };
+    let spec = &pod.spec;
+    let pid = match (spec.host_pid, spec.share_process_namespace) {
+        (true, _) => cri::NamespaceMode::Node,
+        (false, true) => cri::NamespaceMode::Pod,
+        (false, false) => cri::NamespaceMode::Container,
+    };
     cri::NamespaceOption {
-        network: network.into(),
-        pid: cri::NamespaceMode::Container.into(),
-        ipc: cri::NamespaceMode::Pod.into(),
+        network: of_node(spec.host_network).into(),
+        pid: pid.into(),
+        ipc: of_node(spec.host_ipc).into(),
         ..cri::NamespaceOption::default()
     }
 }

@@ -8,9 +8,12 @@ use tokio::sync::{Notify, mpsc};
 use tracing::{error, info};
 
 use super::events::ContainerEvent;
-use crate::objects::{Kind, ObjectRef, Pod};
+use crate::objects::{ContainerState, Kind, ObjectRef, Pod};
 use crate::standalone::store::{Change, Store};
 use crate::worker::{Tools, Worker, tear_down_orphan};
+
+/// A container whose configuration is incomplete.
+const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
 #[derive(Debug)]
 pub(super) struct Workers {
@@ -61,6 +64,9 @@ impl Workers {
                 let of_this_name =
                     self.by_uid.values().filter(|w| w.namespace == change.namespace && w.name == change.name);
                 of_this_name.for_each(|worker| worker.wake.notify_one());
+            }
+            Ok(change) if matches!(change.kind, Kind::ConfigMap | Kind::Secret) => {
+                self.wake_unconfigured(store, &change.namespace);
             }
             Ok(_) => {}
             Err(RecvError::Lagged(_) | RecvError::Closed) => {
@@ -115,6 +121,19 @@ impl Workers {
             metadata.uid.clone(),
             Running { namespace: metadata.namespace.clone(), name: metadata.name.clone(), wake },
         );
+    }
+
+    /// Wakes the pods whose containers wait for a ConfigMap or Secret. Their workers also try again
+    /// by themselves.
+    fn wake_unconfigured(&self, store: &Store, namespace: &str) {
+        for pod in store.pods().iter().filter(|pod| pod.metadata.namespace == namespace) {
+            let waits = pod.status.container_statuses.iter().any(
+                |status| matches!(&status.state, ContainerState::Waiting(why) if why.reason == CONFIG_ERROR),
+            );
+            if let Some(worker) = self.by_uid.get(&pod.metadata.uid).filter(|_| waits) {
+                worker.wake.notify_one();
+            }
+        }
     }
 
     fn wake_all(&self) {

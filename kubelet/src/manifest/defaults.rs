@@ -23,6 +23,11 @@ pub(super) fn fill(object: &mut AnyObject) {
         AnyObject::CsiDriver(driver) => {
             fill_metadata(driver.as_mut());
         }
+        AnyObject::ConfigMap(map) => fill_metadata(map.as_mut()),
+        AnyObject::Secret(secret) => {
+            fill_metadata(secret.as_mut());
+            secret.take_string_data();
+        }
     }
 }
 
@@ -35,6 +40,8 @@ fn fill_metadata<T: Object>(object: &mut T) {
     meta.creation_timestamp = None;
     meta.deletion_timestamp = None;
     meta.deletion_grace_period_seconds = None;
+    // An object goes with the owner that this kubelet gave it, and with no other.
+    meta.owner_references.clear();
     if !T::KIND.is_namespaced() {
         meta.namespace.clear();
     } else if meta.namespace.is_empty() {

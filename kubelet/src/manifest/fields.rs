@@ -58,7 +58,8 @@ use Verdict::{Harmless, Ignored, Refused};
 const ONE_NODE: Verdict = Ignored("there is one node");
 const NO_PROBES: Verdict = Ignored("a container counts as ready while it runs");
 const LESS_ISOLATION: Verdict = Refused("the pod would be less isolated than it asks to be");
-const OTHER_NAMESPACE: Verdict = Refused("the pod's processes would not see what they ask to see");
+
+const VOLUMES: &str = "supported volumes are emptyDir, hostPath, persistentVolumeClaim, configMap, secret, projected, downwardAPI and ephemeral";
 
 /// The first row that matches decides.
 pub const FIELD_TABLE: &[FieldRule] = &[
@@ -73,9 +74,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.initContainers", Refused("the containers would run without what must run before them")),
     pod("spec.ephemeralContainers", Refused("a manifest cannot describe them")),
     pod("spec.activeDeadlineSeconds", Ignored("the pod is not ended by time")),
-    pod("spec.hostPID", OTHER_NAMESPACE),
-    pod("spec.hostIPC", OTHER_NAMESPACE),
-    pod("spec.shareProcessNamespace", OTHER_NAMESPACE),
     pod("spec.hostUsers", LESS_ISOLATION),
     pod("spec.runtimeClassName", Refused("there is one runtime")),
     pod("spec.os", Harmless),
@@ -84,7 +82,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.preemptionPolicy", Harmless),
     pod("spec.enableServiceLinks", Harmless),
     pod("spec.automountServiceAccountToken", Harmless),
-    pod("spec.serviceAccountName", Ignored("there are no service accounts")),
     pod("spec.serviceAccount", Ignored("there are no service accounts")),
     pod("spec.imagePullSecrets", Ignored("images are pulled without credentials")),
     pod("spec.nodeSelector", ONE_NODE),
@@ -93,12 +90,8 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.schedulingGates", Refused("nothing would ever open them")),
     pod("spec.resourceClaims", Refused("there are no devices to claim")),
     pod("spec.readinessGates", Ignored("nothing sets them")),
-    pod("spec.hostAliases", Ignored("/etc/hosts is without them")),
-    pod("spec.subdomain", Ignored("there is no cluster domain")),
-    pod("spec.setHostnameAsFQDN", Ignored("there is no cluster domain")),
     pod("spec.overhead", Ignored("it is not counted")),
     pod("spec.resources", Ignored("only the containers' own limits hold")),
-    pod("spec.securityContext.sysctls", Refused("the pod would run with other kernel settings")),
     pod("spec.securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.securityContext.appArmorProfile", LESS_ISOLATION),
     pod("spec.securityContext.windowsOptions", Harmless),
@@ -107,21 +100,21 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.containers[*].startupProbe", NO_PROBES),
     pod("spec.containers[*].lifecycle", Ignored("no hook runs")),
     pod("spec.containers[*].resizePolicy", Harmless),
-    pod("spec.containers[*].envFrom", Refused("the program would run without these variables")),
     pod("spec.containers[*].env[*].valueFrom", Refused("the variable would be empty")),
-    pod("spec.containers[*].ports[*].hostPort", Ignored("the port is not opened on the host")),
-    pod("spec.containers[*].ports[*].hostIP", Ignored("the port is not opened on the host")),
     pod("spec.containers[*].resources.claims", Refused("there are no devices to claim")),
     pod("spec.containers[*].volumeDevices", Refused("volumes are file systems")),
-    pod("spec.containers[*].volumeMounts[*].subPath", Refused("the whole volume would be shown")),
-    pod("spec.containers[*].volumeMounts[*].subPathExpr", Refused("the whole volume would be shown")),
     pod("spec.containers[*].volumeMounts[*].recursiveReadOnly", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.procMount", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.appArmorProfile", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.windowsOptions", Harmless),
     pod("spec.containers[*].restartPolicy", Refused("containers follow the pod's restartPolicy")),
-    pod("spec.volumes[*]", Refused("supported volumes are emptyDir, hostPath and persistentVolumeClaim")),
+    pod(
+        "spec.volumes[*].projected.sources[*]",
+        Refused("supported sources are configMap, secret and downwardAPI"),
+    ),
+    pod("spec.volumes[*].ephemeral", Refused("the claim would be made without it")),
+    pod("spec.volumes[*]", Refused(VOLUMES)),
     claim("spec.selector", Refused("volumes are not chosen by label; name one in spec.volumeName")),
     claim("spec.dataSource", Refused("the volume would be empty")),
     claim("spec.dataSourceRef", Refused("the volume would be empty")),

@@ -36,6 +36,8 @@ pub(super) fn look_up(kind: Kind, field: &FieldPath) -> Lookup {
         Kind::PersistentVolumeClaim => look_up_in::<core::PersistentVolumeClaim>(path),
         Kind::StorageClass => look_up_in::<storage::StorageClass>(path),
         Kind::CsiDriver => look_up_in::<storage::CSIDriver>(path),
+        Kind::ConfigMap => look_up_in::<core::ConfigMap>(path),
+        Kind::Secret => look_up_in::<core::Secret>(path),
         // No manifest has these kinds.
         Kind::Event | Kind::Node => Lookup::Known,
     }

@@ -1,8 +1,11 @@
 //! The rules of Kubernetes' API server, in its words, as far as they concern
 //! the fields that this kubelet has.
 
+mod configuration;
 mod names;
+mod network;
 mod pod;
+mod sources;
 mod storage;
 
 use super::path::FieldPath;
@@ -33,6 +36,8 @@ pub(super) fn object(object: &AnyObject) -> Vec<Invalid> {
         AnyObject::Claim(claim) => storage::check_claim(claim, &mut findings),
         AnyObject::Class(class) => storage::check_class(class, &mut findings),
         AnyObject::CsiDriver(_) => {}
+        AnyObject::ConfigMap(map) => configuration::check_config_map(map, &mut findings),
+        AnyObject::Secret(secret) => configuration::check_secret(secret, &mut findings),
     }
     findings.0
 }
@@ -86,6 +91,11 @@ fn metadata(meta: &ObjectMeta, findings: &mut Findings) {
     if !meta.namespace.is_empty() {
         findings.name(at.key("namespace"), &meta.namespace, names::label);
     }
+    labels(&at, meta, findings);
+}
+
+/// Labels and annotations of `at`.
+fn labels(at: &FieldPath, meta: &ObjectMeta, findings: &mut Findings) {
     for (key, value) in &meta.labels {
         let field = at.key("labels").key(key);
         if let Err(broken) = names::qualified(key) {

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Resources, SecurityContext, null_as_default};
+use super::{
+    KeySelector, ObjectFieldSelector, ObjectSelector, ResourceFieldSelector, Resources, SecurityContext,
+    null_as_default,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -22,6 +25,8 @@ pub struct Container {
     pub working_dir: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     pub env: Vec<EnvVar>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub env_from: Vec<EnvFromSource>,
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     pub ports: Vec<ContainerPort>,
     #[serde(default, deserialize_with = "null_as_default")]
@@ -98,26 +103,52 @@ pub struct EnvVar {
 pub struct EnvVarSource {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub field_ref: Option<ObjectFieldSelector>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_field_ref: Option<ResourceFieldSelector>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config_map_key_ref: Option<KeySelector>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_key_ref: Option<KeySelector>,
 }
 
-/// A field of the pod itself: `metadata.name`, `status.podIP`, ….
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ObjectFieldSelector {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub api_version: Option<String>,
-    pub field_path: String,
+/// Every key of a ConfigMap or Secret as a variable; exactly one is set (checked by `manifest`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EnvFromSource {
+    /// Before each key.
+    #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub prefix: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config_map_ref: Option<ObjectSelector>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<ObjectSelector>,
 }
 
-/// Says which port the program listens on; opens nothing.
+/// Says which port the program listens on, and opens it on the host if `host_port` is set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerPort {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     pub container_port: u16,
+    /// 0: none.
+    #[serde(default, skip_serializing_if = "is_zero", deserialize_with = "null_as_default")]
+    pub host_port: u16,
+    /// The host's address; empty: all of them.
+    #[serde(
+        default,
+        rename = "hostIP",
+        skip_serializing_if = "String::is_empty",
+        deserialize_with = "null_as_default"
+    )]
+    pub host_ip: String,
     #[serde(default = "default_protocol")]
     pub protocol: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(port: &u16) -> bool {
+    *port == 0
 }
 
 fn default_protocol() -> String {
@@ -145,6 +176,12 @@ pub struct VolumeMount {
     pub read_only: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_propagation: Option<MountPropagation>,
+    /// The part of the volume that is mounted; the whole volume if empty.
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub sub_path: String,
+    /// The same with `$(NAME)` for variables of the container; never both.
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub sub_path_expr: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

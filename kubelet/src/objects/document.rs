@@ -1,5 +1,6 @@
 //! An object's document as it was applied, with every field.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::de::{Error, Unexpected};
@@ -15,7 +16,7 @@ const OWN_METADATA: [&str; 4] =
 /// A JSON object, in the order of its text. Clones share it.
 ///
 /// It is kept as text: a tree of values takes several times the memory.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Document(Arc<str>);
 
 impl Document {
@@ -33,6 +34,13 @@ impl Document {
         let mut given = self.value();
         drop_own_fields(&mut given, object, kind);
         add(object, given);
+    }
+}
+
+/// It may be a Secret's, so only its length is shown.
+impl fmt::Debug for Document {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Document({} bytes)", self.0.len())
     }
 }
 
@@ -65,6 +73,10 @@ impl<'de> Deserialize<'de> for Document {
 fn drop_own_fields(given: &mut Value, object: &Value, kind: Kind) {
     let Value::Object(fields) = given else { return };
     fields.shift_remove("status");
+    if kind == Kind::Secret {
+        // `data` has it.
+        fields.shift_remove("stringData");
+    }
     if let Some(Value::Object(metadata)) = fields.get_mut("metadata") {
         for name in OWN_METADATA {
             metadata.shift_remove(name);

@@ -34,6 +34,14 @@ fn metadata(name: &str) -> ObjectMeta {
         creation_timestamp: Some(now()),
         deletion_timestamp: Some(now()),
         deletion_grace_period_seconds: Some(30),
+        owner_references: vec![OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: "web".to_owned(),
+            uid: "4f7b".to_owned(),
+            controller: true,
+            block_owner_deletion: true,
+        }],
     }
 }
 
@@ -102,6 +110,75 @@ fn kubernetes_reads_a_volume_and_its_status() {
     assert_reads_as::<core::PersistentVolumeStatus>(&PersistentVolumeStatus::default());
     let volume = PersistentVolume::new(metadata("pvc-1"), spec);
     assert_reads_as::<core::PersistentVolume>(&PersistentVolume { status, ..volume });
+}
+
+#[test]
+fn kubernetes_reads_a_config_map_and_a_secret() {
+    let text = || BTreeMap::from([("key".to_owned(), "value".to_owned())]);
+    let bytes = || BTreeMap::from([("bytes".to_owned(), Bytes(vec![0, 0xff]))]);
+    assert_reads_as::<core::ConfigMap>(&ConfigMap {
+        api_version: "v1".to_owned(),
+        kind: "ConfigMap".to_owned(),
+        metadata: metadata("config"),
+        data: text(),
+        binary_data: bytes(),
+        immutable: true,
+    });
+    assert_reads_as::<core::Secret>(&Secret {
+        api_version: "v1".to_owned(),
+        kind: "Secret".to_owned(),
+        metadata: metadata("secret"),
+        secret_type: "Opaque".to_owned(),
+        data: bytes(),
+        string_data: text(),
+        immutable: true,
+    });
+}
+
+#[test]
+fn kubernetes_reads_what_a_pod_asks_for() {
+    let keys = json!({"name": "o", "items": [{"key": "k", "path": "p", "mode": 0o400}], "optional": true});
+    let field = json!({"path": "f", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}});
+    let resource = json!({"containerName": "c", "resource": "limits.cpu", "divisor": "1m"});
+    let file = json!({"path": "r", "mode": 0o444, "resourceFieldRef": resource});
+    let secret = json!({"secretName": "o", "items": [{"key": "k", "path": "p"}], "defaultMode": 0o600, "optional": true});
+    let template = json!({
+        "metadata": {"labels": {"a": "b"}},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    let spec: PodSpec = serde_json::from_value(json!({
+        "hostPID": true, "hostIPC": true, "shareProcessNamespace": true, "hostNetwork": true,
+        "hostname": "h", "subdomain": "s", "setHostnameAsFQDN": true, "serviceAccountName": "a",
+        "hostAliases": [{"ip": "192.0.2.1", "hostnames": ["n"]}],
+        "securityContext": {"sysctls": [{"name": "n", "value": "v"}]},
+        "containers": [{
+            "name": "c",
+            "ports": [{"containerPort": 80, "hostPort": 8080, "hostIP": "192.0.2.1"}],
+            "envFrom": [
+                {"prefix": "P", "configMapRef": {"name": "o", "optional": true}}, {"secretRef": {"name": "o"}},
+            ],
+            "env": [
+                {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "o", "key": "k", "optional": true}}},
+                {"name": "B", "valueFrom": {"secretKeyRef": {"name": "o", "key": "k"}}},
+                {"name": "C", "valueFrom": {"resourceFieldRef": resource}},
+            ],
+            "volumeMounts": [
+                {"name": "v", "mountPath": "/a", "subPath": "s"}, {"name": "v", "mountPath": "/b", "subPathExpr": "s"},
+            ],
+        }],
+        "volumes": [
+            {"name": "a", "configMap": keys},
+            {"name": "b", "secret": secret},
+            {"name": "c", "downwardAPI": {"items": [field, file], "defaultMode": 0o444}},
+            {"name": "d", "projected": {"defaultMode": 0o444, "sources": [
+                {"configMap": keys}, {"secret": keys}, {"downwardAPI": {"items": [field]}},
+            ]}},
+            {"name": "e", "ephemeral": {"volumeClaimTemplate": template}},
+        ],
+    }))
+    .unwrap();
+    assert_eq!(spec.volumes.iter().filter_map(Volume::source).count(), 5);
+    assert_reads_as::<core::PodSpec>(&spec);
 }
 
 #[test]

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Container, Kind, ObjectMeta, PodSecurityContext, PodStatus, Quantity, null_as_default, object};
+use super::{
+    ConfigMapVolume, Container, DownwardVolume, Kind, ObjectMeta, PersistentVolumeClaimSpec,
+    PodSecurityContext, PodStatus, ProjectedVolume, Quantity, SecretVolume, null_as_default, object,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -29,9 +32,40 @@ pub struct PodSpec {
     pub termination_grace_period_seconds: u64,
     #[serde(default, skip_serializing_if = "std::ops::Not::not", deserialize_with = "null_as_default")]
     pub host_network: bool,
+    #[serde(
+        default,
+        rename = "hostPID",
+        skip_serializing_if = "std::ops::Not::not",
+        deserialize_with = "null_as_default"
+    )]
+    pub host_pid: bool,
+    #[serde(
+        default,
+        rename = "hostIPC",
+        skip_serializing_if = "std::ops::Not::not",
+        deserialize_with = "null_as_default"
+    )]
+    pub host_ipc: bool,
+    /// The containers see each other's processes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not", deserialize_with = "null_as_default")]
+    pub share_process_namespace: bool,
     /// The pod's name where empty.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub hostname: String,
+    /// Gives the pod a domain.
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub subdomain: String,
+    /// The kernel's host name has the domain.
+    #[serde(
+        default,
+        rename = "setHostnameAsFQDN",
+        skip_serializing_if = "std::ops::Not::not",
+        deserialize_with = "null_as_default"
+    )]
+    pub set_hostname_as_fqdn: bool,
+    /// More lines of /etc/hosts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub host_aliases: Vec<HostAlias>,
     #[serde(default, deserialize_with = "null_as_default")]
     pub dns_policy: DnsPolicy,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,10 +78,21 @@ pub struct PodSpec {
     pub priority: Option<i32>,
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub priority_class_name: String,
+    /// Only `valueFrom.fieldRef` shows it: there are no service accounts.
+    #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub service_account_name: String,
 }
 
 fn default_grace() -> u64 {
     30
+}
+
+/// A line of /etc/hosts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostAlias {
+    pub ip: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub hostnames: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,6 +146,16 @@ pub struct Volume {
     pub host_path: Option<HostPathVolume>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim: Option<PvcVolume>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_map: Option<ConfigMapVolume>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<SecretVolume>,
+    #[serde(default, rename = "downwardAPI", skip_serializing_if = "Option::is_none")]
+    pub downward_api: Option<DownwardVolume>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub projected: Option<ProjectedVolume>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ephemeral: Option<EphemeralVolume>,
 }
 
 /// Where a volume comes from.
@@ -109,19 +164,46 @@ pub enum VolumeSource<'a> {
     EmptyDir(&'a EmptyDirVolume),
     HostPath(&'a HostPathVolume),
     Claim(&'a PvcVolume),
+    ConfigMap(&'a ConfigMapVolume),
+    Secret(&'a SecretVolume),
+    Downward(&'a DownwardVolume),
+    Projected(&'a ProjectedVolume),
+    Ephemeral(&'a EphemeralVolume),
 }
 
 impl Volume {
     /// The volume's source; `None` when it has none or more than one.
     pub fn source(&self) -> Option<VolumeSource<'_>> {
-        let empty_dir = self.empty_dir.as_ref().map(VolumeSource::EmptyDir);
-        let host_path = self.host_path.as_ref().map(VolumeSource::HostPath);
-        let claim = self.persistent_volume_claim.as_ref().map(VolumeSource::Claim);
-        let mut given = empty_dir.into_iter().chain(host_path).chain(claim);
+        let mut given = self.sources();
         match (given.next(), given.next()) {
             (Some(source), None) => Some(source),
             _ => None,
         }
+    }
+
+    /// The claim that a pod of this name mounts here, if any: one that it names, or its own.
+    pub fn claim_name(&self, pod: &str) -> Option<String> {
+        match self.source()? {
+            VolumeSource::Claim(source) => Some(source.claim_name.clone()),
+            VolumeSource::Ephemeral(_) => Some(format!("{pod}-{}", self.name)),
+            _ => None,
+        }
+    }
+
+    /// Every source that is set.
+    pub fn sources(&self) -> impl Iterator<Item = VolumeSource<'_>> {
+        [
+            self.empty_dir.as_ref().map(VolumeSource::EmptyDir),
+            self.host_path.as_ref().map(VolumeSource::HostPath),
+            self.persistent_volume_claim.as_ref().map(VolumeSource::Claim),
+            self.config_map.as_ref().map(VolumeSource::ConfigMap),
+            self.secret.as_ref().map(VolumeSource::Secret),
+            self.downward_api.as_ref().map(VolumeSource::Downward),
+            self.projected.as_ref().map(VolumeSource::Projected),
+            self.ephemeral.as_ref().map(VolumeSource::Ephemeral),
+        ]
+        .into_iter()
+        .flatten()
     }
 }
 
@@ -157,6 +239,21 @@ pub enum HostPathType {
     Socket,
     CharDevice,
     BlockDevice,
+}
+
+/// A claim that is made with the pod and goes with it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EphemeralVolume {
+    pub volume_claim_template: ClaimTemplate,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClaimTemplate {
+    /// Labels and annotations of the claim.
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub metadata: ObjectMeta,
+    pub spec: PersistentVolumeClaimSpec,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -26,6 +26,16 @@ pub struct PodSecurityContext {
     pub supplemental_groups_policy: Option<SupplementalGroupsPolicy>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seccomp_profile: Option<SeccompProfile>,
+    /// Kernel settings of the pod's namespaces.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub sysctls: Vec<Sysctl>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sysctl {
+    /// Separated by dots, or by slashes.
+    pub name: String,
+    pub value: String,
 }
 
 /// When a volume's files are given to `fs_group` that may be its already.

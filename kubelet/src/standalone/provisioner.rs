@@ -92,6 +92,9 @@ impl Provisioner {
     /// Returns when the next retry is due.
     fn sync_all(&self) -> Instant {
         let mut next = Instant::now() + Duration::from_secs(3600);
+        if !reclaim::mark_ownerless(&self.shared.store) {
+            next = next.min(Instant::now() + SETTLE_RETRY);
+        }
         for claim in self.shared.store.claims() {
             let uid = &claim.metadata.uid;
             match self.retry_due(uid) {
@@ -276,8 +279,13 @@ async fn next_change(changes: &mut Receiver<Change>, kinds: &[Kind]) -> Option<K
 fn pods_naming(store: &Store, claim: &PersistentVolumeClaim) -> Vec<Arc<Pod>> {
     let metadata = &claim.metadata;
     let names = |pod: &Pod| {
-        pod.spec.volumes.iter().any(|v| match v.source() {
+        pod.spec.volumes.iter().any(|volume| match volume.source() {
             Some(VolumeSource::Claim(source)) => source.claim_name == metadata.name,
+            // Another pod's claim of this name has to go first.
+            Some(VolumeSource::Ephemeral(_)) => {
+                metadata.owner_references.iter().any(|owner| owner.uid == pod.metadata.uid)
+                    && volume.claim_name(&pod.metadata.name).as_ref() == Some(&metadata.name)
+            }
             _ => false,
         })
     };

@@ -9,6 +9,7 @@
 //! Lock order: `writing` (held during disk I/O), then `state` (never held during disk I/O, so that
 //! readers do not wait for the disk).
 
+mod configuration;
 mod desired;
 mod disk;
 mod entries;
@@ -25,8 +26,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
 use crate::objects::{
-    CsiDriver, Document, Event, EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim,
-    Pod, PodStatus, StorageClass, VolumePhase, now,
+    ConfigMap, CsiDriver, Document, Event, EventType, Kind, Object, ObjectRef, PersistentVolume,
+    PersistentVolumeClaim, Pod, PodStatus, Secret, StorageClass, VolumePhase, now,
 };
 use disk::{Disk, Durability};
 use entries::{Entries, Entry, Key, PodEntries, PodEntry};
@@ -73,8 +74,8 @@ pub enum Error {
     Uid(#[source] io::Error),
     #[error("{kind} {name:?} is already described by {holder}")]
     OtherSource { kind: Kind, name: String, holder: Source },
-    #[error("{kind} {name:?} is invalid: {field}: Forbidden: field is immutable after creation")]
-    Immutable { kind: Kind, name: String, field: &'static str },
+    #[error("{kind} {name:?} is invalid: {field}: Forbidden: {rule}")]
+    Immutable { kind: Kind, name: String, field: &'static str, rule: &'static str },
     #[error("{kind} {name:?} is being deleted; it can be created again once that is done")]
     Terminating { kind: Kind, name: String },
 }
@@ -142,6 +143,8 @@ struct State {
     volumes: Entries<PersistentVolume>,
     classes: Entries<StorageClass>,
     csi_drivers: Entries<CsiDriver>,
+    config_maps: Entries<ConfigMap>,
+    secrets: Entries<Secret>,
     events: EventLog,
 }
 
@@ -156,6 +159,8 @@ impl Store {
             volumes: disk.load(&mut set_aside)?,
             classes: disk.load(&mut set_aside)?,
             csi_drivers: disk.load(&mut set_aside)?,
+            config_maps: disk.load(&mut set_aside)?,
+            secrets: disk.load(&mut set_aside)?,
             events: EventLog::new(node_name),
         };
         let inner = Inner {
@@ -294,6 +299,8 @@ impl Store {
             Kind::PersistentVolume => state.volumes.get(&key)?.document.clone(),
             Kind::StorageClass => state.classes.get(&key)?.document.clone(),
             Kind::CsiDriver => state.csi_drivers.get(&key)?.document.clone(),
+            Kind::ConfigMap => state.config_maps.get(&key)?.document.clone(),
+            Kind::Secret => state.secrets.get(&key)?.document.clone(),
             Kind::Event | Kind::Node => None,
         }
     }
@@ -517,3 +524,5 @@ shelved!(PersistentVolumeClaim, claims);
 shelved!(PersistentVolume, volumes);
 shelved!(StorageClass, classes);
 shelved!(CsiDriver, csi_drivers);
+shelved!(ConfigMap, config_maps);
+shelved!(Secret, secrets);

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use crate::csi;
+use crate::objects::Kind;
+use crate::standalone::store;
 
 /// A failed volume operation. All errors but [`Error::Unsupported`] are retried.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{field} is not supported: use emptyDir, hostPath or persistentVolumeClaim")]
+    #[error("{field} is not supported")]
     Unsupported { field: String },
     #[error(
         "persistentvolumeclaim \"{claim}\" not found: apply it, or correct spec.volumes[].persistentVolumeClaim.claimName"
@@ -17,6 +19,10 @@ pub enum Error {
         "persistentvolumeclaim \"{claim}\" is not bound to a volume yet: see its events (hawser-kubelet describe pvc {claim})"
     )]
     ClaimPending { claim: String },
+    #[error("persistentvolumeclaim \"{claim}\" was not created for this pod: delete it, or rename the pod")]
+    ClaimOfOther { claim: String },
+    #[error(transparent)]
+    Store(store::Error),
     #[error("persistentvolumeclaim \"{claim}\" is being deleted")]
     ClaimDeleted { claim: String },
     #[error("persistentvolume \"{volume}\", to which claim \"{claim}\" is bound, not found")]
@@ -31,6 +37,14 @@ pub enum Error {
         "csidriver \"{driver}\": spec.attachRequired true is not supported: no controller attaches volumes to a node without a cluster"
     )]
     AttachRequired { driver: String },
+    #[error("{} \"{name}\" not found: apply it, or mark it as optional", kind.as_str().to_lowercase())]
+    ObjectMissing { kind: Kind, name: String },
+    #[error("{} \"{name}\" references non-existent key: {key}", kind.as_str().to_lowercase())]
+    KeyMissing { kind: Kind, name: String, key: String },
+    #[error("two files of the volume exclude each other: \"{parent}\" and \"{path}\"")]
+    PathConflict { path: String, parent: String },
+    #[error("the volume's content has more than {limit} {of}, the limit")]
+    TooLarge { limit: usize, of: &'static str },
     #[error(transparent)]
     Csi(#[from] csi::Error),
     #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
@@ -39,17 +53,19 @@ pub enum Error {
     StillReferenced { path: PathBuf, references: Vec<PathBuf> },
     #[error("hostPath type check failed: {} is not a {wanted}", path.display())]
     HostPathType { path: PathBuf, wanted: &'static str },
-    #[error("hostPath type check failed: the file system of {} has not answered within 5 s", path.display())]
-    HostPathTimeout { path: PathBuf },
+    #[error("{what}: the file system of {} has not answered within 5 s", path.display())]
+    PathTimeout { what: &'static str, path: PathBuf },
     #[error(
-        "hostPath type check failed: {} was not checked, since {late} pods wait for file systems that do not answer",
+        "{what}: {} was not checked, since {late} pods wait for file systems that do not answer",
         path.display()
     )]
-    HostPathUnchecked { path: PathBuf, late: usize },
+    PathUnchecked { what: &'static str, path: PathBuf, late: usize },
     #[error("spec.volumes[].hostPath.type {found:?} is unknown")]
     HostPathTypeUnknown { found: String },
     #[error("spec.volumes[].hostPath.path {found:?} must be absolute and free of \"..\"")]
     HostPathRelative { found: String },
+    #[error("subPath {path:?} must be a relative path without \"..\"")]
+    SubPath { path: String },
     #[error("{} is still mounted: its content is not removed", path.display())]
     StillMounted { path: PathBuf },
     #[error("{op} {}", path.display())]
@@ -75,6 +91,17 @@ pub enum Error {
 impl Error {
     pub(crate) fn io(op: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io { op, path: path.to_owned(), source }
+    }
+
+    /// Whether only a change of a ConfigMap or Secret can help.
+    pub(crate) fn depends_on_configuration(&self) -> bool {
+        matches!(
+            self,
+            Self::ObjectMissing { .. }
+                | Self::KeyMissing { .. }
+                | Self::PathConflict { .. }
+                | Self::TooLarge { .. }
+        )
     }
 
     /// The whole error chain on one line, for an event.

@@ -76,7 +76,8 @@ pub(super) fn remove_dir(path: &Path) -> Result<(), Error> {
     }
 }
 
-fn remove_mount_point(path: &Path) -> Result<(), Error> {
+/// Removes an empty directory or file on which nothing is mounted, if there is one.
+pub(super) fn remove_mount_point(path: &Path) -> Result<(), Error> {
     check_nothing_mounted(path)?;
     // A driver may publish a file.
     match std::fs::remove_dir(path) {

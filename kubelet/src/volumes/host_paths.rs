@@ -1,5 +1,5 @@
-//! hostPath volumes. A path may be in a file system that does not answer, so each check has its own
-//! thread.
+//! hostPath volumes, and other work on paths that may be in a file system that does not answer: each
+//! check has its own thread.
 //!
 //! Invariants:
 //! - No caller waits longer than [`TIMEOUT`] for a check.
@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,6 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Concurrent checks that are not late.
 const CONCURRENT_CHECKS: usize = 8;
 const MAX_LATE: usize = 256;
+const TYPE_CHECK: &str = "hostPath type check failed";
 /// For each mount but the root, from which a symbolic link may lead anywhere.
 const MAX_LATE_OF_MOUNT: usize = CONCURRENT_CHECKS;
 
@@ -53,24 +54,37 @@ impl HostPaths {
         if volume.path_type == HostPathType::Unset {
             return Ok(path.to_owned());
         }
+        let wanted = volume.clone();
+        self.in_own_thread(uid, path, TYPE_CHECK, move || ensure(&wanted)).await
+    }
+
+    /// Runs `work` on `path`, which may be in a file system that does not answer; errors say that it
+    /// is `what`. Work that is late continues, and its outcome is dropped. One call at a time per pod.
+    pub(super) async fn in_own_thread<T: Send + 'static>(
+        &self,
+        uid: &str,
+        path: &Path,
+        what: &'static str,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
         let mount = mountinfo::point_above(path).map_err(Error::Kernel)?;
         // Check before waiting for a permit, and again after, since more checks may be late.
-        self.check_not_late(uid, path, &mount)?;
+        self.check_not_late(uid, path, what, &mount)?;
         // The semaphore is never closed.
         let _permit = self.permits.acquire().await;
-        self.check_not_late(uid, path, &mount)?;
+        self.check_not_late(uid, path, what, &mount)?;
         let (sender, mut answer) = oneshot::channel();
-        let check_and_send = {
-            let (late, uid, volume) = (Arc::clone(&self.late), uid.to_owned(), volume.clone());
+        let work_and_send = {
+            let (late, uid) = (Arc::clone(&self.late), uid.to_owned());
             move || {
                 // A closed channel means that the check is late.
-                let _receiver_gone = sender.send(ensure(&volume));
+                let _receiver_gone = sender.send(work());
                 lock(&late).remove(&uid);
             }
         };
-        let spawned = std::thread::Builder::new().name("host-path".to_owned()).spawn(check_and_send);
+        let spawned = std::thread::Builder::new().name("host-path".to_owned()).spawn(work_and_send);
         spawned.map_err(|e| Error::io("start a thread to check", path, e))?;
-        let interrupted = |_| Error::Interrupted { what: "the check of a hostPath" };
+        let interrupted = |_| Error::Interrupted { what: "the check of a path" };
         if let Ok(answered) = tokio::time::timeout(TIMEOUT, &mut answer).await {
             return answered.map_err(interrupted)?;
         }
@@ -80,17 +94,17 @@ impl HostPaths {
             return answered;
         }
         late.insert(uid.to_owned(), mount);
-        Err(Error::HostPathTimeout { path: path.to_owned() })
+        Err(Error::PathTimeout { what, path: path.to_owned() })
     }
 
-    fn check_not_late(&self, uid: &str, path: &Path, mount: &Path) -> Result<(), Error> {
+    fn check_not_late(&self, uid: &str, path: &Path, what: &'static str, mount: &Path) -> Result<(), Error> {
         let late = lock(&self.late);
         let of_mount = late.values().filter(|late| *late == mount).count();
         if late.contains_key(uid) || (mount != Path::new("/") && of_mount >= MAX_LATE_OF_MOUNT) {
-            return Err(Error::HostPathTimeout { path: path.to_owned() });
+            return Err(Error::PathTimeout { what, path: path.to_owned() });
         }
         if late.len() >= MAX_LATE {
-            return Err(Error::HostPathUnchecked { path: path.to_owned(), late: late.len() });
+            return Err(Error::PathUnchecked { what, path: path.to_owned(), late: late.len() });
         }
         Ok(())
     }
@@ -106,7 +120,12 @@ fn ensure(volume: &HostPathVolume) -> Result<PathBuf, Error> {
     match volume.path_type {
         HostPathType::DirectoryOrCreate if !path.exists() => files::make_dir(path, 0o755)?,
         HostPathType::FileOrCreate if !path.exists() => {
-            fs::File::create_new(path).map_err(|e| Error::io("create", path, e))?;
+            let mut new = fs::OpenOptions::new();
+            new.write(true)
+                .create_new(true)
+                .mode(0o644)
+                .open(path)
+                .map_err(|e| Error::io("create", path, e))?;
         }
         _ => {}
     }
@@ -145,6 +164,7 @@ pub(super) fn mount_silent(dir: &Path) -> (PathBuf, std::os::fd::OwnedFd) {
 mod tests {
     use super::*;
     use linux::mount::{UnmountMode, unmount};
+    use rustix::fs::FileType;
     use std::time::Instant;
 
     fn volume(path: &Path, path_type: HostPathType) -> HostPathVolume {
@@ -162,6 +182,25 @@ mod tests {
         let made = root.path().join("a/b");
         ensure(&made, HostPathType::DirectoryOrCreate).await.unwrap();
         assert!(made.is_dir());
+        let file = root.path().join("file");
+        ensure(&file, HostPathType::File).await.unwrap_err();
+        ensure(&file, HostPathType::FileOrCreate).await.unwrap();
+        ensure(&file, HostPathType::File).await.unwrap();
+        let socket = root.path().join("socket");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        ensure(&socket, HostPathType::Socket).await.unwrap();
+        let device = root.path().join("device");
+        let block = root.path().join("block");
+        for (path, kind) in [(&device, FileType::CharacterDevice), (&block, FileType::BlockDevice)] {
+            let null = rustix::fs::makedev(1, 3);
+            rustix::fs::mknodat(rustix::fs::CWD, path, kind, rustix::fs::Mode::RUSR, null).unwrap();
+        }
+        ensure(&device, HostPathType::CharDevice).await.unwrap();
+        ensure(&block, HostPathType::BlockDevice).await.unwrap();
+        for (path, wrong) in [(&device, HostPathType::BlockDevice), (&file, HostPathType::DirectoryOrCreate)]
+        {
+            ensure(path, wrong).await.unwrap_err();
+        }
         let err = ensure(Path::new("/tmp/../etc"), HostPathType::Unset).await.unwrap_err();
         assert!(matches!(err, Error::HostPathRelative { .. }));
     }

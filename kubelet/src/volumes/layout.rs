@@ -52,6 +52,10 @@ impl Layout {
         Self { root: root.to_owned() }
     }
 
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     pub(crate) fn pods_dir(&self) -> PathBuf {
         self.root.join("pods")
     }
@@ -76,6 +80,21 @@ impl Layout {
 
     pub(crate) fn empty_dirs(&self, uid: &str) -> PathBuf {
         self.pod_dir(uid).join("volumes").join(EMPTY_DIR_PLUGIN)
+    }
+
+    /// The volumes of one type, by name.
+    pub(crate) fn plugin_volumes_dir(&self, uid: &str, plugin: &str) -> PathBuf {
+        self.pod_dir(uid).join("volumes").join(plugin)
+    }
+
+    /// The mounts of parts of a pod's volumes.
+    pub(crate) fn sub_paths(&self, uid: &str) -> PathBuf {
+        self.pod_dir(uid).join("volume-subpaths")
+    }
+
+    /// The part of volumeMount `number` of a container.
+    pub(crate) fn sub_path(&self, uid: &str, volume: &str, container: &str, number: usize) -> PathBuf {
+        self.sub_paths(uid).join(volume).join(container).join(number.to_string())
     }
 
     /// kubelet's marker file of an emptyDir that is ready, including ownership.

@@ -9,7 +9,7 @@ use super::device::{Device, DeviceKey, Stage};
 use super::mounted::check_nothing_mounted;
 use super::{Error, Volumes, csi_unmount, files, resolve};
 use crate::backoff::Backoff;
-use crate::objects::{Pod, PodPhase, VolumeSource};
+use crate::objects::{Pod, PodPhase};
 
 impl Volumes {
     /// Enters every volume on disk as uncertain and returns the uids of the pods with a directory.
@@ -72,12 +72,9 @@ impl Volumes {
             !pod.metadata.is_deleted() && !matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed)
         };
         let names_it = |pod: &Pod| {
-            pod.spec.volumes.iter().any(|volume| match volume.source() {
-                Some(VolumeSource::Claim(source)) => {
-                    resolve::claim(store, pod, &source.claim_name).is_ok_and(|found| found.key == *key)
-                }
-                _ => false,
-            })
+            let mut claims =
+                pod.spec.volumes.iter().filter_map(|volume| volume.claim_name(&pod.metadata.name));
+            claims.any(|claim| resolve::claim(store, pod, &claim).is_ok_and(|found| found.key == *key))
         };
         let pods = store.pods().into_iter().filter(|pod| may_mount(pod) && names_it(pod));
         pods.map(|pod| pod.metadata.uid.clone()).collect()

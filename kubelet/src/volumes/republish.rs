@@ -186,11 +186,11 @@ impl Volumes {
         let driver = self.shared.plugins.driver(&device.key.driver).filter(|_| !is_over);
         let Some(driver) = driver else { return Vec::new() };
         let of_device = |volume: &crate::objects::Volume| {
-            let Some(VolumeSource::Claim(source)) = volume.source() else { return None };
-            let resolved = resolve::claim_in_use(&self.shared.store, pod, &source.claim_name).ok()?;
-            (resolved.key == device.key).then(|| {
-                self.shared.csi_mount(pod, device, driver.clone(), resolved.volume, source.read_only)
-            })
+            let claim = volume.claim_name(&pod.metadata.name)?;
+            let read_only = matches!(volume.source(), Some(VolumeSource::Claim(source)) if source.read_only);
+            let resolved = resolve::claim_in_use(&self.shared.store, pod, &claim).ok()?;
+            (resolved.key == device.key)
+                .then(|| self.shared.csi_mount(pod, device, driver.clone(), resolved.volume, read_only))
         };
         pod.spec.volumes.iter().filter_map(of_device).collect()
     }

@@ -34,7 +34,10 @@ impl Retry {
     pub(super) async fn wait_briefly(&mut self, error: &Error) -> bool {
         match error {
             Error::ClaimPending { .. } => {
-                timeout(USUAL_TIME, next_storage_change(&mut self.objects)).await.is_ok()
+                timeout(USUAL_TIME, next_change(&mut self.objects, &STORAGE)).await.is_ok()
+            }
+            Error::ObjectMissing { .. } => {
+                timeout(USUAL_TIME, next_change(&mut self.objects, &CONFIGURATION)).await.is_ok()
             }
             Error::DriverMissing { .. } => timeout(USUAL_TIME, self.drivers.changed()).await.is_ok(),
             _ => false,
@@ -43,7 +46,11 @@ impl Retry {
 
     pub(super) async fn wait(&mut self, error: &Error) {
         if depends_on_objects(error) {
-            next_storage_change(&mut self.objects).await;
+            next_change(&mut self.objects, &STORAGE).await;
+            return;
+        }
+        if error.depends_on_configuration() {
+            next_change(&mut self.objects, &CONFIGURATION).await;
             return;
         }
         tokio::select! {
@@ -60,15 +67,19 @@ fn depends_on_objects(error: &Error) -> bool {
         Error::ClaimMissing { .. }
             | Error::ClaimPending { .. }
             | Error::ClaimDeleted { .. }
+            | Error::ClaimOfOther { .. }
             | Error::VolumeMissing { .. }
             | Error::VolumeField { .. }
     )
 }
 
-async fn next_storage_change(changes: &mut Receiver<Change>) {
+const STORAGE: [Kind; 2] = [Kind::PersistentVolumeClaim, Kind::PersistentVolume];
+const CONFIGURATION: [Kind; 2] = [Kind::ConfigMap, Kind::Secret];
+
+async fn next_change(changes: &mut Receiver<Change>, kinds: &[Kind]) {
     loop {
         match changes.recv().await {
-            Ok(change) if !matches!(change.kind, Kind::PersistentVolumeClaim | Kind::PersistentVolume) => {}
+            Ok(change) if !kinds.contains(&change.kind) => {}
             Err(RecvError::Closed) => std::future::pending().await,
             Ok(_) | Err(RecvError::Lagged(_)) => return,
         }

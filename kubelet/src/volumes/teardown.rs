@@ -80,6 +80,8 @@ impl Volumes {
     /// Unmounts all volumes concurrently, so that a driver that does not answer cannot keep
     /// emptyDirs from being freed. Returns the first error.
     async fn try_unmount_pod(&self, uid: &str) -> Result<(), Error> {
+        self.shared.unmount_sub_paths(uid).await?;
+        self.shared.configuration.unmount_all(&self.shared.layout, uid).await?;
         self.shared.empty_dirs.unmount_all(self.shared.layout.empty_dirs(uid)).await?;
         let mut operations = JoinSet::new();
         for device in self.devices_of(uid)? {

@@ -11,11 +11,12 @@ use super::images::NotYet;
 use super::termination::stop_all;
 use super::{Next, Worker};
 use crate::container_config::{self, Instance};
-use crate::environment::PodFacts;
 use crate::etc_hosts::{self, Hosts};
 use crate::objects::{Container, ContainerStateWaiting, EventType, Object, Time};
 use crate::observed::{Observed, pod_ips};
 use crate::plan::{self, Action, Start, Target, restart_key};
+use crate::pod_fields::PodFacts;
+use crate::pod_names::PodNames;
 
 /// An action of the pod failed and has recorded its event.
 #[derive(Debug)]
@@ -254,7 +255,7 @@ impl Worker {
         image: &cri::Image,
         sandbox: &ReadySandbox,
     ) -> Result<(), NotYet> {
-        let config = self.configure(container, start, image, &sandbox.facts).map_err(|message| {
+        let config = self.configure(container, start, image, &sandbox.facts).await.map_err(|message| {
             self.record(EventType::Warning, "Failed", &format!("Error: {message}"));
             NotYet::new("CreateContainerConfigError", message)
         })?;
@@ -273,7 +274,7 @@ impl Worker {
         Ok(())
     }
 
-    fn configure(
+    async fn configure(
         &self,
         container: &Container,
         start: &Start,
@@ -284,6 +285,7 @@ impl Worker {
         files
             .make(&self.etc_hosts(facts))
             .map_err(|e| format!("create the container's /etc/hosts and termination log: {e}"))?;
+        let sub_paths = self.mount_sub_paths(container, facts).await?;
         let empty = crate::volumes::MountedVolumes::new();
         let instance = Instance {
             pod: &self.pod,
@@ -291,7 +293,9 @@ impl Worker {
             restart_count: start.restart_count,
             image,
             volumes: self.mounted.as_ref().unwrap_or(&empty),
+            sub_paths: &sub_paths,
             facts,
+            store: &self.tools.store,
             etc_hosts: &files.etc_hosts,
             termination_log: &files.termination_log,
         };
@@ -299,14 +303,14 @@ impl Worker {
     }
 
     fn etc_hosts(&self, facts: &PodFacts) -> String {
-        if self.pod.spec.host_network {
-            return etc_hosts::host_network(&std::fs::read_to_string("/etc/hosts").unwrap_or_default());
-        }
-        Hosts {
-            pod_ips: facts.pod_ips.iter().filter_map(|ip| ip.parse().ok()).collect(),
-            hostname: container_config::hostname(&self.pod, &self.tools.node_name),
-        }
-        .managed()
+        let own = if self.pod.spec.host_network {
+            etc_hosts::host_network(&std::fs::read_to_string("/etc/hosts").unwrap_or_default())
+        } else {
+            let PodNames { hostname, domain } = PodNames::of(&self.pod, &self.tools.node_name);
+            let pod_ips = facts.pod_ips.iter().filter_map(|ip| ip.parse().ok()).collect();
+            Hosts { pod_ips, hostname, domain }.managed()
+        };
+        own + &etc_hosts::of_aliases(&self.pod.spec.host_aliases)
     }
 
     async fn remove_instance(&self, container: plan::Container, id: &str, number: u32) {

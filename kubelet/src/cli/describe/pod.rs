@@ -1,6 +1,7 @@
 //! `describe pod`.
 
 use super::report::{Report, moment};
+use super::sources;
 use super::{Describe, Table};
 use crate::cli::rows::or_none;
 use crate::objects::{
@@ -63,6 +64,7 @@ fn describe_container(container: &Container, status: Option<&ContainerStatus>, r
         report.list(2, title, &amounts);
     }
     let environment: Vec<String> = container.env.iter().map(variable).collect();
+    report.list(2, "Environment Variables from", &sources::env_from(&container.env_from));
     report.list(2, "Environment", &environment);
     let mounts: Vec<String> = container.volume_mounts.iter().map(mount).collect();
     report.list(2, "Mounts", &mounts);
@@ -95,17 +97,17 @@ fn describe_state(title: &str, state: &ContainerState, report: &mut Report) {
 }
 
 fn variable(variable: &EnvVar) -> String {
-    let from = variable.value_from.as_ref().and_then(|from| from.field_ref.as_ref());
-    let value = match from {
-        Some(field) => format!(" ({}:{})", field.api_version.as_deref().unwrap_or("v1"), field.field_path),
-        None => variable.value.clone(),
-    };
+    let value = variable.value_from.as_ref().map_or_else(|| variable.value.clone(), sources::value_from);
     format!("{}:  {value}", variable.name)
 }
 
 fn mount(mount: &VolumeMount) -> String {
     let mode = if mount.read_only { "ro" } else { "rw" };
-    format!("{} from {} ({mode})", mount.mount_path, mount.name)
+    let part = match (mount.sub_path.as_str(), mount.sub_path_expr.as_str()) {
+        ("", "") => String::new(),
+        ("", part) | (part, _) => format!(",path={part:?}"),
+    };
+    format!("{} from {} ({mode}{part})", mount.mount_path, mount.name)
 }
 
 fn describe_conditions(pod: &Pod, report: &mut Report) {
@@ -146,6 +148,7 @@ fn describe_volumes(volumes: &[Volume], report: &mut Report) {
                 report.field(2, "ClaimName", &claim.claim_name);
                 report.field(2, "ReadOnly", &claim.read_only.to_string());
             }
+            Some(source) => sources::describe_volume(source, report),
             None => report.field(2, "Type", "<unknown>"),
         }
     }

@@ -41,6 +41,20 @@ pub(super) fn label_value(value: &str) -> Result<(), String> {
     Err("a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')".to_owned())
 }
 
+/// The keys of ConfigMaps and Secrets: each is the name of a file.
+pub(super) fn configuration_key(value: &str) -> Result<(), String> {
+    longest(value, 253)?;
+    if !value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) {
+        return Err("a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')".to_owned());
+    }
+    match value {
+        "." => Err("must not be '.'".to_owned()),
+        ".." => Err("must not be '..'".to_owned()),
+        _ if value.starts_with("..") => Err("must not start with '..'".to_owned()),
+        _ => Ok(()),
+    }
+}
+
 /// Since Kubernetes 1.34 anything printable but `=`.
 pub(super) fn variable(value: &str) -> Result<(), String> {
     if value.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b'=') {

@@ -3,32 +3,20 @@
 use std::collections::BTreeSet;
 
 use super::super::path::FieldPath;
-use super::{Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, names};
+use super::{Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, names, network, sources, storage};
 use crate::objects::{
-    Container, DnsPolicy, EnvVar, MountPropagation, Pod, PodSpec, SeccompProfile, SeccompProfileType, Volume,
+    Container, DnsPolicy, MountPropagation, Pod, PodSpec, SeccompProfile, SeccompProfileType, Volume,
     VolumeMount, VolumeSource,
 };
 
 /// A kubelet's usual 110 pods cannot take all mounts of the node then (fs.mount-max: 100,000).
 const MOST_VOLUMES: usize = 500;
 
-/// Fields that `valueFrom.fieldRef` may name; labels and annotations with a key.
-const FIELD_PATHS: &[&str] = &[
-    "metadata.name",
-    "metadata.namespace",
-    "metadata.uid",
-    "spec.nodeName",
-    "spec.serviceAccountName",
-    "status.hostIP",
-    "status.hostIPs",
-    "status.podIP",
-    "status.podIPs",
-];
-
 pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     let at = FieldPath::root().key("spec");
     let spec = &pod.spec;
     check_volumes(&at.key("volumes"), &spec.volumes, findings);
+    check_own_claims(&at.key("volumes"), pod, findings);
     if spec.containers.is_empty() {
         findings.required(at.key("containers"));
     }
@@ -41,9 +29,7 @@ pub(super) fn check(pod: &Pod, findings: &mut Findings) {
         }
         check_container(&at, container, &volumes, findings);
     }
-    if !spec.hostname.is_empty() {
-        findings.name(at.key("hostname"), &spec.hostname, names::label);
-    }
+    network::check(&at, spec, findings);
     check_dns(&at, spec, findings);
     check_seccomp(&at, spec.security_context.seccomp_profile.as_ref(), findings);
 }
@@ -61,6 +47,15 @@ fn check_volumes(at: &FieldPath, volumes: &[Volume], findings: &mut Findings) {
             findings.duplicate(at.key("name"), &volume.name);
         }
         check_volume_source(&at, volume, findings);
+    }
+}
+
+/// The names of the claims that are made for the pod.
+fn check_own_claims(at: &FieldPath, pod: &Pod, findings: &mut Findings) {
+    for (index, volume) in pod.spec.volumes.iter().enumerate() {
+        let Some(VolumeSource::Ephemeral(_)) = volume.source() else { continue };
+        let name = volume.claim_name(&pod.metadata.name).unwrap_or_default();
+        findings.name(at.index(index).key("name"), &name, names::subdomain);
     }
 }
 
@@ -87,7 +82,18 @@ fn check_volume_source(at: &FieldPath, volume: &Volume, findings: &mut Findings)
         Some(VolumeSource::Claim(claim)) => {
             findings.name(at.below("persistentVolumeClaim.claimName"), &claim.claim_name, names::subdomain);
         }
-        None if volume.empty_dir.is_none() && volume.host_path.is_none() => {
+        Some(
+            VolumeSource::ConfigMap(_)
+            | VolumeSource::Secret(_)
+            | VolumeSource::Downward(_)
+            | VolumeSource::Projected(_),
+        ) => sources::check_volume(at, volume, findings),
+        Some(VolumeSource::Ephemeral(source)) => {
+            let at = at.below("ephemeral.volumeClaimTemplate");
+            super::labels(&at.key("metadata"), &source.volume_claim_template.metadata, findings);
+            storage::check_claim_spec(&at.key("spec"), &source.volume_claim_template.spec, findings);
+        }
+        None if volume.sources().next().is_none() => {
             findings.add(at.clone(), "Required value: must specify a volume type");
         }
         None => findings.add(at.clone(), "Forbidden: may not specify more than 1 volume type"),
@@ -107,37 +113,12 @@ fn check_container(at: &FieldPath, container: &Container, volumes: &BTreeSet<&st
         container.termination_message_path.len(),
         MAX_PATH_BYTES,
     );
-    check_env(&at.key("env"), &container.env, findings);
+    sources::check_env(&at.key("env"), &container.env, findings);
+    sources::check_env_from(&at.key("envFrom"), &container.env_from, findings);
     check_ports(&at.key("ports"), container, findings);
     check_resources(&at.key("resources"), container, findings);
     check_mounts(&at.key("volumeMounts"), container, volumes, findings);
     check_security(at, container, findings);
-}
-
-fn check_env(at: &FieldPath, env: &[EnvVar], findings: &mut Findings) {
-    for (index, variable) in env.iter().enumerate() {
-        let at = at.index(index);
-        findings.name(at.key("name"), &variable.name, names::variable);
-        let Some(from) = &variable.value_from else { continue };
-        if !variable.value.is_empty() {
-            findings.invalid(at.key("valueFrom"), "", "may not be specified when `value` is not empty");
-        }
-        match &from.field_ref {
-            None => findings.invalid(at.key("valueFrom"), "", "must specify one of: `fieldRef`"),
-            Some(field) if is_field_path(&field.field_path) => {}
-            Some(field) => {
-                let known = FIELD_PATHS.join(", ");
-                let message = format!("Unsupported value: {:?}: supported values: {known}", field.field_path);
-                findings.add(at.below("valueFrom.fieldRef.fieldPath"), message);
-            }
-        }
-    }
-}
-
-fn is_field_path(path: &str) -> bool {
-    let keyed =
-        |map: &str| path.strip_prefix(map).is_some_and(|key| key.starts_with("['") && key.ends_with("']"));
-    FIELD_PATHS.contains(&path) || keyed("metadata.labels") || keyed("metadata.annotations")
 }
 
 fn check_ports(at: &FieldPath, container: &Container, findings: &mut Findings) {
@@ -189,7 +170,25 @@ fn check_mounts(at: &FieldPath, container: &Container, volumes: &BTreeSet<&str>,
             findings.invalid(field, &mount.mount_path, "must be unique");
         }
         findings.length(at.key("mountPath"), mount.mount_path.len(), MAX_PATH_BYTES);
+        check_sub_path(&at, mount, findings);
         check_propagation(&at, mount, container, findings);
+    }
+}
+
+fn check_sub_path(at: &FieldPath, mount: &VolumeMount, findings: &mut Findings) {
+    for (name, path) in [("subPath", &mount.sub_path), ("subPathExpr", &mount.sub_path_expr)] {
+        findings.length(at.key(name), path.len(), MAX_PATH_BYTES);
+        if path.starts_with('/') {
+            findings.invalid(at.key(name), path, "must be a relative path");
+        } else if path.split('/').any(|part| part == "..") {
+            findings.invalid(at.key(name), path, "must not contain '..'");
+        } else if path.contains('\0') {
+            findings.invalid(at.key(name), path, "must not contain a NUL byte");
+        }
+    }
+    if !mount.sub_path.is_empty() && !mount.sub_path_expr.is_empty() {
+        let rule = "subPathExpr and subPath are mutually exclusive";
+        findings.invalid(at.key("subPathExpr"), &mount.sub_path_expr, rule);
     }
 }
 

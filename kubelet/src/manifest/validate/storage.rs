@@ -3,7 +3,8 @@
 use super::super::path::FieldPath;
 use super::{Findings, names};
 use crate::objects::{
-    AccessMode, PersistentVolume, PersistentVolumeClaim, Resources, StorageClass, VolumeMode,
+    AccessMode, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, Resources, StorageClass,
+    VolumeMode,
 };
 
 pub(super) fn check_volume(volume: &PersistentVolume, findings: &mut Findings) {
@@ -24,9 +25,11 @@ pub(super) fn check_volume(volume: &PersistentVolume, findings: &mut Findings) {
 }
 
 pub(super) fn check_claim(claim: &PersistentVolumeClaim, findings: &mut Findings) {
-    let at = FieldPath::root().key("spec");
-    let spec = &claim.spec;
-    check_access(&at, &spec.access_modes, spec.volume_mode, findings);
+    check_claim_spec(&FieldPath::root().key("spec"), &claim.spec, findings);
+}
+
+pub(super) fn check_claim_spec(at: &FieldPath, spec: &PersistentVolumeClaimSpec, findings: &mut Findings) {
+    check_access(at, &spec.access_modes, spec.volume_mode, findings);
     check_storage(&at.below("resources.requests"), &spec.resources.requests, findings);
     if let Some(class) = spec.storage_class_name.as_deref().filter(|class| !class.is_empty()) {
         findings.name(at.key("storageClassName"), class, names::subdomain);

@@ -99,6 +99,8 @@ impl Deletion {
             Kind::PersistentVolume => drop(self.engine.delete_volume(name)?),
             Kind::StorageClass => self.store.remove_class(name)?,
             Kind::CsiDriver => self.store.remove_csi_driver(name)?,
+            Kind::ConfigMap => self.store.remove_config_map(namespace, name)?,
+            Kind::Secret => self.store.remove_secret(namespace, name)?,
             kind @ (Kind::Event | Kind::Node) => return Err(Error::NotDeletable { kind }),
         }
         Ok(())

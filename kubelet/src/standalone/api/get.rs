@@ -17,6 +17,8 @@ pub(super) fn get(store: &Store, request: &GetRequest) -> Result<GetResponse, Er
         Kind::PersistentVolume => select(store, store.volumes(), request),
         Kind::StorageClass => select(store, store.classes(), request),
         Kind::CsiDriver => select(store, store.csi_drivers(), request),
+        Kind::ConfigMap => select(store, store.config_maps(), request),
+        Kind::Secret => select(store, store.secrets(), request),
         Kind::Event => select(store, store.events(), request),
         Kind::Node => node(store.node_name(), request),
     };
@@ -32,9 +34,13 @@ pub(super) fn plural(kind: Kind) -> String {
     match kind {
         Kind::StorageClass => format!("{singular}es.storage.k8s.io"),
         Kind::CsiDriver => format!("{singular}s.storage.k8s.io"),
-        Kind::Pod | Kind::PersistentVolume | Kind::PersistentVolumeClaim | Kind::Event | Kind::Node => {
-            format!("{singular}s")
-        }
+        Kind::Pod
+        | Kind::PersistentVolume
+        | Kind::PersistentVolumeClaim
+        | Kind::ConfigMap
+        | Kind::Secret
+        | Kind::Event
+        | Kind::Node => format!("{singular}s"),
     }
 }
 

@@ -9,7 +9,8 @@ use tracing::{debug, warn};
 use super::create::PROVISIONED_BY;
 use super::{Failure, pods_naming};
 use crate::objects::{
-    EventType, Object, PersistentVolume, PersistentVolumeClaim, Pod, ReclaimPolicy, VolumePhase,
+    EventType, Object, OwnerReference, PersistentVolume, PersistentVolumeClaim, Pod, ReclaimPolicy,
+    VolumePhase, now,
 };
 use crate::plugins::Plugins;
 use crate::standalone::store::{self, Store};
@@ -32,6 +33,27 @@ pub(crate) fn users_of_claim(
         }
     }
     users.into_values().collect()
+}
+
+/// Marks the claims of ephemeral volumes whose pod is gone as deleted. Returns whether all are marked.
+pub(super) fn mark_ownerless(store: &Store) -> bool {
+    let pods = store.pods();
+    let is_gone = |owner: &OwnerReference| !pods.iter().any(|pod| pod.metadata.uid == owner.uid);
+    let mut are_marked = true;
+    for claim in store.claims() {
+        let metadata = &claim.metadata;
+        let owners = &metadata.owner_references;
+        if metadata.is_deleted() || owners.is_empty() || !owners.iter().all(is_gone) {
+            continue;
+        }
+        let mut claim = (*claim).clone();
+        claim.metadata.deletion_timestamp = Some(now());
+        if let Err(error) = store.put_claim(claim) {
+            warn!(error = linux::chain(&error), "cannot delete the claim of a pod that is gone");
+            are_marked = false;
+        }
+    }
+    are_marked
 }
 
 /// Every step is idempotent: an earlier attempt may have failed after any of them.

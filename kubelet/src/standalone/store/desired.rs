@@ -11,8 +11,8 @@ use super::disk::Durability;
 use super::entries::{Entry, Key, PodEntry};
 use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Source, Store, Stored};
 use crate::objects::{
-    CsiDriver, Document, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume,
-    PersistentVolumeClaim, Pod, StorageClass, new_uid, now,
+    ConfigMap, CsiDriver, Document, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume,
+    PersistentVolumeClaim, Pod, Secret, StorageClass, new_uid, now,
 };
 
 /// Any object that a manifest can describe.
@@ -23,6 +23,8 @@ pub enum AnyObject {
     Claim(Box<PersistentVolumeClaim>),
     Class(Box<StorageClass>),
     CsiDriver(Box<CsiDriver>),
+    ConfigMap(Box<ConfigMap>),
+    Secret(Box<Secret>),
 }
 
 impl AnyObject {
@@ -33,6 +35,8 @@ impl AnyObject {
             Self::Claim(_) => Kind::PersistentVolumeClaim,
             Self::Class(_) => Kind::StorageClass,
             Self::CsiDriver(_) => Kind::CsiDriver,
+            Self::ConfigMap(_) => Kind::ConfigMap,
+            Self::Secret(_) => Kind::Secret,
         }
     }
 
@@ -43,6 +47,8 @@ impl AnyObject {
             Self::Claim(claim) => &claim.metadata,
             Self::Class(class) => &class.metadata,
             Self::CsiDriver(driver) => &driver.metadata,
+            Self::ConfigMap(map) => &map.metadata,
+            Self::Secret(secret) => &secret.metadata,
         }
     }
 
@@ -53,6 +59,8 @@ impl AnyObject {
             Self::Claim(claim) => claim.reference(),
             Self::Class(class) => class.reference(),
             Self::CsiDriver(driver) => driver.reference(),
+            Self::ConfigMap(map) => map.reference(),
+            Self::Secret(secret) => secret.reference(),
         }
     }
 }
@@ -92,11 +100,13 @@ impl Store {
             AnyObject::Claim(claim) => self.apply_plain(*claim, document, source),
             AnyObject::Class(class) => self.apply_plain(*class, document, source),
             AnyObject::CsiDriver(driver) => self.apply_plain(*driver, document, source),
+            AnyObject::ConfigMap(map) => self.apply_plain(*map, document, source),
+            AnyObject::Secret(secret) => self.apply_plain(*secret, document, source),
         }
     }
 
-    /// Removes the description of an object. A pod is deleted; all other objects stay, marked,
-    /// since they may hold data.
+    /// Removes the description of an object. A pod is deleted. ConfigMaps and Secrets go with it,
+    /// since it is all they are. All other objects stay, marked, since they may hold data.
     pub fn withdraw(&self, declared: &Declared) -> Result<(), Error> {
         match declared.kind {
             Kind::Pod => self.mark_pod_deleted(&declared.namespace, &declared.name, None).map(drop),
@@ -104,6 +114,8 @@ impl Store {
             Kind::PersistentVolumeClaim => self.mark_missing::<PersistentVolumeClaim>(declared),
             Kind::StorageClass => self.mark_missing::<StorageClass>(declared),
             Kind::CsiDriver => self.mark_missing::<CsiDriver>(declared),
+            Kind::ConfigMap => self.remove_config_map(&declared.namespace, &declared.name),
+            Kind::Secret => self.remove_secret(&declared.namespace, &declared.name),
             Kind::Event | Kind::Node => Ok(()),
         }
     }
@@ -119,6 +131,8 @@ impl Store {
         all.extend(present(&state.volumes));
         all.extend(present(&state.classes));
         all.extend(present(&state.csi_drivers));
+        all.extend(present(&state.config_maps));
+        all.extend(present(&state.secrets));
         all
     }
 
@@ -141,6 +155,8 @@ impl Store {
             Kind::PersistentVolume => &state.volumes.get(&key)?.object.metadata,
             Kind::StorageClass => &state.classes.get(&key)?.object.metadata,
             Kind::CsiDriver => &state.csi_drivers.get(&key)?.object.metadata,
+            Kind::ConfigMap => &state.config_maps.get(&key)?.object.metadata,
+            Kind::Secret => &state.secrets.get(&key)?.object.metadata,
             Kind::Event | Kind::Node => return None,
         };
         Some(meta.uid.clone())
@@ -261,10 +277,11 @@ impl Store {
             return Err(Error::Terminating { kind: T::KIND, name: key.name });
         }
         let outcome = if known.digest == digest { Outcome::Unchanged } else { Outcome::Configured };
-        object.merge(&known.object).map_err(|field| Error::Immutable {
+        object.merge(&known.object).map_err(|Fixed { field, rule }| Error::Immutable {
             kind: T::KIND,
             name: key.name.clone(),
             field,
+            rule,
         })?;
         let meta = object.metadata_mut();
         meta.uid.clone_from(&known.object.metadata().uid);
@@ -299,11 +316,28 @@ impl Store {
 trait Mergeable: Object {
     /// Copies fields that the manifest omits from `known`. Returns an immutable field that differs,
     /// if any.
-    fn merge(&mut self, known: &Self) -> Result<(), &'static str>;
+    fn merge(&mut self, known: &Self) -> Result<(), Fixed>;
+}
+
+/// A field that must not change.
+#[derive(Debug)]
+struct Fixed {
+    field: &'static str,
+    rule: &'static str,
+}
+
+impl Fixed {
+    fn after_creation(field: &'static str) -> Self {
+        Self { field, rule: "field is immutable after creation" }
+    }
+
+    fn by_itself(field: &'static str) -> Self {
+        Self { field, rule: "field is immutable when `immutable` is set" }
+    }
 }
 
 impl Mergeable for PersistentVolumeClaim {
-    fn merge(&mut self, known: &Self) -> Result<(), &'static str> {
+    fn merge(&mut self, known: &Self) -> Result<(), Fixed> {
         if self.spec.volume_name.is_empty() {
             self.spec.volume_name.clone_from(&known.spec.volume_name);
         }
@@ -311,30 +345,65 @@ impl Mergeable for PersistentVolumeClaim {
             self.spec.storage_class_name.clone_from(&known.spec.storage_class_name);
         }
         self.status = known.status.clone();
-        if known.spec.volume_name.is_empty() || self.spec == known.spec { Ok(()) } else { Err("spec") }
+        if known.spec.volume_name.is_empty() || self.spec == known.spec {
+            Ok(())
+        } else {
+            Err(Fixed::after_creation("spec"))
+        }
     }
 }
 
 impl Mergeable for PersistentVolume {
-    fn merge(&mut self, known: &Self) -> Result<(), &'static str> {
+    fn merge(&mut self, known: &Self) -> Result<(), Fixed> {
         if self.spec.claim_ref.as_ref().is_none_or(|claim| claim.uid.is_empty()) {
             self.spec.claim_ref.clone_from(&known.spec.claim_ref);
         }
         self.status = known.status.clone();
-        if self.spec.csi == known.spec.csi { Ok(()) } else { Err("spec.persistentvolumesource") }
+        if self.spec.csi == known.spec.csi {
+            Ok(())
+        } else {
+            Err(Fixed::after_creation("spec.persistentvolumesource"))
+        }
     }
 }
 
 /// A class applies only to claims provisioned later.
 impl Mergeable for StorageClass {
-    fn merge(&mut self, _known: &Self) -> Result<(), &'static str> {
+    fn merge(&mut self, _known: &Self) -> Result<(), Fixed> {
         Ok(())
     }
 }
 
 impl Mergeable for CsiDriver {
-    fn merge(&mut self, _known: &Self) -> Result<(), &'static str> {
+    fn merge(&mut self, _known: &Self) -> Result<(), Fixed> {
         Ok(())
+    }
+}
+
+impl Mergeable for ConfigMap {
+    fn merge(&mut self, known: &Self) -> Result<(), Fixed> {
+        if !known.immutable {
+            return Ok(());
+        }
+        let same = [
+            ("immutable", self.immutable),
+            ("data", self.data == known.data),
+            ("binaryData", self.binary_data == known.binary_data),
+        ];
+        same.iter().find(|(_, same)| !same).map_or(Ok(()), |(field, _)| Err(Fixed::by_itself(field)))
+    }
+}
+
+impl Mergeable for Secret {
+    fn merge(&mut self, known: &Self) -> Result<(), Fixed> {
+        if self.secret_type != known.secret_type {
+            return Err(Fixed::after_creation("type"));
+        }
+        if !known.immutable {
+            return Ok(());
+        }
+        let same = [("immutable", self.immutable), ("data", self.data == known.data)];
+        same.iter().find(|(_, same)| !same).map_or(Ok(()), |(field, _)| Err(Fixed::by_itself(field)))
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! `manifest` has checked that names are DNS labels, so they contain neither `/` nor `_`.
 
-use std::fs;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use runtime::while_others_go_on;
@@ -18,8 +19,15 @@ use crate::objects::{Kind, now};
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-const KEPT: [Kind; 5] =
-    [Kind::Pod, Kind::PersistentVolume, Kind::PersistentVolumeClaim, Kind::StorageClass, Kind::CsiDriver];
+const KEPT: [Kind; 7] = [
+    Kind::Pod,
+    Kind::PersistentVolume,
+    Kind::PersistentVolumeClaim,
+    Kind::StorageClass,
+    Kind::CsiDriver,
+    Kind::ConfigMap,
+    Kind::Secret,
+];
 
 #[derive(Debug)]
 pub(super) struct Disk {
@@ -222,7 +230,8 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
 fn write_fast(path: &Path, content: &[u8]) -> linux::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temp = path.with_file_name(format!(".{name}.tmp"));
-    fs::write(&temp, content).map_err(|e| {
+    let created = OpenOptions::new().write(true).create(true).truncate(true).mode(FILE_MODE).open(&temp);
+    created.and_then(|mut file| file.write_all(content)).map_err(|e| {
         let _may_be_gone = fs::remove_file(&temp);
         linux::Error::at("write", &temp, e)
     })?;

@@ -1,0 +1,330 @@
+//! configMap, secret, projected and downwardAPI volumes: written when a pod starts, and again while
+//! it runs, as soon as one of their objects changes.
+//!
+//! Invariants:
+//! - The volumes of one pod are written one after the other, each with the objects of that moment, so
+//!   an older content never replaces a newer one.
+//! - Once [`ConfigurationVolumes::unmount_all`] of a pod has started, nothing is written for it.
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use linux::mount::{self, MountFlags, UnmountMode};
+use nix::errno::Errno;
+use nix::sys::statfs::TMPFS_MAGIC;
+use runtime::Locks;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+
+use super::atomic_dir::AtomicDir;
+use super::error::Error;
+use super::layout::Layout;
+use super::projected::Source;
+use super::{Volumes, files};
+use crate::backoff::Backoff;
+use crate::objects::{Kind, Pod, PodPhase, Volume, VolumeSource};
+use crate::pod_fields::Capacity;
+use crate::standalone::store::{Change, Store};
+
+/// As an emptyDir's: containers see these volumes read-only.
+const ROOT_MODE: u32 = 0o777;
+const INTERRUPTED: Error = Error::Interrupted { what: "the write of a volume" };
+
+#[derive(Debug, Default)]
+pub(super) struct ConfigurationVolumes {
+    /// By pod uid; locked during each write.
+    writing: Locks<String, Mutex<()>>,
+}
+
+/// One volume of a pod.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) dir: PathBuf,
+    pub(super) source: Source,
+    pub(super) pod: Arc<Pod>,
+}
+
+/// Which volumes a call writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum When {
+    Always,
+    /// Those that have been written before: the pod's start writes the others.
+    IfWritten,
+}
+
+impl Target {
+    /// `None` for volumes of other types.
+    pub(super) fn of(layout: &Layout, pod: &Arc<Pod>, volume: &Volume) -> Option<Self> {
+        let source = match volume.source()? {
+            VolumeSource::ConfigMap(source) => Source::ConfigMap(source.clone()),
+            VolumeSource::Secret(source) => Source::Secret(source.clone()),
+            VolumeSource::Downward(source) => Source::Downward(source.clone()),
+            VolumeSource::Projected(source) => Source::Projected(source.clone()),
+            _ => return None,
+        };
+        let plugin = match &source {
+            Source::ConfigMap(_) => "kubernetes.io~configmap",
+            Source::Secret(_) => "kubernetes.io~secret",
+            Source::Downward(_) => "kubernetes.io~downward-api",
+            Source::Projected(_) => "kubernetes.io~projected",
+        };
+        let dir = layout.plugin_volumes_dir(&pod.metadata.uid, plugin).join(&volume.name);
+        Some(Self { dir, source, pod: Arc::clone(pod) })
+    }
+
+    fn write(&self, store: &Store, node: Capacity, when: When) -> Result<(), Error> {
+        if when == When::IfWritten && !is_written(&self.dir)? {
+            return Ok(());
+        }
+        let files = self.source.files(store, &self.pod, node)?;
+        if when == When::Always {
+            self.make_root()?;
+        }
+        AtomicDir::open(&self.dir)?.write(&files, self.pod.spec.security_context.fs_group)
+    }
+
+    fn make_root(&self) -> Result<(), Error> {
+        files::make_dir(&self.dir, 0o750)?;
+        if self.source.is_in_memory() && mount::type_at(&self.dir).map_err(Error::Kernel)?.is_none() {
+            mount_tmpfs(&self.dir)?;
+        }
+        fs::set_permissions(&self.dir, Permissions::from_mode(ROOT_MODE))
+            .map_err(|e| Error::io("set permissions of", &self.dir, e))
+    }
+}
+
+impl ConfigurationVolumes {
+    /// Writes a volume for a pod that starts.
+    pub(super) async fn write(&self, target: Target, store: Store, node: Capacity) -> Result<(), Error> {
+        let wanted = Arc::new(());
+        let writing = self.writing.of(target.pod.metadata.uid.as_str());
+        let is_wanted = Arc::downgrade(&wanted);
+        let written = tokio::task::spawn_blocking(move || {
+            let _writing = lock(&writing);
+            // The caller is gone and may have unmounted everything.
+            is_wanted.upgrade().ok_or(INTERRUPTED)?;
+            target.write(&store, node, When::Always)
+        });
+        written.await.unwrap_or(Err(INTERRUPTED))
+    }
+
+    /// Unmounts those volumes of a pod that are in memory.
+    pub(super) async fn unmount_all(&self, layout: &Layout, uid: &str) -> Result<(), Error> {
+        let writing = self.writing.of(uid);
+        let plugins = ["kubernetes.io~secret", "kubernetes.io~downward-api", "kubernetes.io~projected"];
+        let dirs = plugins.map(|plugin| layout.plugin_volumes_dir(uid, plugin));
+        let unmounted = tokio::task::spawn_blocking(move || {
+            // A write in progress ends first; later ones find their pod stopping.
+            let _writing = lock(&writing);
+            for dir in dirs {
+                files::subdirectories(&dir)?.iter().try_for_each(|dir| unmount(dir))?;
+            }
+            Ok(())
+        });
+        unmounted.await.unwrap_or(Err(INTERRUPTED))
+    }
+}
+
+impl Volumes {
+    /// Writes volumes of running pods again when their objects change; never returns.
+    pub(crate) async fn keep_configuration_current(self) {
+        let mut changes = self.shared.store.subscribe();
+        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+        // Objects may have changed while no kubelet ran.
+        let mut changed = Changed::Anything;
+        loop {
+            changed = if self.update(&changed).await {
+                backoff.reset();
+                next_changes(&mut changes).await
+            } else {
+                tokio::select! {
+                    changed = next_changes(&mut changes) => changed,
+                    () = tokio::time::sleep(backoff.step()) => Changed::Anything,
+                }
+            };
+        }
+    }
+
+    /// Returns whether every volume could be written.
+    async fn update(&self, changed: &Changed) -> bool {
+        let shared = &self.shared;
+        let mut are_written = true;
+        for pod in shared.store.pods() {
+            let has_ended = matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
+            if pod.metadata.is_deleted() || has_ended {
+                continue;
+            }
+            for volume in &pod.spec.volumes {
+                let Some(target) = Target::of(&shared.layout, &pod, volume) else { continue };
+                if !changed.concerns(&target) {
+                    continue;
+                }
+                if let Err(error) = self.update_one(target).await {
+                    self.report(&pod, "FailedMount", volume, &error);
+                    // A missing object announces its return.
+                    are_written &= error.depends_on_configuration();
+                }
+            }
+        }
+        are_written
+    }
+
+    async fn update_one(&self, target: Target) -> Result<(), Error> {
+        let shared = Arc::clone(&self.shared);
+        let uid = target.pod.metadata.uid.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            let writing = shared.configuration.writing.of(uid.as_str());
+            let _writing = lock(&writing);
+            if shared.is_stopping(&uid) {
+                return Ok(());
+            }
+            target.write(&shared.store, shared.capacity(), When::IfWritten)
+        });
+        written.await.unwrap_or(Err(INTERRUPTED))
+    }
+}
+
+/// What has changed in the store.
+#[derive(Debug, PartialEq, Eq)]
+enum Changed {
+    Anything,
+    Objects(BTreeSet<(Kind, String, String)>),
+}
+
+impl Changed {
+    fn concerns(&self, target: &Target) -> bool {
+        let pod = &target.pod.metadata;
+        match self {
+            Self::Anything => true,
+            Self::Objects(objects) => objects.iter().any(|(kind, namespace, name)| {
+                *namespace == pod.namespace
+                    && (*kind != Kind::Pod || *name == pod.name)
+                    && target.source.depends_on(*kind, name)
+            }),
+        }
+    }
+}
+
+/// Waits for a change of a kind that such volumes show, and adds those that are waiting.
+async fn next_changes(changes: &mut Receiver<Change>) -> Changed {
+    let mut objects = BTreeSet::new();
+    loop {
+        let change = if objects.is_empty() {
+            changes.recv().await
+        } else {
+            match changes.try_recv() {
+                Err(TryRecvError::Empty) => return Changed::Objects(objects),
+                Err(TryRecvError::Lagged(lost)) => Err(RecvError::Lagged(lost)),
+                Err(TryRecvError::Closed) => Err(RecvError::Closed),
+                Ok(change) => Ok(change),
+            }
+        };
+        match change {
+            Ok(change) if matches!(change.kind, Kind::ConfigMap | Kind::Secret | Kind::Pod) => {
+                objects.insert((change.kind, change.namespace, change.name));
+            }
+            Ok(_) => {}
+            Err(RecvError::Lagged(_)) => return Changed::Anything,
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}
+
+/// The lock guards no data that a panic could corrupt.
+fn lock(writing: &Mutex<()>) -> MutexGuard<'_, ()> {
+    writing.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_written(dir: &Path) -> Result<bool, Error> {
+    match AtomicDir::open(dir) {
+        Ok(dir) => dir.is_written(),
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Its pages are never written to swap space, if the kernel can do that (Linux 6.3).
+fn mount_tmpfs(dir: &Path) -> Result<(), Error> {
+    let mount = |options| mount::mount_fs("tmpfs", "tmpfs", dir, MountFlags::default(), options);
+    match mount("noswap") {
+        Err(error) if error.errno() == Errno::EINVAL => mount(""),
+        mounted => mounted,
+    }
+    .map_err(Error::Kernel)
+}
+
+fn unmount(dir: &Path) -> Result<(), Error> {
+    match mount::type_at(dir).map_err(Error::Kernel)? {
+        Some(TMPFS_MAGIC) => mount::unmount(dir, UnmountMode::Plain).map_err(Error::Kernel),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+    use crate::manifest;
+    use crate::standalone::store::Source as Origin;
+
+    fn apply(store: &Store, text: &str) {
+        for object in manifest::parse(text.as_bytes(), "test.yaml").manifests {
+            store.apply(object.described(), Origin::Api).unwrap();
+        }
+    }
+
+    fn secret(value: &str) -> String {
+        format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: token}}\nstringData: {{a: {value}}}\n")
+    }
+
+    fn target(root: &Path) -> Target {
+        let pod: Pod = from_value(json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "default", "uid": "u"},
+            "spec": {"containers": [], "volumes": [{"name": "v", "secret": {"secretName": "token"}}]}
+        }))
+        .unwrap();
+        let pod = Arc::new(pod);
+        Target::of(&Layout::new(root), &pod, &pod.spec.volumes[0]).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_in_memory_until_it_is_unmounted() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        let (volumes, dir) = (ConfigurationVolumes::default(), target(root.path()).dir);
+        let write = || volumes.write(target(root.path()), store.clone(), Capacity::default());
+        let error = write().await.unwrap_err();
+        assert!(error.to_string().starts_with("secret \"token\" not found"), "{error}");
+        assert!(!dir.exists(), "nothing is made before all objects exist");
+        for value in ["first", "second"] {
+            apply(&store, &secret(value));
+            write().await.unwrap();
+            assert_eq!(fs::read_to_string(dir.join("a")).unwrap(), value);
+        }
+        assert_eq!(mount::type_at(&dir).unwrap(), Some(TMPFS_MAGIC));
+        let layout = Layout::new(root.path());
+        volumes.unmount_all(&layout, "u").await.unwrap();
+        assert_eq!((mount::type_at(&dir).unwrap(), fs::read_dir(&dir).unwrap().count()), (None, 0));
+        volumes.unmount_all(&layout, "u").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_change_concerns_the_volumes_that_show_it() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        let mut changes = store.subscribe();
+        apply(&store, &secret("x"));
+        apply(&store, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: token}\n");
+        let target = target(root.path());
+        let changed = next_changes(&mut changes).await;
+        assert!(changed.concerns(&target), "{changed:?}");
+        apply(&store, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: token}\ndata: {a: b}\n");
+        let changed = next_changes(&mut changes).await;
+        assert!(!changed.concerns(&target), "{changed:?}");
+    }
+}
