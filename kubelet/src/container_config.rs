@@ -11,7 +11,8 @@ use sha2::{Digest, Sha256};
 use crate::cri::{CONTAINER_NAME_LABEL, POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL};
 use crate::environment::{self, Environment, PodFacts};
 use crate::objects::{
-    Container, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodDnsConfig, TerminationMessagePolicy,
+    Container, ContainerPort, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodDnsConfig,
+    TerminationMessagePolicy,
 };
 use crate::pod_cgroup::Hierarchies;
 use crate::volumes::MountedVolumes;
@@ -114,6 +115,7 @@ pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::Po
         hostname: hostname(pod, node.name),
         log_directory: text(&log_directory(node.log_dir, metadata)),
         dns_config: Some(dns_config(pod)?),
+        port_mappings: port_mappings(pod),
         labels,
         annotations,
         linux: Some(cri::LinuxPodSandboxConfig {
@@ -121,8 +123,27 @@ pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::Po
             security_context: Some(security::of_sandbox(pod, node)?),
             ..cri::LinuxPodSandboxConfig::default()
         }),
-        ..cri::PodSandboxConfig::default()
     })
+}
+
+/// A pod in the host's network needs none.
+fn port_mappings(pod: &Pod) -> Vec<cri::PortMapping> {
+    if pod.spec.host_network {
+        return Vec::new();
+    }
+    let ports = pod.spec.all_containers().flat_map(|container| &container.ports);
+    let mapping = |port: &ContainerPort| cri::PortMapping {
+        protocol: match port.protocol.as_str() {
+            "UDP" => cri::Protocol::Udp,
+            "SCTP" => cri::Protocol::Sctp,
+            _ => cri::Protocol::Tcp,
+        }
+        .into(),
+        container_port: port.container_port.into(),
+        host_port: port.host_port.into(),
+        host_ip: port.host_ip.clone(),
+    };
+    ports.filter(|port| port.host_port > 0).map(mapping).collect()
 }
 
 pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::ContainerConfig, Error> {

@@ -17,6 +17,7 @@
 //! - `plan` and `status`: decisions without I/O, from an object and the runtime's state of it.
 //! - `objects`: the types of the Kubernetes API. They use no other module.
 
+mod admission;
 mod backoff;
 pub mod cli;
 pub mod config;
@@ -39,6 +40,8 @@ mod observed;
 mod plan;
 mod plugins;
 mod pod_cgroup;
+mod probe_results;
+mod probes;
 mod resources;
 pub mod run;
 pub mod sink;

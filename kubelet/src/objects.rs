@@ -12,7 +12,9 @@ mod event;
 pub(crate) mod kubernetes;
 mod meta;
 mod pod;
+mod pod_containers;
 mod pod_status;
+mod probe;
 mod security;
 mod storage;
 
@@ -34,12 +36,16 @@ pub use document::Document;
 pub use event::{Event, EventSource, EventType};
 pub use meta::{ObjectMeta, Time, new_uid, now};
 pub use pod::{
-    DnsPolicy, EmptyDirVolume, HostPathType, HostPathVolume, Pod, PodDnsConfig, PodDnsOption, PodSpec,
-    PvcVolume, RestartPolicy, Volume, VolumeSource,
+    DnsPolicy, EmptyDirVolume, HostPathType, HostPathVolume, Pod, PodDnsConfig, PodDnsOption,
+    PodReadinessGate, PodSpec, PvcVolume, RestartPolicy, Volume, VolumeSource,
 };
 pub use pod_status::{
     ConditionStatus, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
     ContainerStatus, PodCondition, PodIp, PodPhase, PodStatus, QosClass,
+};
+pub use probe::{
+    ExecAction, GrpcAction, Handler, Hook, HttpGetAction, HttpHeader, Lifecycle, Port, Probe, ProbeKind,
+    Scheme, SleepAction, TcpSocketAction,
 };
 pub use security::{
     Capabilities, FsGroupChangePolicy, PodSecurityContext, SeccompProfile, SeccompProfileType,

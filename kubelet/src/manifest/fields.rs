@@ -28,7 +28,7 @@ pub enum Verdict {
 pub struct FieldRule {
     /// `None`: every kind.
     pub kind: Option<Kind>,
-    /// `[*]` stands for any index.
+    /// `[*]` stands for any index, and `containers[*]` for init containers too.
     pub field: &'static str,
     pub verdict: Verdict,
 }
@@ -56,7 +56,6 @@ const fn driver(field: &'static str, verdict: Verdict) -> FieldRule {
 use Verdict::{Harmless, Ignored, Refused};
 
 const ONE_NODE: Verdict = Ignored("there is one node");
-const NO_PROBES: Verdict = Ignored("a container counts as ready while it runs");
 const LESS_ISOLATION: Verdict = Refused("the pod would be less isolated than it asks to be");
 const OTHER_NAMESPACE: Verdict = Refused("the pod's processes would not see what they ask to see");
 
@@ -70,9 +69,7 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     any("metadata.ownerReferences", Harmless),
     any("metadata.finalizers", Ignored("deletion waits for the volumes and for nothing else")),
     any("status", Harmless),
-    pod("spec.initContainers", Refused("the containers would run without what must run before them")),
     pod("spec.ephemeralContainers", Refused("a manifest cannot describe them")),
-    pod("spec.activeDeadlineSeconds", Ignored("the pod is not ended by time")),
     pod("spec.hostPID", OTHER_NAMESPACE),
     pod("spec.hostIPC", OTHER_NAMESPACE),
     pod("spec.shareProcessNamespace", OTHER_NAMESPACE),
@@ -92,7 +89,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.topologySpreadConstraints", ONE_NODE),
     pod("spec.schedulingGates", Refused("nothing would ever open them")),
     pod("spec.resourceClaims", Refused("there are no devices to claim")),
-    pod("spec.readinessGates", Ignored("nothing sets them")),
     pod("spec.hostAliases", Ignored("/etc/hosts is without them")),
     pod("spec.subdomain", Ignored("there is no cluster domain")),
     pod("spec.setHostnameAsFQDN", Ignored("there is no cluster domain")),
@@ -102,18 +98,15 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.securityContext.appArmorProfile", LESS_ISOLATION),
     pod("spec.securityContext.windowsOptions", Harmless),
-    pod("spec.containers[*].livenessProbe", Ignored("a container is restarted only when it ends")),
-    pod("spec.containers[*].readinessProbe", NO_PROBES),
-    pod("spec.containers[*].startupProbe", NO_PROBES),
-    pod("spec.containers[*].lifecycle", Ignored("no hook runs")),
+    pod("spec.containers[*].lifecycle.stopSignal", Ignored("the image's signal is sent, or SIGTERM")),
+    pod("spec.containers[*].lifecycle.postStart.tcpSocket", Refused("hooks are exec, httpGet and sleep")),
+    pod("spec.containers[*].lifecycle.preStop.tcpSocket", Refused("hooks are exec, httpGet and sleep")),
     pod("spec.containers[*].stdin", Ignored("standard input is /dev/null")),
     pod("spec.containers[*].stdinOnce", Ignored("standard input is /dev/null")),
     pod("spec.containers[*].tty", Ignored("there is no terminal")),
     pod("spec.containers[*].resizePolicy", Harmless),
     pod("spec.containers[*].envFrom", Refused("the program would run without these variables")),
     pod("spec.containers[*].env[*].valueFrom", Refused("the variable would be empty")),
-    pod("spec.containers[*].ports[*].hostPort", Ignored("the port is not opened on the host")),
-    pod("spec.containers[*].ports[*].hostIP", Ignored("the port is not opened on the host")),
     pod("spec.containers[*].resources.claims", Refused("there are no devices to claim")),
     pod("spec.containers[*].volumeDevices", Refused("volumes are file systems")),
     pod("spec.containers[*].volumeMounts[*].subPath", Refused("the whole volume would be shown")),
@@ -123,7 +116,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.containers[*].securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.appArmorProfile", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.windowsOptions", Harmless),
-    pod("spec.containers[*].restartPolicy", Refused("containers follow the pod's restartPolicy")),
     pod("spec.volumes[*]", Refused("supported volumes are emptyDir, hostPath and persistentVolumeClaim")),
     claim("spec.selector", Refused("volumes are not chosen by label; name one in spec.volumeName")),
     claim("spec.dataSource", Refused("the volume would be empty")),
@@ -216,7 +208,9 @@ fn covers(pattern: &str, segments: &[Segment]) -> bool {
     let mut rest = segments.iter();
     pattern.split('.').all(|part| {
         let (name, indexed) = part.strip_suffix("[*]").map_or((part, false), |name| (name, true));
-        matches!(rest.next(), Some(Segment::Key(key)) if key == name)
+        // Rows for containers hold for init containers.
+        let is_name = |key: &str| key == name || (name == "containers" && key == "initContainers");
+        matches!(rest.next(), Some(Segment::Key(key)) if is_name(key))
             && (!indexed || matches!(rest.next(), Some(Segment::Index(_))))
     })
 }

@@ -1,6 +1,7 @@
 //! The rules of Kubernetes' API server, in its words, as far as they concern
 //! the fields that this kubelet has.
 
+mod lifecycle;
 mod names;
 mod pod;
 mod storage;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Resources, SecurityContext, null_as_default};
+use super::{Lifecycle, Probe, Resources, SecurityContext, null_as_default};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -34,6 +34,17 @@ pub struct Container {
     pub termination_message_path: String,
     #[serde(default, deserialize_with = "null_as_default")]
     pub termination_message_policy: TerminationMessagePolicy,
+    /// Init containers only, and only `Always`: see [`Container::is_sidecar`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart_policy: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub startup_probe: Option<Probe>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub liveness_probe: Option<Probe>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub readiness_probe: Option<Probe>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifecycle: Option<Lifecycle>,
 }
 
 impl Container {
@@ -107,8 +118,24 @@ pub struct ContainerPort {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     pub container_port: u16,
+    /// 0: none.
+    #[serde(default, skip_serializing_if = "is_zero", deserialize_with = "null_as_default")]
+    pub host_port: u16,
+    /// Empty: every address of the host.
+    #[serde(
+        default,
+        rename = "hostIP",
+        skip_serializing_if = "String::is_empty",
+        deserialize_with = "null_as_default"
+    )]
+    pub host_ip: String,
     #[serde(default = "default_protocol")]
     pub protocol: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(port: &u16) -> bool {
+    *port == 0
 }
 
 fn default_protocol() -> String {

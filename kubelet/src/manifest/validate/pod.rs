@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::super::path::FieldPath;
-use super::{Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, names};
+use super::{Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, lifecycle, names};
 use crate::objects::{
     Container, DnsPolicy, EnvVar, MountPropagation, Pod, PodSpec, SeccompProfile, SeccompProfileType, Volume,
     VolumeMount, VolumeSource,
@@ -34,8 +34,9 @@ pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     }
     let volumes: BTreeSet<&str> = spec.volumes.iter().map(|volume| volume.name.as_str()).collect();
     let mut names = BTreeSet::new();
-    for (index, container) in spec.containers.iter().enumerate() {
-        let at = at.key("containers").index(index);
+    let init = spec.init_containers.iter().enumerate().map(|(i, c)| (at.key("initContainers").index(i), c));
+    let containers = spec.containers.iter().enumerate().map(|(i, c)| (at.key("containers").index(i), c));
+    for (at, container) in init.chain(containers) {
         if !names.insert(container.name.as_str()) {
             findings.duplicate(at.key("name"), &container.name);
         }
@@ -44,6 +45,7 @@ pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     if !spec.hostname.is_empty() {
         findings.name(at.key("hostname"), &spec.hostname, names::label);
     }
+    lifecycle::check_pod(&at, pod, findings);
     check_dns(&at, spec, findings);
     check_seccomp(&at, spec.security_context.seccomp_profile.as_ref(), findings);
 }
