@@ -8,6 +8,7 @@ const CONTRACTS: &[(&str, &[&str])] = &[
     ("CSI", &["csi/v1/identity.proto", "csi/v1/controller.proto", "csi/v1/node.proto"]),
     ("REGISTRATION", &["registration/v1/registration.proto"]),
     ("CRI", &["cri/v1/runtime.proto"]),
+    ("HEALTH", &["grpc/health/v1/health.proto"]),
     ("KUBELET", &["hawser/kubelet/v1/kubelet.proto"]),
     ("ADMIN", &["hawser/admin/v1/admin.proto"]),
     ("HANDOVER", &["hawser/handover/v1/handover.proto", "hawser/control/v1/control.proto"]),

@@ -6,10 +6,11 @@
 
 mod business;
 mod chaos;
+mod hostile;
 mod http;
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -28,9 +29,12 @@ const USAGE: &str = "usage: demo-app VERB
   leave                    a process that sleeps for a minute with this one's output, and ends
   write FILE TEXT          TEXT and a newline, synced
   cat FILE                 to stdout
+  remove FILE              if it is there
+  flood BYTES CODE         so many bytes to stdout, and this exit code
   copy                     stdin to stdout, to its end
   terminal                 the size of the terminal on stdin, then a line for each change
   serve ADDR:PORT DIR      HTTP/1.0, files of DIR; [::]:PORT listens on v4 and v6
+  hostile ADDR:PORT        HTTP with redirects, slow and large answers
   fetch URL [SECONDS]      http by IP address; tries again until SECONDS (10) have passed
   monotonic                CLOCK_MONOTONIC in ns, read by the first statement
   status                   /proc/self/status
@@ -61,6 +65,19 @@ fn run(words: &[&str], started: nix::Result<nix::sys::time::TimeSpec>) -> io::Re
         ["leave"] => drop(Command::new("/proc/self/exe").args(["sleep", "60"]).spawn()?),
         ["write", file, text] => write_synced(Path::new(file), text)?,
         ["cat", file] => io::stdout().write_all(&fs::read(file)?)?,
+        ["remove", file] => match fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        },
+        ["flood", bytes, code] => {
+            let bytes = parse::<u64>("BYTES", bytes)?;
+            io::copy(&mut io::repeat(b'x').take(bytes), &mut io::stdout().lock())?;
+            return Ok(ExitCode::from(parse::<u8>("CODE", code)?));
+        }
+        ["hostile", address] => {
+            end_on_signals()?;
+            hostile::serve(parse::<SocketAddr>("ADDR:PORT", address)?)?;
+        }
         ["copy"] => {
             io::copy(&mut io::stdin().lock(), &mut io::stdout().lock())?;
         }

@@ -77,6 +77,9 @@ pub struct RunArgs {
     /// Control group of all pods and of the processes that unpack images, absolute within each hierarchy
     #[arg(long, value_name = "PATH", default_value = "/hawser")]
     pub cgroup_root: String,
+    /// Maximum number of pods
+    #[arg(long, value_name = "N", default_value_t = 110)]
+    pub max_pods: u32,
     /// Maximum number of processes and threads per pod; 0: no limit
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub pod_pids_limit: u32,

@@ -222,6 +222,22 @@ impl Cri {
             .map(drop)
     }
 
+    /// Runs a program in a container, and returns its output and exit code. The runtime kills it after
+    /// `timeout`, whole seconds; `None` means no limit.
+    pub(crate) async fn exec_sync(
+        &self,
+        id: &str,
+        command: Vec<String>,
+        timeout: Option<Duration>,
+    ) -> Result<cri::ExecSyncResponse> {
+        // Two streams of 16 MiB, kubelet's limit.
+        let mut runtime = self.runtime.clone().max_decoding_message_size(33 << 20);
+        let seconds = timeout.map_or(0, |timeout| i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX));
+        let request = cri::ExecSyncRequest { container_id: id.to_owned(), cmd: command, timeout: seconds };
+        let deadline = timeout.map_or(Duration::MAX, |timeout| DEADLINE.saturating_add(timeout));
+        call("ExecSync", id, deadline, async move { runtime.exec_sync(request).await }).await
+    }
+
     /// The URL at which the runtime takes a client's streams.
     pub(crate) async fn exec(&self, request: cri::ExecRequest) -> Result<String> {
         let mut runtime = self.runtime.clone();

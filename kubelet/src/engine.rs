@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+use crate::admission::{Admission, Capacity};
 use crate::cri::Cri;
 use crate::eviction;
 use crate::logs;
@@ -75,6 +76,8 @@ pub struct Config {
     pub log_dir: PathBuf,
     /// Absolute within each hierarchy, such as `/hawser`.
     pub cgroup_root: String,
+    /// The maximum number of pods.
+    pub max_pods: u32,
     /// The maximum number of processes and threads in one pod; `None` means the node's limit.
     pub pod_pids_limit: Option<i64>,
     /// RuntimeDefault for pods without a seccomp profile.
@@ -100,7 +103,15 @@ pub fn new(config: Config, store: Store, sinks: Sinks) -> (Engine, Handle) {
     let plugins = Plugins::new();
     let volumes = Volumes::new(config.node.root(), store.clone(), sinks.clone(), plugins.clone());
     let (requests, tasks) = mpsc::channel(8);
-    let handle = Handle::new(store.clone(), sinks.clone(), volumes.clone(), config.log_dir.clone(), requests);
+    let capacity = Capacity::of_machine(config.node.root(), config.max_pods);
+    let handle = Handle::new(
+        store.clone(),
+        sinks.clone(),
+        volumes.clone(),
+        config.log_dir.clone(),
+        capacity,
+        requests,
+    );
     let engine = Engine { config, store, sinks, plugins, volumes, tasks, handle: handle.clone() };
     (engine, handle)
 }
@@ -140,6 +151,7 @@ impl Engine {
         let mut workers = Workers::new(Arc::clone(&tools));
         let mut container_events = events::subscribe(cri, &mut background);
         let mut changes = self.store.subscribe();
+        orphans::expect_running(&tools).await;
         for orphan in orphans::find(&tools, pods_on_disk).await {
             workers.tear_down(orphan);
         }
@@ -197,6 +209,7 @@ impl Engine {
             log_dir: self.config.log_dir.clone(),
             root_dir: self.config.node.root().to_owned(),
             starts: Starts::new(),
+            admission: Admission::new(&self.config.node_name, self.handle.capacity()),
             file_work: FileWork::default(),
         })
     }

@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::critical::is_critical;
 use crate::objects::{EventType, Object, Pod, PodPhase};
+use crate::standalone::store::EVICTED;
 use crate::worker::Tools;
 pub use garbage::ImageGc;
 
@@ -86,7 +87,7 @@ async fn check_limits(tools: &Arc<Tools>, pod: &Arc<Pod>) {
         }
     };
     if let Some(message) = limits::exceeded(pod, &usage) {
-        if tools.store.evict_pod(&pod.metadata.uid, &message) {
+        if tools.store.fail_pod(&pod.metadata.uid, EVICTED, &message) {
             tools.sinks.record(&pod.reference(), EventType::Warning, "Evicted", &message);
         }
     } else if !usage.is_complete {

@@ -17,6 +17,7 @@
 //! - `plan` and `status`: decisions without I/O, from an object and the runtime's state of it.
 //! - `objects`: the types of the Kubernetes API. They use no other module.
 
+mod admission;
 mod backoff;
 pub mod cli;
 pub mod config;
@@ -41,6 +42,8 @@ mod plugins;
 mod pod_cgroup;
 mod pod_fields;
 mod pod_names;
+mod probe_results;
+mod probes;
 pub mod pull_secrets;
 mod resources;
 pub mod run;

@@ -13,7 +13,9 @@ mod event;
 pub(crate) mod kubernetes;
 mod meta;
 mod pod;
+mod pod_containers;
 mod pod_status;
+mod probe;
 mod projection;
 mod security;
 mod storage;
@@ -38,11 +40,15 @@ pub use event::{Event, EventSource, EventType};
 pub use meta::{ObjectMeta, OwnerReference, Time, new_uid, now};
 pub use pod::{
     ClaimTemplate, DnsPolicy, EmptyDirVolume, EphemeralVolume, HostAlias, HostPathType, HostPathVolume, Pod,
-    PodDnsConfig, PodDnsOption, PodSpec, PvcVolume, RestartPolicy, Volume, VolumeSource,
+    PodDnsConfig, PodDnsOption, PodReadinessGate, PodSpec, PvcVolume, RestartPolicy, Volume, VolumeSource,
 };
 pub use pod_status::{
     ConditionStatus, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
     ContainerStatus, PodCondition, PodIp, PodPhase, PodStatus, QosClass,
+};
+pub use probe::{
+    ExecAction, GrpcAction, Handler, Hook, HttpGetAction, HttpHeader, Lifecycle, Port, Probe, ProbeKind,
+    Scheme, SleepAction, TcpSocketAction,
 };
 pub use projection::{
     ConfigMapVolume, DownwardFile, DownwardProjection, DownwardVolume, KeySelector, KeyToPath,

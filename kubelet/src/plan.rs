@@ -4,13 +4,16 @@
 //! Invariant: a plan with a kill contains nothing else. The worker observes the pod again before it
 //! releases anything that surviving containers may use.
 
+mod init;
+
 use std::time::Duration;
 
 use proto::cri::{ContainerState, ContainerStatus};
 
 use crate::keyed_backoff::KeyedBackoff;
-use crate::objects::{Pod, RestartPolicy, Time};
+use crate::objects::{self, Pod, ProbeKind, RestartPolicy, Time};
 use crate::observed::{Observed, attempt_of, full_name_of, instance_of, name_of, time};
+use crate::probe_results::ProbeResults;
 
 /// The worker follows the order. A failed action of the pod ends the round; a failed action of a
 /// container skips the rest of that container's actions.
@@ -48,7 +51,7 @@ pub(crate) enum Action {
         number: u32,
     },
     Start(Start),
-    /// Stop containers concurrently; each has the whole grace period.
+    /// Stop containers concurrently; each has the whole grace period, or its own.
     Kill {
         targets: Vec<Target>,
         grace: Duration,
@@ -57,7 +60,7 @@ pub(crate) enum Action {
     Finish,
 }
 
-/// Index into spec.containers.
+/// Place in the pod's init containers and containers ([`objects::PodSpec::container_at`]).
 pub(crate) type Container = usize;
 
 /// A container instance to start.
@@ -77,6 +80,10 @@ pub(crate) struct Target {
     pub(crate) name: String,
     /// `namespace/pod/container`.
     pub(crate) full_name: String,
+    /// The probe that ends the container.
+    pub(crate) failed_probe: Option<ProbeKind>,
+    /// The probe's own grace period.
+    pub(crate) grace: Option<Duration>,
 }
 
 impl Action {
@@ -103,47 +110,91 @@ pub(crate) fn restart_key(container: &str) -> String {
     format!("restart {container}")
 }
 
+/// What a plan is made from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Situation<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) observed: &'a Observed,
+    pub(crate) probes: &'a ProbeResults,
+    pub(crate) restarts: &'a KeyedBackoff,
+    pub(crate) now: Time,
+}
+
+impl Situation<'_> {
+    /// The newest instance of a container in the ready sandbox.
+    fn current(&self, name: &str) -> Option<&ContainerStatus> {
+        let sandbox = self.observed.ready_sandbox()?;
+        self.observed.newest(name).filter(|newest| newest.created_at >= sandbox.created_at)
+    }
+}
+
 /// The next actions of a pod that must run; empty if everything runs.
-pub(crate) fn run(pod: &Pod, observed: &Observed, restarts: &KeyedBackoff, now: Time) -> Vec<Action> {
+pub(crate) fn run(situation: &Situation<'_>) -> Vec<Action> {
+    let Situation { pod, observed, .. } = *situation;
+    let grace = Duration::from_secs(pod.spec.termination_grace_period_seconds);
     let ready = observed.ready_sandbox();
     // A pod with restartPolicy Never gets no second sandbox for containers that have run.
     let lost = ready.is_none() && !observed.containers.is_empty();
     if lost && pod.spec.restart_policy == RestartPolicy::Never {
         return vec![Action::Finish];
     }
-    let (mut plan, mut starts) = (Vec::new(), Vec::new());
-    let mut running = false;
+    let (mut starts, mut kills) = (Vec::new(), Vec::new());
+    let mut has_ended = true;
     for (index, container) in pod.spec.containers.iter().enumerate() {
-        let newest = observed.newest(&container.name);
-        match next(newest, ready.is_some(), pod.spec.restart_policy) {
-            Next::Nothing => {}
-            Next::KeepRunning => running = true,
-            Next::Start { restart_count, after } => {
-                let key = restart_key(&container.name);
-                match after.and_then(|ended| restarts.remaining(&key, ended, now)) {
-                    Some(remaining) => plan.push(Action::BackOff { container: index, remaining }),
-                    None => starts.push(Start { container: index, restart_count, after }),
-                }
+        let step = next(observed.newest(&container.name), ready.is_some(), situation, container);
+        has_ended &= matches!(step, Next::Nothing);
+        match step {
+            Next::Nothing | Next::KeepRunning => {}
+            Next::Kill(target) => kills.push(target),
+            Next::Start => {
+                let place = pod.spec.init_containers.len() + index;
+                starts.push(instance_to_start(situation, place, &container.name));
             }
         }
     }
-    if starts.is_empty() && plan.is_empty() && !running {
-        return vec![Action::Finish];
+    if has_ended {
+        return end(observed, grace);
     }
-    if starts.is_empty() {
+    let init = init::steps(situation);
+    if init.state == init::State::Failed {
+        return end(observed, grace);
+    }
+    kills.extend(init.kills);
+    if !kills.is_empty() {
+        return vec![Action::Kill { targets: kills, grace }];
+    }
+    if init.state != init::State::Done {
+        starts.clear();
+    }
+    starts.splice(0..0, init.starts);
+    start_all(situation, starts)
+}
+
+fn start_all(situation: &Situation<'_>, starts: Vec<Start>) -> Vec<Action> {
+    let Situation { pod, observed, restarts, now, .. } = *situation;
+    let mut plan = Vec::new();
+    let mut due = Vec::new();
+    for start in starts {
+        let key = restart_key(&pod.spec.container_at(start.container).name);
+        match start.after.and_then(|ended| restarts.remaining(&key, ended, now)) {
+            Some(remaining) => plan.push(Action::BackOff { container: start.container, remaining }),
+            None => due.push(start),
+        }
+    }
+    if due.is_empty() {
         return plan;
     }
     plan.extend([Action::Prepare, Action::MountVolumes]);
     plan.extend(sandbox(observed));
-    for start in starts {
+    for start in due {
         plan.push(Action::PullImage { container: start.container });
-        plan.extend(removals(start.container, &pod.spec.containers[start.container].name, observed));
+        plan.extend(removals(start.container, &pod.spec.container_at(start.container).name, observed));
         plan.push(Action::Start(start));
     }
     plan
 }
 
-/// The next actions of a pod that must end: deleted, evicted or orphaned.
+/// The next actions of a pod that must end: deleted, failed, succeeded or orphaned.
 pub(crate) fn end(observed: &Observed, grace: Duration) -> Vec<Action> {
     let targets: Vec<Target> = observed.running().map(Target::of).collect();
     if targets.is_empty() { vec![Action::Finish] } else { vec![Action::Kill { targets, grace }] }
@@ -155,7 +206,14 @@ impl Target {
             id: container.id.clone(),
             name: name_of(container).to_owned(),
             full_name: full_name_of(container),
+            failed_probe: None,
+            grace: None,
         }
+    }
+
+    fn of_probe(running: &ContainerStatus, container: &objects::Container, kind: ProbeKind) -> Self {
+        let grace = container.probe(kind).and_then(|probe| probe.termination_grace_period_seconds);
+        Self { failed_probe: Some(kind), grace: grace.map(Duration::from_secs), ..Self::of(running) }
     }
 }
 
@@ -191,169 +249,54 @@ fn removals<'a>(
 enum Next {
     Nothing,
     KeepRunning,
-    Start { restart_count: u32, after: Option<Time> },
+    Kill(Target),
+    Start,
 }
 
-fn next(newest: Option<&ContainerStatus>, sandbox_ready: bool, policy: RestartPolicy) -> Next {
-    let Some(newest) = newest else { return Next::Start { restart_count: 0, after: None } };
-    let again = |after| Next::Start { restart_count: instance_of(newest) + 1, after };
-    match newest.state() {
-        ContainerState::ContainerRunning if sandbox_ready => Next::KeepRunning,
-        ContainerState::ContainerRunning
-        | ContainerState::ContainerCreated
-        | ContainerState::ContainerUnknown => again(None),
-        ContainerState::ContainerExited => match policy {
+fn next(
+    newest: Option<&ContainerStatus>,
+    sandbox_ready: bool,
+    situation: &Situation<'_>,
+    container: &objects::Container,
+) -> Next {
+    let Some(newest) = newest else { return Next::Start };
+    let failed = situation.probes.failed(&newest.id);
+    match (newest.state(), failed) {
+        (ContainerState::ContainerRunning, Some(kind)) if sandbox_ready => {
+            Next::Kill(Target::of_probe(newest, container, kind))
+        }
+        (ContainerState::ContainerRunning, _) if sandbox_ready => Next::KeepRunning,
+        (
+            ContainerState::ContainerRunning
+            | ContainerState::ContainerCreated
+            | ContainerState::ContainerUnknown,
+            _,
+        ) => Next::Start,
+        (ContainerState::ContainerExited, _) => match situation.pod.spec.restart_policy {
             RestartPolicy::Never => Next::Nothing,
-            RestartPolicy::OnFailure if newest.exit_code == 0 => Next::Nothing,
-            RestartPolicy::OnFailure | RestartPolicy::Always => again(time(newest.finished_at)),
+            // After a failed probe, the exit code only says how the program takes SIGTERM.
+            RestartPolicy::OnFailure if newest.exit_code == 0 && failed.is_none() => Next::Nothing,
+            RestartPolicy::OnFailure | RestartPolicy::Always => Next::Start,
         },
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use proto::cri::{ContainerMetadata, PodSandboxMetadata, PodSandboxState, PodSandboxStatus};
-
-    use super::*;
-
-    fn pod(policy: &str) -> Pod {
-        serde_json::from_value(serde_json::json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
-            "spec": {"restartPolicy": policy, "containers": [{"name": "a"}, {"name": "b"}]}
-        }))
-        .unwrap()
-    }
-
-    fn sandbox(state: PodSandboxState) -> PodSandboxStatus {
-        PodSandboxStatus {
-            id: "s".into(),
-            state: state.into(),
-            metadata: Some(PodSandboxMetadata { attempt: 3, ..PodSandboxMetadata::default() }),
-            ..PodSandboxStatus::default()
-        }
-    }
-
-    fn instance(name: &str, number: u32, state: ContainerState, exit_code: i32) -> ContainerStatus {
-        ContainerStatus {
-            id: format!("{name}{number}"),
-            metadata: Some(ContainerMetadata { name: name.into(), attempt: number }),
-            state: state.into(),
-            exit_code,
-            finished_at: 1_000_000_000_000,
-            ..ContainerStatus::default()
-        }
-    }
-
-    fn container(name: &str, state: ContainerState, exit_code: i32) -> ContainerStatus {
-        instance(name, 4, state, exit_code)
-    }
-
-    fn observed(sandbox: PodSandboxStatus, containers: &[ContainerStatus]) -> Observed {
-        Observed { sandboxes: vec![sandbox], containers: containers.to_vec() }
-    }
-
-    fn plan(policy: &str, observed: &Observed) -> Vec<Action> {
-        run(&pod(policy), observed, &KeyedBackoff::default(), now())
-    }
-
-    fn now() -> Time {
-        Time::from_second(1001).unwrap()
-    }
-
-    /// One word for each action.
-    fn words(plan: &[Action]) -> String {
-        let word = |action: &Action| match action {
-            Action::BackOff { container, remaining } => {
-                format!("back-off:{container}:{}s", remaining.as_secs())
-            }
-            Action::Prepare => "prepare".to_owned(),
-            Action::MountVolumes => "mount".to_owned(),
-            Action::StopSandbox { id } => format!("stop:{id}"),
-            Action::CreateSandbox { attempt } => format!("create:{attempt}"),
-            Action::EnterSandbox { id, attempt } => format!("enter:{id}:{attempt}"),
-            Action::PullImage { container } => format!("pull:{container}"),
-            Action::Remove { container, id, number } => format!("remove:{container}:{id}:{number}"),
-            Action::Start(start) => format!("start:{}:{}", start.container, start.restart_count),
-            Action::Kill { targets, grace } => {
-                let ids: Vec<&str> = targets.iter().map(|target| target.id.as_str()).collect();
-                format!("kill:{}:{}s", ids.join("+"), grace.as_secs())
-            }
-            Action::Finish => "finish".to_owned(),
-        };
-        plan.iter().map(word).collect::<Vec<_>>().join(" ")
-    }
-
-    use ContainerState::{
-        ContainerCreated as Created, ContainerExited as Exited, ContainerRunning as Running,
-    };
-    use PodSandboxState::{SandboxNotready as NotReady, SandboxReady as Ready};
-
-    #[test]
-    fn a_new_pod_gets_a_sandbox_and_all_containers() {
-        assert_eq!(
-            words(&plan("Always", &Observed::default())),
-            "prepare mount create:0 pull:0 start:0:0 pull:1 start:1:0"
-        );
-    }
-
-    #[test]
-    fn an_adopted_running_pod_needs_no_action() {
-        let observed = observed(sandbox(Ready), &[container("a", Running, 0), container("b", Running, 0)]);
-        assert_eq!(plan("Always", &observed), []);
-    }
-
-    #[test]
-    fn the_restart_policy_decides_about_an_ended_container() {
-        let observed = observed(sandbox(Ready), &[container("a", Exited, 0), container("b", Exited, 1)]);
-        assert_eq!(
-            words(&plan("Always", &observed)),
-            "prepare mount enter:s:3 pull:0 start:0:5 pull:1 start:1:5"
-        );
-        assert_eq!(words(&plan("OnFailure", &observed)), "prepare mount enter:s:3 pull:1 start:1:5");
-        assert_eq!(plan("Never", &observed), [Action::Finish]);
-    }
-
-    #[test]
-    fn a_lost_sandbox_is_replaced_unless_the_pod_never_restarts() {
-        let observed = observed(sandbox(NotReady), &[container("a", Running, 0), container("b", Exited, 0)]);
-        assert_eq!(
-            words(&plan("OnFailure", &observed)),
-            "prepare mount stop:s create:4 pull:0 remove:0:a4:4 start:0:5"
-        );
-        assert_eq!(plan("Never", &observed), [Action::Finish]);
-    }
-
-    #[test]
-    fn a_crashing_container_waits_while_its_back_off_lasts() {
-        let of_a = |b| observed(sandbox(Ready), &[container("a", Exited, 1), container("b", b, 1)]);
-        let mut restarts = KeyedBackoff::default();
-        restarts.step(&restart_key("a"), now(), now());
-        let plan = |observed| words(&run(&pod("Always"), &observed, &restarts, now()));
-        assert_eq!(plan(of_a(Running)), "back-off:0:9s");
-        assert_eq!(plan(of_a(Exited)), "back-off:0:9s prepare mount enter:s:3 pull:1 start:1:5");
-    }
-
-    #[test]
-    fn only_the_newest_ended_instance_is_kept_for_a_restart() {
-        let instances = [
-            instance("a", 9, Created, 0),
-            instance("a", 8, Exited, 1),
-            instance("a", 7, Exited, 1),
-            instance("b", 0, Running, 0),
-        ];
-        assert_eq!(
-            words(&plan("Always", &observed(sandbox(Ready), &instances))),
-            "prepare mount enter:s:3 pull:0 remove:0:a9:9 remove:0:a7:7 start:0:10"
-        );
-    }
-
-    #[test]
-    fn a_pod_is_killed_before_its_resources_are_released() {
-        let grace = Duration::from_secs(7);
-        let containers = [container("a", Running, 0), container("b", Running, 0), container("c", Exited, 0)];
-        let running = observed(sandbox(Ready), &containers);
-        assert_eq!(words(&end(&running, grace)), "kill:a4+b4:7s");
-        assert_eq!(words(&end(&observed(sandbox(Ready), &containers[2..]), grace)), "finish");
-        assert_eq!(words(&end(&Observed::default(), grace)), "finish");
+/// The container's next instance.
+fn instance_to_start(situation: &Situation<'_>, container: Container, name: &str) -> Start {
+    let newest = situation.observed.newest(name);
+    let ended = newest.filter(|newest| newest.state() == ContainerState::ContainerExited);
+    // In a new sandbox an init container that succeeded runs again at once.
+    let failed = ended.filter(|ended| {
+        container >= situation.pod.spec.init_containers.len()
+            || ended.exit_code != 0
+            || situation.pod.spec.container_at(container).is_sidecar()
+    });
+    Start {
+        container,
+        restart_count: newest.map_or(0, |newest| instance_of(newest) + 1),
+        after: failed.and_then(|ended| time(ended.finished_at)),
     }
 }
+
+#[cfg(test)]
+mod tests;

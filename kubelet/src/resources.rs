@@ -4,7 +4,7 @@ use std::path::Path;
 
 use proto::cri::LinuxContainerResources;
 
-use crate::objects::{Container, Pod, QosClass};
+use crate::objects::{Container, Pod, QosClass, Quantity};
 use crate::pod_cgroup::{CPU_PERIOD_US, Limits, quota_us, shares};
 use crate::pod_fields::Capacity;
 
@@ -16,14 +16,14 @@ const NODE_CRITICAL_CLASS: &str = "system-node-critical";
 
 /// The pod's QoS class (apis/core/v1/helper/qos).
 pub(crate) fn qos_class(pod: &Pod) -> QosClass {
-    let containers = &pod.spec.containers;
-    let named = |c: &Container| {
+    let containers: Vec<&Container> = pod.spec.all_containers().collect();
+    let named = |c: &&Container| {
         ["cpu", "memory"].iter().any(|r| {
             let amount = c.resources.requests.get(*r).or(c.resources.limits.get(*r));
             amount.is_some_and(|q| q.milli_value() > 0)
         })
     };
-    let guaranteed = |c: &Container| {
+    let guaranteed = |c: &&Container| {
         ["cpu", "memory"].iter().all(|r| {
             let limit = c.resources.limits.get(*r).filter(|q| q.milli_value() > 0);
             limit.is_some_and(|limit| c.resources.requests.get(*r).unwrap_or(limit) == limit)
@@ -55,25 +55,52 @@ pub(crate) fn cgroup_paths_of_uid(cgroup_root: &str, uid: &str) -> [String; 3] {
     ["", "/burstable", "/besteffort"].map(|class| format!("{root}/kubepods{class}/pod{uid}"))
 }
 
-/// The sum of a manifest's amounts may exceed an i64.
-fn sum(parts: impl Iterator<Item = i64>) -> i64 {
-    parts.fold(0, i64::saturating_add)
+/// What a pod takes of the node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Requests {
+    pub(crate) cpu_millis: i64,
+    pub(crate) memory_bytes: i64,
+    pub(crate) storage_bytes: i64,
 }
 
-/// The pod's own limits: sums, if every container has one. The limit on processes is the node's
+/// A pod's requests (kubernetes, component-helpers/resource).
+pub(crate) fn requests(pod: &Pod) -> Requests {
+    Requests {
+        cpu_millis: effective(pod, |c| milli_cpu(request(c, "cpu"))),
+        memory_bytes: effective(pod, |c| bytes(request(c, "memory"))),
+        storage_bytes: effective(pod, |c| bytes(request(c, "ephemeral-storage"))),
+    }
+}
+
+/// The most that runs at a time: all containers and sidecars, or one init container and the sidecars that
+/// started before it. The sum of a manifest's amounts may exceed an i64.
+fn effective(pod: &Pod, amount: impl Fn(&Container) -> i64) -> i64 {
+    let (mut sidecars, mut most) = (0_i64, 0_i64);
+    for container in &pod.spec.init_containers {
+        let with_it = sidecars.saturating_add(amount(container));
+        most = most.max(with_it);
+        if container.is_sidecar() {
+            sidecars = with_it;
+        }
+    }
+    let containers = pod.spec.containers.iter().map(amount).fold(0, i64::saturating_add);
+    most.max(containers.saturating_add(sidecars))
+}
+
+/// The pod's own limits, if every container has one. The limit on processes is the node's
 /// setting.
 pub(crate) fn pod_limits(pod: &Pod, pids: Option<i64>) -> Limits {
-    let containers = &pod.spec.containers;
-    let requested = sum(containers.iter().map(|c| milli_cpu(request(c, "cpu"))));
-    let sum_of_limits = |resource: &str| {
-        let limits: Option<Vec<_>> = containers.iter().map(|c| c.resources.limits.get(resource)).collect();
-        limits.filter(|l| !l.is_empty())
+    let every_one_has = |resource: &str| {
+        let mut containers = pod.spec.all_containers().peekable();
+        containers.peek().is_some() && containers.all(|c| c.resources.limits.contains_key(resource))
+    };
+    let limit = |resource: &'static str, amount: fn(Option<&Quantity>) -> i64| {
+        every_one_has(resource).then(|| effective(pod, |c| amount(c.resources.limits.get(resource))))
     };
     Limits {
-        cpu_shares: shares(requested),
-        cpu_quota_us: sum_of_limits("cpu")
-            .map(|limits| quota_us(sum(limits.iter().map(|q| milli_cpu(Some(q)))))),
-        memory_bytes: sum_of_limits("memory").map(|limits| sum(limits.iter().map(|q| bytes(Some(q))))),
+        cpu_shares: shares(requests(pod).cpu_millis),
+        cpu_quota_us: limit("cpu", milli_cpu).map(quota_us),
+        memory_bytes: limit("memory", bytes),
         pids,
     }
 }
@@ -89,7 +116,7 @@ pub(crate) fn of_container(
         // The kernel kills node-critical pods last: the death of a mount pod breaks its users.
         GUARANTEED_OOM_SCORE
     } else {
-        oom_score_adj(qos_class(pod), bytes(request(container, "memory")), node_memory_bytes)
+        oom_score_adj(qos_class(pod), memory_of_oom_score(pod, container), node_memory_bytes)
     };
     LinuxContainerResources {
         cpu_shares: shares(milli_cpu(request(container, "cpu"))),
@@ -116,6 +143,13 @@ pub(crate) fn node_capacity(root_dir: &Path) -> Capacity {
     }
 }
 
+/// The kernel kills a sidecar no earlier than the container that requests least.
+fn memory_of_oom_score(pod: &Pod, container: &Container) -> i64 {
+    let own = bytes(request(container, "memory"));
+    let least = pod.spec.containers.iter().map(|c| bytes(request(c, "memory"))).min();
+    if container.is_sidecar() { own.max(least.unwrap_or(0)) } else { own }
+}
+
 /// MemTotal; 0 if unreadable.
 pub(crate) fn node_memory_bytes() -> i64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -136,15 +170,15 @@ fn oom_score_adj(class: QosClass, requested_bytes: i64, node_bytes: i64) -> i64 
     }
 }
 
-fn request<'a>(container: &'a Container, resource: &str) -> Option<&'a crate::objects::Quantity> {
+fn request<'a>(container: &'a Container, resource: &str) -> Option<&'a Quantity> {
     container.resources.requests.get(resource).or(container.resources.limits.get(resource))
 }
 
-fn milli_cpu(quantity: Option<&crate::objects::Quantity>) -> i64 {
+fn milli_cpu(quantity: Option<&Quantity>) -> i64 {
     quantity.map_or(0, |q| i64::try_from(q.milli_value()).unwrap_or(i64::MAX / 2048))
 }
 
-fn bytes(quantity: Option<&crate::objects::Quantity>) -> i64 {
+fn bytes(quantity: Option<&Quantity>) -> i64 {
     quantity.map_or(0, |q| i64::try_from(q.value()).unwrap_or(i64::MAX / 2048))
 }
 
@@ -206,5 +240,41 @@ mod tests {
         assert_eq!(oom_score_adj(QosClass::Burstable, 0, 4 << 30), 999);
         assert_eq!(oom_score_adj(QosClass::Guaranteed, 0, 1), -997);
         assert_eq!(oom_score_adj(QosClass::BestEffort, 0, 1), 1000);
+    }
+
+    #[test]
+    fn a_pod_takes_the_most_that_runs_at_a_time() {
+        let container = |name: &str, cpu: &str, policy: serde_json::Value| {
+            serde_json::json!({
+                "name": name, "restartPolicy": policy, "resources": {"requests": {"cpu": cpu}}
+            })
+        };
+        let of = |init: serde_json::Value, main: &str| {
+            let mut pod = pod(&[]);
+            pod.spec.init_containers = serde_json::from_value(init).unwrap();
+            let main = container("c", main, serde_json::Value::Null);
+            pod.spec.containers = vec![serde_json::from_value(main).unwrap()];
+            (requests(&pod).cpu_millis, qos_class(&pod))
+        };
+        let never = serde_json::Value::Null;
+        let (first, side, last) = (
+            container("first", "500m", never.clone()),
+            container("side", "100m", "Always".into()),
+            container("last", "700m", never),
+        );
+        assert_eq!(of(serde_json::json!([first]), "300m").0, 500);
+        assert_eq!(of(serde_json::json!([first, side]), "300m").0, 500);
+        assert_eq!(of(serde_json::json!([first, side]), "600m").0, 700);
+        assert_eq!(of(serde_json::json!([first, side, last]), "600m").0, 800);
+        assert_eq!(of(serde_json::json!([last, side]), "0").1, QosClass::Burstable);
+    }
+
+    #[test]
+    fn a_sidecar_is_not_killed_before_its_containers() {
+        let mut pod = pod(&[serde_json::json!({"requests": {"memory": "1Gi"}})]);
+        let side = serde_json::json!({"name": "s", "restartPolicy": "Always"});
+        pod.spec.init_containers = vec![serde_json::from_value(side).unwrap()];
+        let score = |container| of_container(&pod, container, 4 << 30).oom_score_adj;
+        assert_eq!((score(&pod.spec.init_containers[0]), score(&pod.spec.containers[0])), (750, 750));
     }
 }

@@ -182,6 +182,7 @@ fn engine_config(args: &RunArgs, node: Node, node_name: String) -> Result<engine
         log_dir: absolute("log-dir", &args.log_dir)?,
         cgroup_root: cgroup_root(args),
         seccomp_default: args.seccomp_default,
+        max_pods: args.max_pods,
         pod_pids_limit: (args.pod_pids_limit > 0).then(|| args.pod_pids_limit.into()),
         logs: logs::Limits {
             max_size: args.container_log_max_size,

@@ -2,16 +2,21 @@
 //! kubelet_pods.go and status/generate.go). No I/O but the termination messages
 //! that the caller read.
 
+mod conditions;
+mod phase;
+
 use std::collections::BTreeMap;
 
 use proto::cri;
 
 use crate::objects::{
-    ConditionStatus, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, Pod, PodCondition, PodIp, PodPhase, PodStatus, RestartPolicy, Time,
+    ConditionStatus, Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
+    ContainerStateWaiting, ContainerStatus, Pod, PodCondition, PodIp, PodPhase, PodStatus, Time,
 };
 use crate::observed::{Observed, instance_of, time};
+use crate::probe_results::ProbeResults;
 use crate::resources;
+use conditions::Verdict;
 
 /// Condition of a pod for which this machine does not restrict devices. It is there
 /// only where it is False: everywhere else the rules are in force.
@@ -28,6 +33,7 @@ pub(crate) struct Sources<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) observed: &'a Observed,
     pub(crate) waiting: &'a Waiting,
+    pub(crate) probes: &'a ProbeResults,
     /// By container id.
     pub(crate) termination_messages: &'a BTreeMap<String, String>,
     pub(crate) runtime_name: &'a str,
@@ -38,36 +44,58 @@ pub(crate) struct Sources<'a> {
 impl Sources<'_> {
     pub(crate) fn status(&self) -> PodStatus {
         let previous = &self.pod.status;
-        let containers: Vec<ContainerStatus> =
-            self.pod.spec.containers.iter().map(|c| self.container(&c.name, &c.image)).collect();
+        let spec = &self.pod.spec;
+        let init: Vec<ContainerStatus> =
+            spec.init_containers.iter().map(|c| self.init_container(c)).collect();
+        let containers: Vec<ContainerStatus> = spec.containers.iter().map(|c| self.container(c)).collect();
         let phase = match previous.phase {
             ended @ (PodPhase::Succeeded | PodPhase::Failed) => ended,
-            _ => phase(self.pod.spec.restart_policy, &containers),
+            _ => phase::of(spec, &init, &containers),
         };
-        let host_network = self.pod.spec.host_network;
-        let ips = if host_network { vec![self.host_ip.to_owned()] } else { self.observed.pod_ips() };
+        let ips = if spec.host_network { vec![self.host_ip.to_owned()] } else { self.observed.pod_ips() };
         PodStatus {
             phase,
-            conditions: self.conditions(phase, &containers),
+            conditions: self.conditions(phase, &init, &containers),
             message: previous.message.clone(),
             reason: previous.reason.clone(),
             host_ip: self.host_ip.to_owned(),
+            host_ips: vec![PodIp { ip: self.host_ip.to_owned() }],
             pod_ip: ips.first().cloned().unwrap_or_default(),
             pod_ips: ips.into_iter().map(|ip| PodIp { ip }).collect(),
-            start_time: Some(previous.start_time.unwrap_or(self.now)),
+            start_time: Some(self.start_time()),
+            init_container_statuses: init,
             container_statuses: containers,
             qos_class: Some(resources::qos_class(self.pod)),
         }
     }
 
-    fn container(&self, name: &str, image: &str) -> ContainerStatus {
+    /// An earlier kubelet's pod started with its first sandbox.
+    fn start_time(&self) -> Time {
+        let oldest = self.observed.sandboxes.last().and_then(|sandbox| second(sandbox.created_at));
+        self.pod.status.start_time.or(oldest).unwrap_or(self.now)
+    }
+
+    /// Only a sidecar starts and becomes ready; another init container is ready when it succeeded.
+    fn init_container(&self, container: &Container) -> ContainerStatus {
+        let status = self.container(container);
+        if container.is_sidecar() {
+            return status;
+        }
+        let ready = matches!(&status.state, ContainerState::Terminated(ended) if ended.exit_code == 0);
+        ContainerStatus { ready, started: Some(false), ..status }
+    }
+
+    fn container(&self, container: &Container) -> ContainerStatus {
+        let name = container.name.as_str();
         let mut instances = self.observed.instances(name);
         let newest = instances.next();
         let before = instances.find(|c| c.state() == cri::ContainerState::ContainerExited);
         let terminated = |c| ContainerState::Terminated(self.terminated(c));
+        let reason =
+            if self.pod.spec.init_containers.is_empty() { "ContainerCreating" } else { "PodInitializing" };
         let waiting = || {
             ContainerState::Waiting(self.waiting.get(name).cloned().unwrap_or_else(|| {
-                ContainerStateWaiting { reason: "ContainerCreating".to_owned(), message: String::new() }
+                ContainerStateWaiting { reason: reason.to_owned(), message: String::new() }
             }))
         };
         let (state, last_state) = match newest {
@@ -86,15 +114,15 @@ impl Sources<'_> {
                 }
             },
         };
-        let running = matches!(state, ContainerState::Running(_));
+        let running = newest.filter(|_| matches!(state, ContainerState::Running(_)));
         ContainerStatus {
             name: name.to_owned(),
-            ready: running,
-            started: Some(running),
+            ready: running.is_some_and(|c| self.probes.is_ready(container, &c.id)),
+            started: Some(running.is_some_and(|c| self.probes.is_started(container, &c.id))),
             state,
             last_state,
             restart_count: newest.map_or(0, instance_of),
-            image: image.to_owned(),
+            image: container.image.clone(),
             image_id: newest.map(image_id).unwrap_or_default(),
             container_id: newest.map(|c| self.container_id(c)).unwrap_or_default(),
         }
@@ -121,73 +149,45 @@ impl Sources<'_> {
         format!("{}://{}", self.runtime_name, container.id)
     }
 
-    fn conditions(&self, phase: PodPhase, containers: &[ContainerStatus]) -> Vec<PodCondition> {
-        let unready: Vec<&str> = containers.iter().filter(|c| !c.ready).map(|c| c.name.as_str()).collect();
-        let (reason, message) = match phase {
-            _ if unready.is_empty() => ("", String::new()),
-            PodPhase::Succeeded => ("PodCompleted", String::new()),
-            PodPhase::Failed => ("PodFailed", String::new()),
-            _ => ("ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" "))),
-        };
-        let ready = (unready.is_empty(), reason, message.as_str());
+    fn conditions(
+        &self,
+        phase: PodPhase,
+        init: &[ContainerStatus],
+        containers: &[ContainerStatus],
+    ) -> Vec<PodCondition> {
+        let spec = &self.pod.spec;
+        let containers_ready = conditions::containers_ready(spec, phase, init, containers);
+        let ready = conditions::ready(spec, &self.pod.status, &containers_ready);
+        let initialized = conditions::initialized(spec, phase, init, containers);
+        let has_sandbox = self.observed.ready_sandbox().is_some();
         let mut conditions = vec![
-            ("PodReadyToStartContainers", (self.observed.ready_sandbox().is_some(), "", "")),
-            ("Initialized", (true, "", "")),
+            ("PodReadyToStartContainers", Verdict::plain(has_sandbox)),
+            ("Initialized", initialized),
             ("Ready", ready),
-            ("ContainersReady", ready),
-            ("PodScheduled", (true, "", "")),
+            ("ContainersReady", containers_ready),
+            ("PodScheduled", Verdict::plain(true)),
         ];
         let uncontrolled = self.observed.running().find(|c| c.reason == DEVICE_CONTROL_MISSING);
         if let Some(container) = uncontrolled {
-            conditions.push((DEVICE_CONTROL, (false, DEVICE_CONTROL_MISSING, &container.message)));
+            let message = container.message.clone();
+            let verdict = Verdict { holds: false, reason: DEVICE_CONTROL_MISSING, message };
+            conditions.push((DEVICE_CONTROL, verdict));
         }
-        conditions
-            .into_iter()
-            .map(|(name, (holds, reason, message))| self.condition(name, holds, reason, message))
-            .collect()
+        conditions.into_iter().map(|(name, verdict)| self.condition(name, verdict)).collect()
     }
 
     /// Keeps the time of the last change of `name`.
-    fn condition(&self, name: &str, holds: bool, reason: &str, message: &str) -> PodCondition {
-        let status = if holds { ConditionStatus::True } else { ConditionStatus::False };
+    fn condition(&self, name: &str, verdict: Verdict) -> PodCondition {
+        let status = if verdict.holds { ConditionStatus::True } else { ConditionStatus::False };
         let previous = self.pod.status.conditions.iter().find(|c| c.condition_type == name);
         let unchanged = previous.filter(|c| c.status == status).and_then(|c| c.last_transition_time);
         PodCondition {
             condition_type: name.to_owned(),
             status,
             last_transition_time: Some(unchanged.unwrap_or(self.now)),
-            reason: reason.to_owned(),
-            message: message.to_owned(),
+            reason: verdict.reason.to_owned(),
+            message: verdict.message,
         }
-    }
-}
-
-/// kubelet's getPhase, without init containers.
-fn phase(policy: RestartPolicy, containers: &[ContainerStatus]) -> PodPhase {
-    let (mut running, mut waiting, mut ended, mut succeeded) = (0, 0, 0, 0);
-    for container in containers {
-        match (&container.state, &container.last_state) {
-            (ContainerState::Running(_), _) => running += 1,
-            (ContainerState::Terminated(end), _) => {
-                ended += 1;
-                succeeded += usize::from(end.exit_code == 0);
-            }
-            (ContainerState::Waiting(_), Some(ContainerState::Terminated(_))) => ended += 1,
-            (ContainerState::Waiting(_), _) => waiting += 1,
-        }
-    }
-    if waiting > 0 {
-        return PodPhase::Pending;
-    }
-    if running > 0 {
-        return PodPhase::Running;
-    }
-    match policy {
-        _ if ended == 0 => PodPhase::Pending,
-        RestartPolicy::Always => PodPhase::Running,
-        _ if ended == succeeded => PodPhase::Succeeded,
-        RestartPolicy::Never => PodPhase::Failed,
-        RestartPolicy::OnFailure => PodPhase::Running,
     }
 }
 
@@ -206,46 +206,6 @@ mod tests {
     use super::*;
     use crate::objects::kubernetes::assert_reads_as;
 
-    fn status(state: serde_json::Value, last_state: serde_json::Value) -> ContainerStatus {
-        serde_json::from_value(serde_json::json!({"name": "c", "state": state, "lastState": last_state}))
-            .unwrap()
-    }
-
-    fn running() -> ContainerStatus {
-        status(serde_json::json!({"running": {}}), serde_json::Value::Null)
-    }
-
-    fn ended(exit_code: i32) -> ContainerStatus {
-        status(serde_json::json!({"terminated": {"exitCode": exit_code}}), serde_json::Value::Null)
-    }
-
-    fn creating() -> ContainerStatus {
-        status(serde_json::json!({"waiting": {}}), serde_json::Value::Null)
-    }
-
-    fn crash_looping() -> ContainerStatus {
-        status(serde_json::json!({"waiting": {}}), serde_json::json!({"terminated": {"exitCode": 1}}))
-    }
-
-    #[test]
-    fn phases_are_kubelets() {
-        use RestartPolicy::{Always, Never, OnFailure};
-        for (policy, containers, expected) in [
-            (Always, vec![creating()], PodPhase::Pending),
-            (Always, vec![running(), creating()], PodPhase::Pending),
-            (Always, vec![running(), ended(1)], PodPhase::Running),
-            (Always, vec![crash_looping()], PodPhase::Running),
-            (Always, vec![ended(0)], PodPhase::Running),
-            (OnFailure, vec![ended(0), ended(0)], PodPhase::Succeeded),
-            (OnFailure, vec![ended(0), ended(1)], PodPhase::Running),
-            (Never, vec![ended(0)], PodPhase::Succeeded),
-            (Never, vec![ended(0), ended(1)], PodPhase::Failed),
-            (Never, vec![], PodPhase::Pending),
-        ] {
-            assert_eq!(phase(policy, &containers), expected, "{policy:?} {containers:?}");
-        }
-    }
-
     #[test]
     fn a_pod_without_containers_yet_says_what_it_waits_for() {
         let pod: Pod = serde_json::from_value(serde_json::json!({
@@ -261,6 +221,7 @@ mod tests {
             pod: &pod,
             observed: &Observed::default(),
             waiting: &waiting,
+            probes: &ProbeResults::default(),
             termination_messages: &BTreeMap::new(),
             runtime_name: "hawser",
             host_ip: "192.0.2.1",
@@ -302,7 +263,10 @@ mod tests {
     fn written(previous: PodStatus, instances: &[cri::ContainerStatus], waiting: &Waiting) -> PodStatus {
         let mut pod: Pod = serde_json::from_value(serde_json::json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
-            "spec": {"containers": [{"name": "c", "image": "demo"}]}
+            "spec": {
+                "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+                "containers": [{"name": "c", "image": "demo"}]
+            }
         }))
         .unwrap();
         pod.status = previous;
@@ -310,6 +274,7 @@ mod tests {
             pod: &pod,
             observed: &Observed { sandboxes: vec![sandbox()], containers: instances.to_vec() },
             waiting,
+            probes: &ProbeResults::default(),
             termination_messages: &BTreeMap::new(),
             runtime_name: "hawser",
             host_ip: "192.0.2.1",

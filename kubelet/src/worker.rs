@@ -6,29 +6,37 @@
 //! for each other: a mount pod starts while the worker of the pod that needs it waits for its
 //! volume.
 
-mod evicted;
+mod deadline;
+mod failed;
+mod hooks;
 mod images;
 mod messages;
 mod own_files;
+mod stop;
 mod sub_paths;
 mod sync_pod;
 mod termination;
 mod tools;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tracing::warn;
 
+use crate::admission::Admitted;
 use crate::backoff::Backoff;
 use crate::keyed_backoff::KeyedBackoff;
-use crate::objects::{EventType, Object, Pod, PodCondition, Time};
+use crate::objects::{EventType, Object, Pod, PodCondition, RestartPolicy, Time};
 use crate::observed::Observed;
-use crate::plan::{self, Target};
+use crate::plan::{self, Situation, Target};
+use crate::probes::Probes;
 use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
+use hooks::Call;
 use messages::Messages;
+use stop::Stopping;
 use tools::IsSlow;
 
 pub(crate) use own_files::FileWork;
@@ -49,6 +57,13 @@ pub(crate) struct Worker {
     pulls: KeyedBackoff,
     /// Back-off of failed steps.
     retries: Backoff,
+    probes: Probes,
+    /// When the pod's activity began.
+    started: Option<Time>,
+    /// The pod's share of the node, until it has ended.
+    admitted: Option<Admitted>,
+    /// Containers whose preStop hook has begun, by id: it runs once.
+    pre_stopped: BTreeSet<String>,
     finished: bool,
     is_slow: IsSlow,
 }
@@ -65,7 +80,12 @@ enum Next {
 
 impl Worker {
     pub(crate) fn new(tools: Arc<Tools>, pod: Arc<Pod>, wake: Arc<Notify>) -> Self {
+        let probes = Probes::new(tools.cri.clone(), tools.sinks.clone(), pod.reference(), Arc::clone(&wake));
         Self {
+            probes,
+            started: None,
+            admitted: None,
+            pre_stopped: BTreeSet::new(),
             tools,
             pod: Arc::unwrap_or_clone(pod),
             wake,
@@ -104,8 +124,8 @@ impl Worker {
         if self.finished {
             return Next::Finished;
         }
-        if self.is_evicted() {
-            self.end_evicted().await;
+        if self.is_failed() {
+            self.end_failed().await;
             return Next::Finished;
         }
         let observed = match Observed::of(&self.tools.cri, self.uid()).await {
@@ -118,8 +138,43 @@ impl Worker {
         if self.has_ended_before(&observed) {
             return Next::Finished;
         }
-        let plan = plan::run(&self.pod, &observed, &self.restarts, Time::now());
-        self.carry_out(plan, &observed).await
+        self.note_start(&observed);
+        if !self.is_admitted(&observed) || self.fail_after_deadline() {
+            self.end_failed().await;
+            return Next::Finished;
+        }
+        let plan = plan::run(&Situation {
+            pod: &self.pod,
+            observed: &observed,
+            probes: &self.probes.results(),
+            restarts: &self.restarts,
+            now: Time::now(),
+        });
+        match (self.carry_out(plan, &observed).await, self.until_deadline()) {
+            (Next::Within(pause), Some(left)) => Next::Within(Some(pause.map_or(left, |p| p.min(left)))),
+            (next, _) => next,
+        }
+    }
+
+    /// Takes the pod's share of the node; otherwise fails the pod. A pod that an earlier kubelet has
+    /// started is not judged again.
+    fn is_admitted(&mut self, observed: &Observed) -> bool {
+        if self.admitted.is_some() {
+            return true;
+        }
+        let has_run = !observed.sandboxes.is_empty() || !observed.containers.is_empty();
+        match self.tools.admission.admit(&self.pod, has_run) {
+            Ok(admitted) => {
+                self.admitted = Some(admitted);
+                true
+            }
+            Err(rejection) => {
+                self.record(EventType::Warning, &rejection.reason, &rejection.message);
+                let message = format!("Pod was rejected: {}", rejection.message);
+                self.tools.store.fail_pod(self.uid(), &rejection.reason, &message);
+                false
+            }
+        }
     }
 
     fn uid(&self) -> &str {
@@ -145,10 +200,12 @@ impl Worker {
 
     async fn publish_status(&mut self, observed: &Observed) {
         self.messages.read_new(&self.tools, &self.pod, observed).await;
+        self.probes.follow(&self.pod, observed, &self.tools.host_ip);
         let status = Sources {
             pod: &self.pod,
             observed,
             waiting: &self.waiting,
+            probes: &self.probes.results(),
             termination_messages: self.messages.by_container_id(),
             runtime_name: &self.tools.runtime_name,
             host_ip: &self.tools.host_ip,
@@ -170,8 +227,46 @@ impl Worker {
     /// Records an event for each kill.
     fn announce(&self, targets: &[Target]) {
         for target in targets {
-            self.record(EventType::Normal, "Killing", &format!("Stopping container {}", target.name));
+            let name = &target.name;
+            let message = match target.failed_probe {
+                None => format!("Stopping container {name}"),
+                Some(kind) => {
+                    let kind = kind.as_str().to_lowercase();
+                    let restarts = self.pod.spec.restart_policy != RestartPolicy::Never
+                        || self.pod.spec.container_named(name).is_some_and(|c| c.is_sidecar());
+                    let then = if restarts { ", will be restarted" } else { "" };
+                    format!("Container {name} failed {kind} probe{then}")
+                }
+            };
+            self.record(EventType::Normal, "Killing", &message);
         }
+    }
+
+    /// Stops containers with their preStop hooks.
+    fn stopping(
+        &mut self,
+        targets: &[Target],
+        grace: Duration,
+    ) -> impl Future<Output = crate::cri::Result<()>> + use<> {
+        let mut all = Vec::new();
+        for target in targets {
+            let container = self.pod.spec.container_named(&target.name);
+            let hook = container.and_then(|c| Some((c, c.lifecycle.as_ref()?.pre_stop.as_ref()?)));
+            let hook = hook.filter(|_| self.pre_stopped.insert(target.id.clone()));
+            let pre_stop = hook.map(|(container, hook)| Call {
+                cri: self.tools.cri.clone(),
+                hook: hook.clone(),
+                container: container.clone(),
+                id: target.id.clone(),
+                pod_ip: self.pod.status.pod_ip.clone(),
+            });
+            all.push(Stopping {
+                target: target.clone(),
+                pre_stop,
+                rank: stop::rank(&self.pod, &target.name),
+            });
+        }
+        stop::stop_all(Arc::clone(&self.tools), self.pod.reference(), all, grace)
     }
 
     fn record(&self, event_type: EventType, reason: &str, message: &str) {

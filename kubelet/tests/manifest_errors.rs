@@ -125,13 +125,11 @@ fn a_wrong_enum_value_lists_the_valid_ones() {
 
 #[test]
 fn fields_without_effect_are_warnings_with_their_position() {
-    let text = pod(&format!(
-        "{CONTAINER}    livenessProbe:\n      tcpSocket: {{port: 80}}\n  hostnameOverride: x\n"
-    ));
+    let text = pod(&format!("{CONTAINER}  serviceAccountName: robot\n  hostnameOverride: x\n"));
     assert_eq!(
         warnings(&text),
-        "web.yaml:10:7: spec.containers[0].livenessProbe is not supported: a container is restarted only when it ends\n\
-         web.yaml:11:21: spec.hostnameOverride is not supported: Kubernetes has this field, but this kubelet does \
+        "web.yaml:9:23: spec.serviceAccountName is not supported: there are no service accounts\n\
+         web.yaml:10:21: spec.hostnameOverride is not supported: Kubernetes has this field, but this kubelet does \
          not honour it"
     );
     let nested = pod(&format!("{CONTAINER}    restartPolicyRules: [{{action: Restart}}]\n"));
@@ -198,9 +196,9 @@ fn a_value_that_kubernetes_refuses_does_not_make_a_known_field_unknown() {
 #[test]
 fn fields_that_would_change_the_pod_are_refused() {
     assert_eq!(
-        errors(&pod(&format!("{CONTAINER}  initContainers:\n  - name: first\n    image: demo\n"))),
-        "web.yaml:10:5: Pod \"web\" is invalid: spec.initContainers: not supported: the containers would run \
-         without what must run before them"
+        errors(&pod(&format!("{CONTAINER}  ephemeralContainers:\n  - name: first\n    image: demo\n"))),
+        "web.yaml:10:5: Pod \"web\" is invalid: spec.ephemeralContainers: not supported: a manifest cannot \
+         describe them"
     );
     let error =
         errors(&pod(&format!("{CONTAINER}  volumes:\n  - name: v\n    nfs: {{server: x, path: /}}\n")));
@@ -300,4 +298,86 @@ fn config_maps_and_secrets_keep_kubernetes_rules() {
     assert!(found.contains("data.a: Invalid value: must be base64") && !found.contains("hush"), "{found}");
     let found = object("Secret", "type: kubernetes.io/tls\nstringData: {tls.key: x}\n");
     assert!(found.contains("Required value") && found.contains("tls.crt"), "{found}");
+}
+
+/// The errors of a pod whose container has these fields.
+fn container_errors(fields: &str) -> String {
+    errors(&pod(&format!("{CONTAINER}{fields}")))
+}
+
+#[test]
+fn mistakes_in_probes_and_hooks_are_named() {
+    for (fields, expected) in [
+        ("    livenessProbe: {}\n", "livenessProbe: Required value: must specify a handler type"),
+        (
+            "    livenessProbe: {tcpSocket: {port: 80}, grpc: {port: 80}}\n",
+            "livenessProbe: Forbidden: may not specify more than 1 handler type",
+        ),
+        ("    startupProbe: {exec: {}}\n", "startupProbe.exec.command: Required value"),
+        (
+            "    livenessProbe: {tcpSocket: {port: 80}, successThreshold: 2}\n",
+            "livenessProbe.successThreshold: Invalid value: \"2\": must be 1",
+        ),
+        (
+            "    readinessProbe: {tcpSocket: {port: 80}, terminationGracePeriodSeconds: 2}\n",
+            "terminationGracePeriodSeconds: Invalid value: \"2\": must not be set for readinessProbes",
+        ),
+        ("    readinessProbe: {httpGet: {port: web}}\n", "readinessProbe.httpGet.port: Not found: \"web\""),
+        (
+            "    readinessProbe: {tcpSocket: {port: 70000}}\n",
+            "invalid value: integer `70000`, expected a port",
+        ),
+        ("    readinessProbe: {tcpSocket: {port: 80}, periodSeconds: -1}\n", "invalid value: integer `-1`"),
+        (
+            "    readinessProbe: {httpGet: {port: 80, httpHeaders: [{name: \"a b\"}]}}\n",
+            "httpHeaders[0].name: Invalid value: \"a b\": must be a valid HTTP header name",
+        ),
+        (
+            "    lifecycle: {preStop: {sleep: {seconds: 31}}}\n",
+            "sleep.seconds: Invalid value: \"31\": must be non-negative and less than \
+             terminationGracePeriodSeconds (30)",
+        ),
+        ("    lifecycle: {postStart: {sleeep: {seconds: 1}}}\n", "postStart.sleeep"),
+        ("    restartPolicy: Always\n", "restartPolicy: Forbidden: may not be set for non-init containers"),
+        ("  activeDeadlineSeconds: 0\n", "activeDeadlineSeconds: Invalid value: \"0\": must be between 1"),
+        ("  readinessGates: [{conditionType: \"a b\"}]\n", "readinessGates[0].conditionType: Invalid value"),
+    ] {
+        let found = container_errors(fields);
+        assert!(found.contains(expected), "{fields}: {found}");
+    }
+    let whole = "    ports: [{name: web, containerPort: 80, hostPort: 8080, hostIP: 127.0.0.1}]\n    \
+                 readinessProbe: {httpGet: {port: web, path: /ready}, periodSeconds: 2}\n    \
+                 lifecycle: {preStop: {exec: {command: [stop]}}}\n  activeDeadlineSeconds: 60\n";
+    assert_eq!(container_errors(whole), "");
+    assert_eq!(warnings(&pod(&format!("{CONTAINER}{whole}"))), "");
+}
+
+#[test]
+fn mistakes_in_init_containers_are_named() {
+    let init = |fields: &str| format!("  initContainers:\n  - {{name: first, image: demo:1{fields}}}\n");
+    assert_eq!(container_errors(&init("")), "");
+    assert_eq!(
+        container_errors(&init(", restartPolicy: Always, readinessProbe: {tcpSocket: {port: 80}}")),
+        ""
+    );
+    for (fields, expected) in [
+        (
+            ", readinessProbe: {tcpSocket: {port: 80}}",
+            "initContainers[0].readinessProbe: Forbidden: may not be set for init containers without",
+        ),
+        (", lifecycle: {}", "initContainers[0].lifecycle: Forbidden"),
+        (
+            ", restartPolicy: Never",
+            "restartPolicy: Unsupported value: \"Never\": supported values: \"Always\"",
+        ),
+        (
+            ", volumeDevices: [{name: x}]",
+            "initContainers[0].volumeDevices: not supported: volumes are file systems",
+        ),
+    ] {
+        let found = container_errors(&init(fields));
+        assert!(found.contains(expected), "{fields}: {found}");
+    }
+    let same = container_errors("  initContainers:\n  - {name: c, image: demo:1}\n");
+    assert!(same.contains("Duplicate value: \"c\""), "{same}");
 }

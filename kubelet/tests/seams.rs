@@ -115,6 +115,7 @@ fn config(root: &Path) -> engine::Config {
         runtime: RuntimeEndpoint::Remote(root.join("none.sock")),
         log_dir: root.join("logs"),
         cgroup_root: "/none".to_owned(),
+        max_pods: 110,
         pod_pids_limit: None,
         seccomp_default: false,
         logs: kubelet::logs::Limits { max_size: 1 << 20, max_files: 2 },

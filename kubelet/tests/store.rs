@@ -222,7 +222,7 @@ fn an_events_message_is_cut() {
 fn probed(port: u16) -> Described {
     object(&format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers:\n  - name: c\n    image: demo:1\n    \
-         livenessProbe: {{tcpSocket: {{port: {port}}}}}\n    lifecycle: [1, null]\n"
+         resizePolicy: {{tcpSocket: {{port: {port}}}}}\n    restartPolicyRules: [1, null]\n"
     ))
 }
 
@@ -237,7 +237,7 @@ fn a_document_is_kept_whole_and_survives() {
     let whole = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
         "spec": {"containers": [{
-            "name": "c", "image": "demo:1", "livenessProbe": {"tcpSocket": {"port": 80}}, "lifecycle": [1, null],
+            "name": "c", "image": "demo:1", "resizePolicy": {"tcpSocket": {"port": 80}}, "restartPolicyRules": [1, null],
         }]},
     });
     assert_eq!(document(&fixture.store), whole);
@@ -254,7 +254,7 @@ fn a_change_of_an_ignored_field_is_kept_and_the_pod_keeps_running() {
     let fixture = fixture.reopen();
     let pod = fixture.store.pod("default", "web").unwrap();
     assert!(pod.metadata.uid == uid && !pod.metadata.is_deleted());
-    assert_eq!(document(&fixture.store)["spec"]["containers"][0]["livenessProbe"]["tcpSocket"]["port"], 81);
+    assert_eq!(document(&fixture.store)["spec"]["containers"][0]["resizePolicy"]["tcpSocket"]["port"], 81);
 }
 
 /// A record of a build without documents, from the same manifest.
@@ -295,7 +295,7 @@ fn records_of_builds_without_documents_are_read_and_completed() {
     let pod = fixture.store.pod("default", "web").unwrap();
     assert_eq!(pod.metadata.uid, "of-the-older-build");
     assert!(!pod.metadata.is_deleted(), "it runs on");
-    assert_eq!(document(&fixture.reopen().store)["spec"]["containers"][0]["lifecycle"][0], 1);
+    assert_eq!(document(&fixture.reopen().store)["spec"]["containers"][0]["restartPolicyRules"][0], 1);
 }
 
 #[test]

@@ -29,6 +29,12 @@ pub mod cri {
     tonic::include_proto!("runtime.v1");
 }
 
+/// gRPC health checking v1 (package `grpc.health.v1`).
+#[cfg(feature = "health")]
+pub mod health {
+    tonic::include_proto!("grpc.health.v1");
+}
+
 /// The client side of `hawser-kubelet` (package `hawser.kubelet.v1`).
 #[cfg(feature = "kubelet")]
 pub mod kubelet {

@@ -25,18 +25,16 @@ impl Tabular for Pod {
     }
 
     fn row(&self, now: Time) -> Vec<String> {
-        let statuses = &self.status.container_statuses;
-        let ready = statuses.iter().filter(|status| status.ready).count();
         vec![
             self.metadata.name.clone(),
-            format!("{ready}/{}", self.spec.containers.len()),
+            pod_words::ready(self),
             pod_words::status(self),
             pod_words::restarts(self, now),
             age::since(self.metadata.creation_timestamp, now),
             or_none(&self.status.pod_ip),
             or_none(&self.spec.node_name),
             "<none>".to_owned(),
-            "<none>".to_owned(),
+            pod_words::readiness_gates(self),
         ]
     }
 }

@@ -21,7 +21,7 @@ use crate::standalone::api::{self, Api, ClientSocket, Stopping};
 use crate::standalone::store::{Source, Store};
 
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - name: c\n    \
-                   image: demo:1\n    livenessProbe: {tcpSocket: {port: 80}}\n";
+                   image: demo:1\n  serviceAccountName: robot\n";
 const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \
                      accessModes: [ReadWriteMany]\n  storageClassName: fast\n  \
                      resources: {requests: {storage: 1Gi}}\n";
@@ -44,6 +44,7 @@ impl Fixture {
             runtime: RuntimeEndpoint::Remote(dir.path().join("none.sock")),
             log_dir: dir.path().join("logs"),
             cgroup_root: "/none".to_owned(),
+            max_pods: 110,
             pod_pids_limit: None,
             seccomp_default: false,
             logs: crate::logs::Limits { max_size: 1 << 20, max_files: 2 },
@@ -136,7 +137,7 @@ async fn apply_reports_the_outcome_of_each_object() {
         "pod/web configured\npersistentvolumeclaim/data unchanged\n"
     );
     let events = fixture.run("get events --no-headers").await.unwrap();
-    assert!(events.contains("UnsupportedField") && events.contains("livenessProbe"), "{events}");
+    assert!(events.contains("UnsupportedField") && events.contains("serviceAccountName"), "{events}");
 }
 
 #[tokio::test]

@@ -31,8 +31,7 @@ pub(super) fn of_sandbox(pod: &Pod, node: Node<'_>) -> Result<cri::LinuxSandboxS
     let context = &pod.spec.security_context;
     let privileged = pod
         .spec
-        .containers
-        .iter()
+        .all_containers()
         .any(|c| c.security_context.as_ref().is_some_and(|s| s.privileged == Some(true)));
     Ok(cri::LinuxSandboxSecurityContext {
         namespace_options: Some(namespaces(pod)),

@@ -9,6 +9,7 @@ use proto::kubelet::{AttachRequest, AttachedAt, ExecRequest, PortForwardRequest}
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Config, Error};
+use crate::admission::Capacity;
 use crate::cri::Cri;
 use crate::critical::serves_volumes;
 use crate::objects::{ContainerState, EventType, Object, Pod, RestartPolicy, now};
@@ -24,6 +25,7 @@ pub struct Handle {
     sinks: Sinks,
     volumes: Volumes,
     log_dir: PathBuf,
+    capacity: Capacity,
     requests: mpsc::Sender<Request>,
 }
 
@@ -80,9 +82,10 @@ impl Handle {
         sinks: Sinks,
         volumes: Volumes,
         log_dir: PathBuf,
+        capacity: Capacity,
         requests: mpsc::Sender<Request>,
     ) -> Self {
-        Self { store, sinks, volumes, log_dir, requests }
+        Self { store, sinks, volumes, log_dir, capacity, requests }
     }
 
     /// Stops and removes every pod:
@@ -162,6 +165,11 @@ impl Handle {
         Ok(true)
     }
 
+    /// What the node offers to pods.
+    pub(crate) fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
     pub(crate) fn volumes(&self) -> &Volumes {
         &self.volumes
     }
@@ -178,7 +186,7 @@ impl Handle {
         let missing = || LogPathError::NoPod { namespace: namespace.to_owned(), pod: pod.to_owned() };
         let pod = self.store.pod(namespace, pod).ok_or_else(missing)?;
         let container = one_container(&pod, container)?;
-        let status = pod.status.container_statuses.iter().find(|s| s.name == container);
+        let status = pod.status.of_container(container);
         let (pod_name, container_name) = (pod.metadata.name.clone(), container.to_owned());
         let Some(status) = status.filter(|s| !s.container_id.is_empty()) else {
             return Err(LogPathError::NotStarted { pod: pod_name, container: container_name });
@@ -248,7 +256,7 @@ impl Handle {
 
 /// Its id, as the runtime knows it.
 fn running_container(pod: &Pod, container: &str) -> Result<String, StreamError> {
-    let status = pod.status.container_statuses.iter().find(|status| status.name == container);
+    let status = pod.status.of_container(container);
     let running = status.filter(|status| matches!(status.state, ContainerState::Running(_)));
     let id = running.and_then(|status| status.container_id.split_once("://")).map(|(_, id)| id.to_owned());
     id.ok_or_else(|| StreamError::NotRunning {
@@ -258,10 +266,10 @@ fn running_container(pod: &Pod, container: &str) -> Result<String, StreamError> 
 }
 
 fn one_container<'a>(pod: &'a Pod, wanted: &str) -> Result<&'a str, LogPathError> {
-    let names: Vec<&str> = pod.spec.containers.iter().map(|c| c.name.as_str()).collect();
+    let names: Vec<&str> = pod.spec.all_containers().map(|c| c.name.as_str()).collect();
     let owned = || names.iter().map(|n| (*n).to_owned()).collect();
-    match (wanted, names.as_slice()) {
-        ("", [only]) => Ok(only),
+    match (wanted, pod.spec.containers.as_slice()) {
+        ("", [only]) => Ok(&only.name),
         ("", _) => Err(LogPathError::Ambiguous { pod: pod.metadata.name.clone(), names: owned() }),
         _ => names.iter().copied().find(|n| *n == wanted).ok_or_else(|| LogPathError::NoContainer {
             pod: pod.metadata.name.clone(),

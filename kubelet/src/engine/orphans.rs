@@ -2,7 +2,7 @@
 //! lost while no kubelet ran. Each is torn down before a pod with its name starts: the same pod
 //! must not run twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,8 +10,21 @@ use tracing::warn;
 
 use crate::container_config::ROOT_DIR_ANNOTATION;
 use crate::cri::{POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL};
-use crate::objects::{Kind, ObjectRef};
+use crate::objects::{Kind, ObjectRef, Pod, PodPhase};
 use crate::worker::Tools;
+
+/// Counts the pods of an earlier kubelet before others are admitted.
+pub(super) async fn expect_running(tools: &Tools) {
+    let Ok(sandboxes) = tools.cri.list_pod_sandboxes(None).await else { return };
+    let uids: BTreeSet<&str> =
+        sandboxes.iter().filter_map(|s| s.labels.get(POD_UID_LABEL)).map(String::as_str).collect();
+    let has_ended = |pod: &Pod| matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
+    for pod in tools.store.pods() {
+        if uids.contains(pod.metadata.uid.as_str()) && !has_ended(&pod) {
+            tools.admission.expect(&pod);
+        }
+    }
+}
 
 /// Finds the orphans for [`super::workers::Workers::tear_down`].
 pub(super) async fn find(tools: &Arc<Tools>, pods_on_disk: Vec<String>) -> Vec<ObjectRef> {

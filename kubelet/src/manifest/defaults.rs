@@ -51,7 +51,8 @@ fn fill_metadata<T: Object>(object: &mut T) {
 
 fn fill_pod(pod: &mut Pod) {
     pod.status = crate::objects::PodStatus::default();
-    for container in &mut pod.spec.containers {
+    let spec = &mut pod.spec;
+    for container in spec.init_containers.iter_mut().chain(&mut spec.containers) {
         fill_container(container);
     }
 }

@@ -28,7 +28,7 @@ pub enum Verdict {
 pub struct FieldRule {
     /// `None`: every kind.
     pub kind: Option<Kind>,
-    /// `[*]` stands for any index.
+    /// `[*]` stands for any index, and `containers[*]` for init containers too.
     pub field: &'static str,
     pub verdict: Verdict,
 }
@@ -56,7 +56,6 @@ const fn driver(field: &'static str, verdict: Verdict) -> FieldRule {
 use Verdict::{Harmless, Ignored, Refused};
 
 const ONE_NODE: Verdict = Ignored("there is one node");
-const NO_PROBES: Verdict = Ignored("a container counts as ready while it runs");
 const LESS_ISOLATION: Verdict = Refused("the pod would be less isolated than it asks to be");
 
 const VOLUMES: &str = "supported volumes are emptyDir, hostPath, persistentVolumeClaim, configMap, secret, projected, downwardAPI and ephemeral";
@@ -71,9 +70,7 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     any("metadata.ownerReferences", Harmless),
     any("metadata.finalizers", Ignored("deletion waits for the volumes and for nothing else")),
     any("status", Harmless),
-    pod("spec.initContainers", Refused("the containers would run without what must run before them")),
     pod("spec.ephemeralContainers", Refused("a manifest cannot describe them")),
-    pod("spec.activeDeadlineSeconds", Ignored("the pod is not ended by time")),
     pod("spec.hostUsers", LESS_ISOLATION),
     pod("spec.runtimeClassName", Refused("there is one runtime")),
     pod("spec.os", Harmless),
@@ -89,16 +86,14 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.topologySpreadConstraints", ONE_NODE),
     pod("spec.schedulingGates", Refused("nothing would ever open them")),
     pod("spec.resourceClaims", Refused("there are no devices to claim")),
-    pod("spec.readinessGates", Ignored("nothing sets them")),
     pod("spec.overhead", Ignored("it is not counted")),
     pod("spec.resources", Ignored("only the containers' own limits hold")),
     pod("spec.securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.securityContext.appArmorProfile", LESS_ISOLATION),
     pod("spec.securityContext.windowsOptions", Harmless),
-    pod("spec.containers[*].livenessProbe", Ignored("a container is restarted only when it ends")),
-    pod("spec.containers[*].readinessProbe", NO_PROBES),
-    pod("spec.containers[*].startupProbe", NO_PROBES),
-    pod("spec.containers[*].lifecycle", Ignored("no hook runs")),
+    pod("spec.containers[*].lifecycle.stopSignal", Ignored("the image's signal is sent, or SIGTERM")),
+    pod("spec.containers[*].lifecycle.postStart.tcpSocket", Refused("hooks are exec, httpGet and sleep")),
+    pod("spec.containers[*].lifecycle.preStop.tcpSocket", Refused("hooks are exec, httpGet and sleep")),
     pod("spec.containers[*].resizePolicy", Harmless),
     pod("spec.containers[*].env[*].valueFrom", Refused("the variable would be empty")),
     pod("spec.containers[*].resources.claims", Refused("there are no devices to claim")),
@@ -108,7 +103,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.containers[*].securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.appArmorProfile", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.windowsOptions", Harmless),
-    pod("spec.containers[*].restartPolicy", Refused("containers follow the pod's restartPolicy")),
     pod(
         "spec.volumes[*].projected.sources[*]",
         Refused("supported sources are configMap, secret and downwardAPI"),
@@ -206,7 +200,9 @@ fn covers(pattern: &str, segments: &[Segment]) -> bool {
     let mut rest = segments.iter();
     pattern.split('.').all(|part| {
         let (name, indexed) = part.strip_suffix("[*]").map_or((part, false), |name| (name, true));
-        matches!(rest.next(), Some(Segment::Key(key)) if key == name)
+        // Rows for containers hold for init containers.
+        let is_name = |key: &str| key == name || (name == "containers" && key == "initContainers");
+        matches!(rest.next(), Some(Segment::Key(key)) if is_name(key))
             && (!indexed || matches!(rest.next(), Some(Segment::Index(_))))
     })
 }

@@ -2,6 +2,7 @@
 //! the fields that this kubelet has.
 
 mod configuration;
+mod lifecycle;
 mod names;
 mod network;
 mod pod;

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    KeySelector, ObjectFieldSelector, ObjectSelector, ResourceFieldSelector, Resources, SecurityContext,
-    null_as_default,
+    KeySelector, Lifecycle, ObjectFieldSelector, ObjectSelector, Probe, ResourceFieldSelector, Resources,
+    SecurityContext, null_as_default,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +48,17 @@ pub struct Container {
     pub termination_message_path: String,
     #[serde(default, deserialize_with = "null_as_default")]
     pub termination_message_policy: TerminationMessagePolicy,
+    /// Init containers only, and only `Always`: see [`Container::is_sidecar`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart_policy: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub startup_probe: Option<Probe>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub liveness_probe: Option<Probe>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub readiness_probe: Option<Probe>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifecycle: Option<Lifecycle>,
 }
 
 impl Container {

@@ -23,6 +23,9 @@ object!(Pod, Kind::Pod);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodSpec {
+    /// Run one after another before the containers; sidecars keep running beside them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub init_containers: Vec<Container>,
     pub containers: Vec<Container>,
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     pub volumes: Vec<Volume>,
@@ -30,6 +33,12 @@ pub struct PodSpec {
     pub restart_policy: RestartPolicy,
     #[serde(default = "default_grace")]
     pub termination_grace_period_seconds: u64,
+    /// Counted from the pod's start; then the pod fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_deadline_seconds: Option<u64>,
+    /// Conditions that must be True for the pod to be ready.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub readiness_gates: Vec<PodReadinessGate>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not", deserialize_with = "null_as_default")]
     pub host_network: bool,
     #[serde(
@@ -81,6 +90,12 @@ pub struct PodSpec {
     /// Only `valueFrom.fieldRef` shows it: there are no service accounts.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub service_account_name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodReadinessGate {
+    pub condition_type: String,
 }
 
 fn default_grace() -> u64 {

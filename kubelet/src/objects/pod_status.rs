@@ -17,6 +17,8 @@ pub struct PodStatus {
     pub reason: String,
     #[serde(rename = "hostIP", skip_serializing_if = "String::is_empty")]
     pub host_ip: String,
+    #[serde(rename = "hostIPs", skip_serializing_if = "Vec::is_empty")]
+    pub host_ips: Vec<PodIp>,
     /// The first of `pod_ips`.
     #[serde(rename = "podIP", skip_serializing_if = "String::is_empty")]
     pub pod_ip: String,
@@ -24,6 +26,8 @@ pub struct PodStatus {
     pub pod_ips: Vec<PodIp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub init_container_statuses: Vec<ContainerStatus>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub container_statuses: Vec<ContainerStatus>,
     #[serde(skip_serializing_if = "Option::is_none")]

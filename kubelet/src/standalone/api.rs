@@ -173,7 +173,7 @@ impl Kubelet for Api {
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
-        Ok(Response::new(get::get(&self.store, &request.into_inner())?))
+        Ok(Response::new(get::get(&self.store, self.engine.capacity(), &request.into_inner())?))
     }
 
     async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<Answers<LogsChunk>>, Status> {

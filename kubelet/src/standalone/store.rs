@@ -34,7 +34,7 @@ use entries::{Entries, Entry, Key, PodEntries, PodEntry};
 use events::EventLog;
 
 pub use desired::{AnyObject, Declared, Described, Outcome};
-pub(crate) use outcome::EVICTED;
+pub(crate) use outcome::{DEADLINE_EXCEEDED, EVICTED, is_decided};
 
 /// How many changes may wait for a slow reader. A slower reader gets `RecvError::Lagged` and must
 /// check everything again.
@@ -346,10 +346,10 @@ impl Store {
     pub fn set_pod_status(&self, uid: &str, status: PodStatus) {
         if let Some(entry) = self.state().pods.find_uid_mut(uid) {
             let before = &mut Arc::make_mut(&mut entry.current.object).status;
-            let evicted = (before.reason == EVICTED).then(|| std::mem::take(before));
+            let decided = is_decided(before).then(|| std::mem::take(before));
             *before = status;
-            // The worker may not have seen the eviction yet.
-            if let Some(PodStatus { phase, reason, message, .. }) = evicted {
+            // The worker may not have seen an eviction yet.
+            if let Some(PodStatus { phase, reason, message, .. }) = decided {
                 *before = PodStatus { phase, reason, message, ..std::mem::take(before) };
             }
         }

@@ -56,7 +56,7 @@ async fn termination_log(
     container: &ContainerStatus,
 ) -> Option<std::io::Result<String>> {
     let name = name_of(container);
-    pod.spec.containers.iter().find(|c| c.name == name)?;
+    pod.spec.container_named(name)?;
     let uid = &pod.metadata.uid;
     let path = tools.own_files(uid, name, instance_of(container)).termination_log;
     Some(tools.file_work.run(uid, move || head(&path)).await)
@@ -65,9 +65,8 @@ async fn termination_log(
 /// `logged` is the content of the termination log.
 fn message(tools: &Tools, pod: &Pod, container: &ContainerStatus, logged: String) -> String {
     let (name, instance) = (name_of(container), instance_of(container));
-    let falls_back = pod.spec.containers.iter().any(|spec| {
-        spec.name == name
-            && spec.termination_message_policy == TerminationMessagePolicy::FallbackToLogsOnError
+    let falls_back = pod.spec.container_named(name).is_some_and(|spec| {
+        spec.termination_message_policy == TerminationMessagePolicy::FallbackToLogsOnError
     });
     if logged.is_empty() && falls_back && container.exit_code != 0 {
         return tail_of_log(&log_directory(&tools.log_dir, &pod.metadata).join(log_path(name, instance)));

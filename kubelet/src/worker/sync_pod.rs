@@ -1,18 +1,19 @@
 //! Executes a plan, action by action: cgroup and directories, volumes, sandbox, containers. Each
 //! action reuses the results of an earlier attempt.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use proto::cri;
 use tracing::{Instrument, info_span};
 
+use super::hooks::Call;
 use super::images::NotYet;
-use super::termination::stop_all;
 use super::{Next, Worker};
 use crate::container_config::{self, Instance};
 use crate::etc_hosts::{self, Hosts};
-use crate::objects::{Container, ContainerStateWaiting, EventType, Object, Time};
+use crate::objects::{Container, ContainerStateWaiting, EventType, Time};
 use crate::observed::{Observed, pod_ips};
 use crate::plan::{self, Action, Start, Target, restart_key};
 use crate::pod_fields::PodFacts;
@@ -57,6 +58,8 @@ struct Round {
     failed: Option<plan::Container>,
     /// The shortest delay until a retry.
     retry: Option<Duration>,
+    /// Whether the round has started an init container: the next may be due.
+    has_begun_init: bool,
 }
 
 impl Round {
@@ -122,13 +125,16 @@ impl Worker {
                     round.retry = Some(round.retry.map_or(retry, |r| r.min(retry)));
                     round.failed = container;
                     if let Some(container) = container {
-                        self.waiting.insert(self.pod.spec.containers[container].name.clone(), why);
+                        self.waiting.insert(self.pod.spec.container_at(container).name.clone(), why);
                     }
                 }
             }
         }
         if round.retry.is_none() {
             self.retries.reset();
+        }
+        if round.has_begun_init {
+            return Next::Within(Some(Duration::ZERO));
         }
         Next::Within(round.retry)
     }
@@ -150,15 +156,16 @@ impl Worker {
                     self.publish_now().await;
                 }
                 round.begun += 1;
-                let container = self.pod.spec.containers[*container].clone();
+                let container = self.pod.spec.container_at(*container).clone();
                 round.image = Some(self.ensure_image(&container, &round.sandbox().config).await?);
             }
             Action::Remove { container, id, number } => self.remove_instance(*container, id, *number).await,
             Action::Start(start) => {
-                let container = self.pod.spec.containers[start.container].clone();
+                let container = self.pod.spec.container_at(start.container).clone();
                 let image = round.image.take().expect("a plan has an image before its container");
                 self.start_container(&container, start, &image, round.sandbox()).await?;
                 self.waiting.remove(&container.name);
+                round.has_begun_init |= start.container < self.pod.spec.init_containers.len();
             }
             Action::Kill { targets, grace } => self.kill(targets, *grace).await?,
             Action::Finish => return Err(Stop::Finished),
@@ -178,7 +185,7 @@ impl Worker {
         Ok(())
     }
 
-    async fn publish_now(&mut self) {
+    pub(super) async fn publish_now(&mut self) {
         if let Ok(observed) = Observed::of(&self.tools.cri, self.uid()).await {
             self.publish_status(&observed).await;
         }
@@ -186,7 +193,7 @@ impl Worker {
 
     fn note_crash_loop(&mut self, container: plan::Container) {
         let metadata = &self.pod.metadata;
-        let name = &self.pod.spec.containers[container].name;
+        let name = &self.pod.spec.container_at(container).name;
         let pause = self.restarts.pause(&restart_key(name)).as_secs();
         let of = format!("{}_{}({})", metadata.name, metadata.namespace, metadata.uid);
         let why = ContainerStateWaiting {
@@ -271,7 +278,47 @@ impl Worker {
         drop(permit);
         started.map_err(|e| self.container_failed("RunContainerError", e.message))?;
         self.record(EventType::Normal, "Started", &format!("Container started: {}", container.name));
-        Ok(())
+        self.run_post_start(container, &id, &sandbox.facts).await
+    }
+
+    /// A failure ends the container. The hook may hang: it ends with the pod.
+    async fn run_post_start(
+        &mut self,
+        container: &Container,
+        id: &str,
+        facts: &PodFacts,
+    ) -> Result<(), NotYet> {
+        let hook = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.clone());
+        let Some(hook) = hook else { return Ok(()) };
+        let pod_ip = facts.pod_ips.first().cloned().unwrap_or_default();
+        let cri = self.tools.cri.clone();
+        let call = Call { cri, hook, container: container.clone(), id: id.to_owned(), pod_ip };
+        let outcome = {
+            let mut done = pin!(call.run());
+            loop {
+                let left = self.until_deadline().unwrap_or(Duration::MAX);
+                tokio::select! {
+                    done = &mut done => break done,
+                    () = self.wake.notified() => {}
+                    () = tokio::time::sleep(left) => break Ok(()),
+                }
+                if self.is_deleted() || self.is_failed() {
+                    break Ok(());
+                }
+            }
+        };
+        // The wait took the events of other containers.
+        self.wake.notify_one();
+        let Err(why) = outcome else { return Ok(()) };
+        let message = format!("PostStartHook of container {} failed: {why}", container.name);
+        self.record(EventType::Warning, "FailedPostStartHook", &message);
+        let full_name = format!("{}/{}", self.full_name(), container.name);
+        let (id, name) = (call.id, container.name.clone());
+        let target = Target { id, name, full_name, failed_probe: None, grace: None };
+        let grace = Duration::from_secs(self.pod.spec.termination_grace_period_seconds);
+        // An error has its event, and the container is stopped with the pod at the latest.
+        let _stopped_or_deleted = self.kill(&[target], grace).await;
+        Err(NotYet::new("PostStartHookError", message))
     }
 
     async fn configure(
@@ -314,16 +361,30 @@ impl Worker {
     }
 
     async fn remove_instance(&self, container: plan::Container, id: &str, number: u32) {
-        let name = &self.pod.spec.containers[container].name;
+        let name = &self.pod.spec.container_at(container).name;
         if let Err(error) = self.tools.remove_instance(&self.pod.metadata, id, name, number).await {
             tracing::warn!(%error, "an old instance of a container was not removed");
         }
     }
 
-    pub(super) async fn kill(&self, targets: &[Target], grace: Duration) -> Result<(), Failed> {
-        let pod = self.pod.reference();
-        let stopped = stop_all(&self.tools, &pod, targets, grace).await;
-        stopped.map_err(|e| self.failed("FailedKillPod", &e.to_string()))
+    /// Stops containers of a pod that goes on, or has ended by itself.
+    async fn kill(&mut self, targets: &[Target], grace: Duration) -> Result<(), Stop> {
+        self.announce(targets);
+        let mut stopping = pin!(self.stopping(targets, grace));
+        loop {
+            tokio::select! {
+                stopped = &mut stopping => {
+                    // The event of their end may have come during the wait.
+                    self.wake.notify_one();
+                    return stopped.map_err(|e| self.failed("FailedKillPod", &e.to_string()).into());
+                }
+                () = self.wake.notified() => {}
+            }
+            if self.is_deleted() || self.is_failed() {
+                return Err(Stop::Deleted);
+            }
+            self.publish_now().await;
+        }
     }
 
     fn container_failed(&self, reason: &str, message: String) -> NotYet {

@@ -3,13 +3,14 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use proto::mount_pod::VOLUME_ID_ANNOTATION;
-use tokio::task::JoinSet;
 use tracing::warn;
 
+use super::stop::{Stopping, stop_all};
 use super::{Tools, Worker};
 use crate::backoff::Backoff;
 use crate::container_config::log_directory;
@@ -37,11 +38,13 @@ impl Worker {
             warn!(error = linux::chain(&error), "cgroup of an ended pod not removed");
         }
         self.mounted = None;
+        self.admitted = None;
         self.finished = true;
     }
 
     pub(super) async fn terminate(mut self) {
         let pod = self.pod.reference();
+        self.probes.stop_restarts();
         self.stop_containers().await;
         if let Ok(observed) = Observed::of(&self.tools.cri, self.uid()).await {
             self.publish_status(&observed).await;
@@ -75,13 +78,26 @@ impl Worker {
             if !std::mem::replace(&mut announced, true) {
                 self.announce(targets);
             }
-            let killed = tokio::select! {
-                killed = self.kill(targets, *grace) => killed,
-                () = self.until_grace_below(*grace) => Ok(()),
-            };
-            if killed.is_err() {
+            if let Err(error) = self.stop_unless_hurried(targets, *grace).await {
+                self.record(EventType::Warning, "FailedKillPod", &error.to_string());
                 tokio::time::sleep(backoff.step()).await;
             }
+        }
+    }
+
+    /// Ends early when the grace period is shortened.
+    async fn stop_unless_hurried(&mut self, targets: &[Target], grace: Duration) -> crate::cri::Result<()> {
+        let mut stopping = pin!(self.stopping(targets, grace));
+        loop {
+            tokio::select! {
+                stopped = &mut stopping => return stopped,
+                () = self.wake.notified() => {}
+            }
+            if self.grace() < grace {
+                return Ok(());
+            }
+            // The first containers have ended, or one is no longer ready.
+            self.publish_now().await;
         }
     }
 
@@ -93,12 +109,6 @@ impl Worker {
             .filter(|pod| pod.metadata.uid == metadata.uid)
             .and_then(|pod| pod.metadata.deletion_grace_period_seconds);
         Duration::from_secs(asked.unwrap_or(self.pod.spec.termination_grace_period_seconds))
-    }
-
-    async fn until_grace_below(&self, grace: Duration) {
-        while self.grace() >= grace {
-            self.wake.notified().await;
-        }
     }
 
     fn report_dead_daemon(&self) {
@@ -120,7 +130,12 @@ pub(crate) async fn tear_down_orphan(tools: Arc<Tools>, pod: ObjectRef) {
     loop {
         let stopped = match Observed::of(&tools.cri, &pod.uid).await {
             Ok(observed) => match plan::end(&observed, ORPHAN_GRACE).as_slice() {
-                [Action::Kill { targets, grace }] => stop_all(&tools, &pod, targets, *grace).await,
+                [Action::Kill { targets, grace }] => {
+                    // Without the object, hooks and order are unknown.
+                    let of = |target: &Target| Stopping { target: target.clone(), pre_stop: None, rank: 0 };
+                    let all = targets.iter().map(of).collect();
+                    stop_all(Arc::clone(&tools), pod.clone(), all, *grace).await
+                }
                 _ => Ok(()),
             },
             Err(error) => Err(error),
@@ -183,32 +198,6 @@ async fn remove_all(tools: &Tools, pod: &ObjectRef) -> Result<(), String> {
     }
     tools.remove_pod_cgroup(uid).await.map_err(|e| linux::chain(&e))?;
     tools.volumes.remove_pod_dir(uid).await.map_err(|e| linux::chain(&e))
-}
-
-/// Stops all containers concurrently, and returns the first error after all have answered. Unmounts
-/// the volumes of containers that survive SIGKILL, so that a later call succeeds.
-pub(super) async fn stop_all(
-    tools: &Tools,
-    pod: &ObjectRef,
-    targets: &[Target],
-    grace: Duration,
-) -> crate::cri::Result<()> {
-    let mut stops = JoinSet::new();
-    for target in targets.iter().cloned() {
-        let cri = tools.cri.clone();
-        stops.spawn(async move { cri.stop_container(&target.id, &target.full_name, grace).await });
-    }
-    let mut outcome = Ok(());
-    let mut has_survivors = false;
-    while let Some(stopped) = stops.join_next().await {
-        let stopped = stopped.unwrap_or(Ok(()));
-        has_survivors |= stopped.as_ref().is_err_and(crate::cri::Error::is_survival);
-        outcome = outcome.and(stopped);
-    }
-    if has_survivors {
-        tools.volumes.unmount_from_survivors(pod);
-    }
-    outcome
 }
 
 fn remove_logs(dir: &Path) {

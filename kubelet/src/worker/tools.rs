@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::own_files::{FileWork, OwnFiles};
+use crate::admission::Admission;
 use crate::critical::serves_volumes;
 
 use crate::container_config::{Node, log_directory, log_path};
@@ -39,6 +40,7 @@ pub(crate) struct Tools {
     pub(crate) log_dir: PathBuf,
     pub(crate) root_dir: PathBuf,
     pub(crate) starts: Starts,
+    pub(crate) admission: Admission,
     pub(crate) file_work: FileWork,
 }
 

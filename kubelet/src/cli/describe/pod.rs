@@ -5,7 +5,8 @@ use super::sources;
 use super::{Describe, Table};
 use crate::cli::rows::or_none;
 use crate::objects::{
-    Container, ContainerState, ContainerStatus, EnvVar, Pod, Volume, VolumeMount, VolumeSource,
+    Container, ContainerState, ContainerStatus, EnvVar, Handler, Pod, Probe, Volume, VolumeMount,
+    VolumeSource,
 };
 
 impl Describe for Pod {
@@ -26,11 +27,17 @@ impl Describe for Pod {
         report.field(0, "IP", &status.pod_ip);
         let ips: Vec<String> = status.pod_ips.iter().map(|ip| format!("IP:  {}", ip.ip)).collect();
         report.list(0, "IPs", &ips);
-        report.title(0, "Containers");
-        for container in &spec.containers {
-            let of_container = status.container_statuses.iter().find(|s| s.name == container.name);
-            describe_container(container, of_container, report);
+        for (title, containers) in
+            [("Init Containers", &spec.init_containers), ("Containers", &spec.containers)]
+        {
+            if !containers.is_empty() {
+                report.title(0, title);
+            }
+            for container in containers {
+                describe_container(container, status.of_container(&container.name), report);
+            }
         }
+        describe_gates(self, report);
         describe_conditions(self, report);
         describe_volumes(&spec.volumes, report);
         let qos = status.qos_class.map(|class| format!("{class:?}")).unwrap_or_default();
@@ -63,11 +70,57 @@ fn describe_container(container: &Container, status: Option<&ContainerStatus>, r
             amounts.iter().map(|(name, amount)| format!("{name}:  {amount}")).collect();
         report.list(2, title, &amounts);
     }
+    for (title, probe) in [
+        ("Liveness", &container.liveness_probe),
+        ("Readiness", &container.readiness_probe),
+        ("Startup", &container.startup_probe),
+    ] {
+        if let Some(probe) = probe {
+            report.field(2, title, &probe_line(probe));
+        }
+    }
     let environment: Vec<String> = container.env.iter().map(variable).collect();
     report.list(2, "Environment Variables from", &sources::env_from(&container.env_from));
     report.list(2, "Environment", &environment);
     let mounts: Vec<String> = container.volume_mounts.iter().map(mount).collect();
     report.list(2, "Mounts", &mounts);
+}
+
+/// As kubectl shows it: `http-get http://:80/ delay=0s timeout=1s period=10s #success=1 #failure=3`.
+fn probe_line(probe: &Probe) -> String {
+    let action = match probe.handler() {
+        Some(Handler::Exec(action)) => format!("exec [{}]", action.command.join(" ")),
+        Some(Handler::HttpGet(action)) => {
+            let scheme = format!("{:?}", action.scheme).to_lowercase();
+            format!("http-get {scheme}://{}:{}{}", action.host, action.port, action.path)
+        }
+        Some(Handler::TcpSocket(action)) => format!("tcp-socket {}:{}", action.host, action.port),
+        Some(Handler::Grpc(action)) => format!("grpc <pod>:{} {}", action.port, action.service),
+        Some(Handler::Sleep(_)) | None => "unknown".to_owned(),
+    };
+    format!(
+        "{} delay={}s timeout={}s period={}s #success={} #failure={}",
+        action.trim_end(),
+        probe.initial_delay().as_secs(),
+        probe.timeout().as_secs(),
+        probe.period().as_secs(),
+        probe.successes(),
+        probe.failures()
+    )
+}
+
+fn describe_gates(pod: &Pod, report: &mut Report) {
+    if pod.spec.readiness_gates.is_empty() {
+        return;
+    }
+    report.title(0, "Readiness Gates");
+    let mut table = Table::new(Some(["Type", "Status"].map(str::to_owned).to_vec()));
+    for gate in &pod.spec.readiness_gates {
+        let condition = pod.status.conditions.iter().find(|c| c.condition_type == gate.condition_type);
+        let status = condition.map_or("<none>".to_owned(), |c| format!("{:?}", c.status));
+        table.push(vec![gate.condition_type.clone(), status]);
+    }
+    report.table(1, &table);
 }
 
 fn describe_state(title: &str, state: &ContainerState, report: &mut Report) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::super::path::FieldPath;
-use super::{Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, names, network, sources, storage};
+use super::{Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, lifecycle, names, network, sources, storage};
 use crate::objects::{
     Container, DnsPolicy, MountPropagation, Pod, PodSpec, SeccompProfile, SeccompProfileType, Volume,
     VolumeMount, VolumeSource,
@@ -22,14 +22,16 @@ pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     }
     let volumes: BTreeSet<&str> = spec.volumes.iter().map(|volume| volume.name.as_str()).collect();
     let mut names = BTreeSet::new();
-    for (index, container) in spec.containers.iter().enumerate() {
-        let at = at.key("containers").index(index);
+    let init = spec.init_containers.iter().enumerate().map(|(i, c)| (at.key("initContainers").index(i), c));
+    let containers = spec.containers.iter().enumerate().map(|(i, c)| (at.key("containers").index(i), c));
+    for (at, container) in init.chain(containers) {
         if !names.insert(container.name.as_str()) {
             findings.duplicate(at.key("name"), &container.name);
         }
         check_container(&at, container, &volumes, findings);
     }
     network::check(&at, spec, findings);
+    lifecycle::check_pod(&at, pod, findings);
     check_dns(&at, spec, findings);
     check_seccomp(&at, spec.security_context.seccomp_profile.as_ref(), findings);
 }

@@ -6,10 +6,11 @@ use proto::kubelet::{GetRequest, GetResponse};
 use serde_json::{Value, json};
 
 use super::Error;
+use crate::admission::Capacity;
 use crate::objects::{Kind, Object};
 use crate::standalone::store::Store;
 
-pub(super) fn get(store: &Store, request: &GetRequest) -> Result<GetResponse, Error> {
+pub(super) fn get(store: &Store, capacity: Capacity, request: &GetRequest) -> Result<GetResponse, Error> {
     let kind: Kind = request.kind.parse()?;
     let objects = match kind {
         Kind::Pod => select(store, store.pods(), request),
@@ -20,7 +21,7 @@ pub(super) fn get(store: &Store, request: &GetRequest) -> Result<GetResponse, Er
         Kind::ConfigMap => select(store, store.config_maps(), request),
         Kind::Secret => select(store, store.secrets(), request),
         Kind::Event => select(store, store.events(), request),
-        Kind::Node => node(store.node_name(), request),
+        Kind::Node => node(store.node_name(), capacity, request),
     };
     if objects.is_empty() && !request.name.is_empty() {
         return Err(Error::NotFound { plural: plural(kind), name: request.name.clone() });
@@ -67,16 +68,24 @@ fn whole<T: Object>(store: &Store, object: &T) -> Value {
     value
 }
 
-/// There is one node, and it answers.
-fn node(name: &str, request: &GetRequest) -> Vec<Vec<u8>> {
+/// There is one node, and it answers. All of it is for pods.
+fn node(name: &str, capacity: Capacity, request: &GetRequest) -> Vec<Vec<u8>> {
     if !request.name.is_empty() && request.name != name {
         return Vec::new();
     }
+    let resources = json!({
+        "cpu": (capacity.cpu_millis / 1000).to_string(),
+        "memory": format!("{}Ki", capacity.memory_bytes / 1024),
+        "ephemeral-storage": format!("{}Ki", capacity.storage_bytes / 1024),
+        "pods": capacity.pods.to_string(),
+    });
     let node = json!({
         "apiVersion": Kind::Node.api_version(),
         "kind": Kind::Node.as_str(),
         "metadata": {"name": name},
         "status": {
+            "capacity": resources.clone(),
+            "allocatable": resources,
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
             "nodeInfo": {"kubeletVersion": concat!("hawser-", env!("CARGO_PKG_VERSION"))},
         },

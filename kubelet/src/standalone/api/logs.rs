@@ -103,7 +103,7 @@ impl Tail {
 
     fn is_running(&self) -> bool {
         let Some(pod) = self.store.pod(&self.request.namespace, &self.request.pod) else { return false };
-        let mut containers = pod.status.container_statuses.iter();
+        let mut containers = pod.status.init_container_statuses.iter().chain(&pod.status.container_statuses);
         let name = &self.request.container;
         containers.any(|status| {
             (name.is_empty() || status.name == *name) && matches!(status.state, ContainerState::Running(_))

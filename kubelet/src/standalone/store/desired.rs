@@ -238,7 +238,10 @@ impl Store {
             }
             Source::Api | Source::Kubelet => new_uid().map_err(Error::Uid)?,
         };
-        self.node_name().clone_into(&mut pod.spec.node_name);
+        // Like kubelet, a file's pod is this node's.
+        if matches!(source, Source::File(_)) || pod.spec.node_name.is_empty() {
+            self.node_name().clone_into(&mut pod.spec.node_name);
+        }
         pod.metadata.creation_timestamp.get_or_insert_with(now);
         Ok(())
     }

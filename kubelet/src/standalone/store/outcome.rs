@@ -1,24 +1,30 @@
-//! The outcome of pods whose containers the runtime no longer has: evicted pods, and pods whose
-//! containers were removed.
+//! The outcome of pods that the kubelet failed, and of pods whose containers the runtime no longer has.
 
 use super::{Durability, PodEntry, Store};
-use crate::objects::{Kind, PodPhase};
+use crate::objects::{Kind, PodPhase, PodStatus};
 
 /// kubelet's reason for evicted pods.
 pub(crate) const EVICTED: &str = "Evicted";
+/// kubelet's reason for pods that were active longer than activeDeadlineSeconds.
+pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+
+/// Whether the kubelet failed the pod, regardless of how its containers ended.
+pub(crate) fn is_decided(status: &PodStatus) -> bool {
+    status.phase == PodPhase::Failed && !status.reason.is_empty()
+}
 
 impl Store {
     /// Marks the pod as failed, in memory only (see [`Store::keep_pod_status`]): it must end and
-    /// not start again. `false` for an unknown or already evicted pod.
-    pub(crate) fn evict_pod(&self, uid: &str, message: &str) -> bool {
+    /// not start again. `false` for an unknown or already failed pod.
+    pub(crate) fn fail_pod(&self, uid: &str, reason: &str, message: &str) -> bool {
         let mut state = self.state();
         let Some(entry) = state.pods.find_uid_mut(uid) else { return false };
         let status = &mut std::sync::Arc::make_mut(&mut entry.current.object).status;
-        if status.reason == EVICTED {
+        if is_decided(status) {
             return false;
         }
         status.phase = PodPhase::Failed;
-        EVICTED.clone_into(&mut status.reason);
+        reason.clone_into(&mut status.reason);
         message.clone_into(&mut status.message);
         let key = super::Key::of(&*entry.current.object);
         drop(state);

@@ -1,30 +1,30 @@
-//! Stops evicted pods, and detects pods whose containers were removed.
+//! Stops pods that the kubelet failed (evicted, past their deadline, not admitted), and detects pods whose
+//! containers were removed.
 //!
-//! Invariant: no kubelet starts an evicted pod again. Its containers show a kubelet that it has
+//! Invariant: no kubelet starts such a pod again. Its containers show a kubelet that it has
 //! run, so they are removed only after the pod's status is on disk.
 
 use std::time::Duration;
 
 use super::Worker;
-use super::termination::{stop_all, stop_sandboxes};
+use super::termination::stop_sandboxes;
 use crate::backoff::Backoff;
 use crate::objects::{EventType, Object, PodPhase};
 use crate::observed::Observed;
 use crate::plan::{self, Action};
-use crate::standalone::store::EVICTED;
+use crate::standalone::store::{EVICTED, is_decided};
 
 /// kubelet's grace period for pods over their limits.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Worker {
-    /// Checks the status in the store, which the eviction wrote.
-    pub(super) fn is_evicted(&self) -> bool {
-        let status = self.tools.store.pod_status(self.uid());
-        status.is_some_and(|status| status.phase == PodPhase::Failed && status.reason == EVICTED)
+    /// Checks the status in the store, which an eviction writes.
+    pub(super) fn is_failed(&self) -> bool {
+        self.tools.store.pod_status(self.uid()).is_some_and(|status| is_decided(&status))
     }
 
-    /// Stops the pod and frees its disk space. Its logs stay.
-    pub(super) async fn end_evicted(&mut self) {
+    /// Stops the pod. An evicted one frees its disk space. Its logs stay.
+    pub(super) async fn end_failed(&mut self) {
         if let Some(status) = self.tools.store.pod_status(self.uid()) {
             self.tools.sinks.set_pod_status(&self.pod.reference(), &status);
             self.pod.status = status;
@@ -34,9 +34,12 @@ impl Worker {
         // kubelet sees only a failed pod.
         self.tools.store.keep_pod_status(self.uid());
         let mut backoff = Backoff::operation();
-        while let Err(message) = self.try_end_evicted().await {
+        while let Err(message) = self.try_end_failed().await {
             self.record(EventType::Warning, "FailedKillPod", &message);
             tokio::time::sleep(backoff.step()).await;
+        }
+        if self.is_deleted() {
+            return;
         }
         stop_sandboxes(&self.tools, &pod).await;
         self.tools.volumes.unmount_pod(&pod).await;
@@ -44,6 +47,9 @@ impl Worker {
         let mut backoff = Backoff::operation();
         while !self.tools.store.keep_pod_status(self.uid()) && !self.is_deleted() {
             tokio::time::sleep(backoff.step()).await;
+        }
+        if self.pod.status.reason != EVICTED {
+            return;
         }
         if let Ok(containers) = self.tools.cri.list_containers(Some(self.uid())).await {
             for container in containers {
@@ -54,7 +60,7 @@ impl Worker {
         }
     }
 
-    async fn try_end_evicted(&mut self) -> Result<(), String> {
+    async fn try_end_failed(&mut self) -> Result<(), String> {
         loop {
             let observed = Observed::of(&self.tools.cri, self.uid()).await;
             let observed = observed.map_err(|error| error.to_string())?;
@@ -62,13 +68,22 @@ impl Worker {
                 self.waiting.clear();
                 self.publish_status(&observed).await;
             }
-            let plan = plan::end(&observed, GRACE);
+            let plan = plan::end(&observed, self.grace_of_failed());
             let [Action::Kill { targets, grace }] = plan.as_slice() else { return Ok(()) };
             self.announce(targets);
-            stop_all(&self.tools, &self.pod.reference(), targets, *grace)
-                .await
-                .map_err(|error| error.to_string())?;
+            let stopping = self.stopping(targets, *grace);
+            tokio::select! {
+                stopped = stopping => stopped.map_err(|error| error.to_string())?,
+                () = self.until_deleted() => return Ok(()),
+            }
         }
+    }
+
+    fn grace_of_failed(&self) -> Duration {
+        if self.pod.status.reason == EVICTED {
+            return GRACE;
+        }
+        Duration::from_secs(self.pod.spec.termination_grace_period_seconds)
     }
 
     /// Whether an earlier kubelet saw the pod end and its containers are gone.

@@ -1,0 +1,249 @@
+//! Whether the node has room for a pod (kubelet, lifecycle/predicate.go), and what its pods hold.
+//!
+//! A pod that serves volumes is always admitted: the pods that need it are admitted already. Unlike with
+//! kubelet, a critical pod does not preempt others.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::critical::serves_volumes;
+use crate::objects::Pod;
+use crate::resources::{self, Requests};
+
+/// What the node offers to pods; all of it is allocatable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Capacity {
+    pub(crate) cpu_millis: i64,
+    pub(crate) memory_bytes: i64,
+    /// Of the root directory's file system.
+    pub(crate) storage_bytes: i64,
+    pub(crate) pods: u32,
+}
+
+impl Capacity {
+    /// The machine's, with the administrator's limit of pods.
+    pub(crate) fn of_machine(root_dir: &Path, pods: u32) -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let storage = nix::sys::statvfs::statvfs(root_dir)
+            .map_or(0, |disk| disk.blocks().saturating_mul(disk.fragment_size()));
+        Self {
+            cpu_millis: i64::try_from(cpus).unwrap_or(i64::MAX / 1000) * 1000,
+            memory_bytes: resources::node_memory_bytes(),
+            storage_bytes: i64::try_from(storage).unwrap_or(i64::MAX),
+            pods,
+        }
+    }
+}
+
+/// The status of a pod that is not admitted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rejection {
+    pub(crate) reason: String,
+    pub(crate) message: String,
+}
+
+/// What one pod holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Share {
+    requests: Requests,
+    host_ports: Vec<HostPort>,
+}
+
+/// A port of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct HostPort {
+    /// Empty: every address.
+    ip: String,
+    port: u16,
+    protocol: String,
+}
+
+impl HostPort {
+    fn conflicts_with(&self, other: &Self) -> bool {
+        let anywhere = |ip: &str| matches!(ip, "" | "0.0.0.0" | "::");
+        (self.port, &self.protocol) == (other.port, &other.protocol)
+            && (self.ip == other.ip || anywhere(&self.ip) || anywhere(&other.ip))
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Admission {
+    node_name: String,
+    capacity: Capacity,
+    /// By uid.
+    shares: Arc<Mutex<BTreeMap<String, Share>>>,
+}
+
+/// An admitted pod's share; dropping it releases the share.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    uid: String,
+    shares: Arc<Mutex<BTreeMap<String, Share>>>,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.uid);
+    }
+}
+
+impl Admission {
+    pub(crate) fn new(node_name: &str, capacity: Capacity) -> Self {
+        Self { node_name: node_name.to_owned(), capacity, shares: Arc::default() }
+    }
+
+    /// Takes the share of a pod. One that `has_run` is not judged.
+    pub(crate) fn admit(&self, pod: &Pod, has_run: bool) -> Result<Admitted, Rejection> {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let (uid, share) = (pod.metadata.uid.clone(), Share::of(pod));
+        if !has_run && !serves_volumes(pod) {
+            let others = shares.iter().filter(|(other, _)| **other != uid).map(|(_, share)| share);
+            self.judge(pod, &share, &others.collect::<Vec<_>>())?;
+        }
+        shares.insert(uid.clone(), share);
+        Ok(Admitted { uid, shares: Arc::clone(&self.shares) })
+    }
+
+    /// Counts a pod that runs since before this kubelet, until its worker takes its share.
+    pub(crate) fn expect(&self, pod: &Pod) {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        shares.insert(pod.metadata.uid.clone(), Share::of(pod));
+    }
+
+    fn judge(&self, pod: &Pod, share: &Share, others: &[&Share]) -> Result<(), Rejection> {
+        let Capacity { cpu_millis, memory_bytes, storage_bytes, pods } = self.capacity;
+        let used = |of: fn(&Requests) -> i64| {
+            others.iter().map(|share| of(&share.requests)).fold(0, i64::saturating_add)
+        };
+        let wanted = &share.requests;
+        fits("pods", 1, i64::try_from(others.len()).unwrap_or(i64::MAX), pods.into())?;
+        fits("cpu", wanted.cpu_millis, used(|r| r.cpu_millis), cpu_millis)?;
+        fits("memory", wanted.memory_bytes, used(|r| r.memory_bytes), memory_bytes)?;
+        let storage = used(|r| r.storage_bytes);
+        fits("ephemeral-storage", wanted.storage_bytes, storage, storage_bytes)?;
+        let node_name = pod.spec.node_name.as_str();
+        if !node_name.is_empty() && node_name != self.node_name {
+            return Err(predicate("NodeName", "node(s) didn't match the requested node name"));
+        }
+        let taken = |port: &HostPort| {
+            others.iter().flat_map(|share| &share.host_ports).any(|other| other.conflicts_with(port))
+        };
+        if share.host_ports.iter().any(taken) {
+            let message = "node(s) didn't have free ports for the requested pod ports";
+            return Err(predicate("NodePorts", message));
+        }
+        Ok(())
+    }
+}
+
+/// A request of 0 fits a node that is overcommitted.
+fn fits(resource: &str, requested: i64, used: i64, capacity: i64) -> Result<(), Rejection> {
+    if requested == 0 || used.saturating_add(requested) <= capacity {
+        return Ok(());
+    }
+    Err(Rejection {
+        reason: format!("OutOf{resource}"),
+        message: format!(
+            "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
+        ),
+    })
+}
+
+fn predicate(name: &str, why: &str) -> Rejection {
+    Rejection { reason: name.to_owned(), message: format!("Predicate {name} failed: {why}") }
+}
+
+impl Share {
+    fn of(pod: &Pod) -> Self {
+        let ports = pod.spec.all_containers().flat_map(|container| &container.ports);
+        // A pod in the host's network listens on its ports themselves.
+        let in_host = pod.spec.host_network;
+        let host_ports = ports.filter_map(|port| {
+            let number = if in_host && port.host_port == 0 { port.container_port } else { port.host_port };
+            let (ip, protocol) = (port.host_ip.clone(), port.protocol.clone());
+            (number > 0).then_some(HostPort { ip, port: number, protocol })
+        });
+        Self { host_ports: host_ports.collect(), requests: resources::requests(pod) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admission() -> Admission {
+        let capacity = Capacity { cpu_millis: 2000, memory_bytes: 1 << 30, storage_bytes: 1 << 30, pods: 3 };
+        Admission::new("demo", capacity)
+    }
+
+    fn pod(uid: &str, spec: serde_json::Value) -> Pod {
+        let mut whole = serde_json::json!({"containers": [{"name": "c"}]});
+        whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": uid, "uid": uid}, "spec": whole
+        }))
+        .unwrap()
+    }
+
+    fn requesting(uid: &str, resource: &str, amount: &str) -> Pod {
+        let resources = serde_json::json!({"requests": {resource: amount}});
+        pod(uid, serde_json::json!({"containers": [{"name": "c", "resources": resources}]}))
+    }
+
+    #[test]
+    fn a_pod_is_rejected_in_kubelets_words_where_there_is_no_room() {
+        let admission = admission();
+        let first = admission.admit(&requesting("a", "cpu", "1500m"), false).unwrap();
+        let second = requesting("b", "cpu", "600m");
+        let rejection = admission.admit(&second, false).unwrap_err();
+        assert_eq!(rejection.reason, "OutOfcpu");
+        let message = "Node didn't have enough resource: cpu, requested: 600, used: 1500, capacity: 2000";
+        assert_eq!(rejection.message, message);
+        drop(first);
+        let _second = admission.admit(&second, false).unwrap();
+        let memory = requesting("c", "memory", "2Gi");
+        assert_eq!(admission.admit(&memory, false).unwrap_err().reason, "OutOfmemory");
+        let _adopted = admission.admit(&memory, true).unwrap();
+        let storage = requesting("d", "ephemeral-storage", "2Gi");
+        assert_eq!(admission.admit(&storage, false).unwrap_err().reason, "OutOfephemeral-storage");
+        let _without_requests = admission.admit(&pod("e", serde_json::json!({})), false).unwrap();
+        assert_eq!(admission.admit(&pod("f", serde_json::json!({})), false).unwrap_err().reason, "OutOfpods");
+        let labels = BTreeMap::from([(proto::mount_pod::ROLE_LABEL.into(), proto::mount_pod::ROLE.into())]);
+        let mut mount_pod = pod("g", serde_json::json!({}));
+        mount_pod.metadata.labels = labels;
+        let _served = admission.admit(&mount_pod, false).unwrap();
+    }
+
+    #[test]
+    fn pods_of_an_earlier_kubelet_count_from_the_start() {
+        let admission = admission();
+        let running = requesting("a", "cpu", "1500m");
+        admission.expect(&running);
+        let waiting = requesting("b", "cpu", "600m");
+        assert_eq!(admission.admit(&waiting, false).unwrap_err().reason, "OutOfcpu");
+        drop(admission.admit(&running, true).unwrap());
+        drop(admission.admit(&waiting, false).unwrap());
+    }
+
+    #[test]
+    fn host_ports_and_node_names_are_checked() {
+        let admission = admission();
+        let with_port = |uid, port: serde_json::Value| {
+            pod(uid, serde_json::json!({"containers": [{"name": "c", "ports": [port]}]}))
+        };
+        let web = serde_json::json!({"containerPort": 80, "hostPort": 8080});
+        let _web = admission.admit(&with_port("a", web.clone()), false).unwrap();
+        let rejection = admission.admit(&with_port("b", web), false).unwrap_err();
+        assert_eq!(rejection.reason, "NodePorts");
+        assert!(rejection.message.starts_with("Predicate NodePorts failed: node(s) didn't have free ports"));
+        let udp = serde_json::json!({"containerPort": 80, "hostPort": 8080, "protocol": "UDP"});
+        drop(admission.admit(&with_port("c", udp), false).unwrap());
+        let mut on_host = with_port("d", serde_json::json!({"containerPort": 8080}));
+        drop(admission.admit(&on_host, false).unwrap());
+        on_host.spec.host_network = true;
+        assert_eq!(admission.admit(&on_host, false).unwrap_err().reason, "NodePorts");
+        let elsewhere = pod("e", serde_json::json!({"nodeName": "other"}));
+        assert_eq!(admission.admit(&elsewhere, false).unwrap_err().reason, "NodeName");
+    }
+}
