@@ -110,7 +110,6 @@ pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::Po
             attempt,
         }),
         hostname: PodNames::of(pod, node.name).of_kernel(pod)?,
-        port_mappings: port_mappings(pod),
         log_directory: text(&log_directory(node.log_dir, metadata)),
         dns_config: Some(dns_config(pod)?),
         port_mappings: port_mappings(pod),
@@ -123,26 +122,6 @@ pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::Po
             ..cri::LinuxPodSandboxConfig::default()
         }),
     })
-}
-
-/// A pod in the host's network needs none.
-fn port_mappings(pod: &Pod) -> Vec<cri::PortMapping> {
-    if pod.spec.host_network {
-        return Vec::new();
-    }
-    let ports = pod.spec.all_containers().flat_map(|container| &container.ports);
-    let mapping = |port: &ContainerPort| cri::PortMapping {
-        protocol: match port.protocol.as_str() {
-            "UDP" => cri::Protocol::Udp,
-            "SCTP" => cri::Protocol::Sctp,
-            _ => cri::Protocol::Tcp,
-        }
-        .into(),
-        container_port: port.container_port.into(),
-        host_port: port.host_port.into(),
-        host_ip: port.host_ip.clone(),
-    };
-    ports.filter(|port| port.host_port > 0).map(mapping).collect()
 }
 
 pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::ContainerConfig, Error> {
@@ -227,7 +206,7 @@ fn port_mappings(pod: &Pod) -> Vec<cri::PortMapping> {
     if pod.spec.host_network {
         return Vec::new();
     }
-    let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
+    let ports = pod.spec.all_containers().flat_map(|container| &container.ports);
     let mapping = |port: &ContainerPort| cri::PortMapping {
         protocol: match port.protocol.as_str() {
             "UDP" => cri::Protocol::Udp,

@@ -108,7 +108,7 @@ pub(crate) fn of_resource(
 ) -> Option<String> {
     let container = match (selector.container_name.as_str(), own) {
         ("", own) => own?,
-        (name, _) => pod.spec.containers.iter().find(|container| container.name == name)?,
+        (name, _) => pod.spec.all_containers().find(|container| container.name == name)?,
     };
     let resources = &container.resources;
     let (amounts, name, is_limit) = match selector.resource.split_once('.')? {

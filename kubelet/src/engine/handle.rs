@@ -218,7 +218,7 @@ impl Handle {
         let pod = self.pod(&namespace, &pod)?;
         let name = one_container(&pod, &container)?;
         let container_id = running_container(&pod, name)?;
-        let wanted = pod.spec.containers.iter().find(|container| container.name == name);
+        let wanted = pod.spec.all_containers().find(|container| container.name == name);
         // Whether a running container has a terminal was decided when it started.
         let (tty, stdin) = wanted.map_or((false, false), |c| (c.tty, c.stdin && stdin));
         let request = cri::AttachRequest { container_id, stdin, tty, stdout: true, stderr: !tty };

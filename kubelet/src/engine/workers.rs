@@ -127,7 +127,8 @@ impl Workers {
     /// by themselves.
     fn wake_unconfigured(&self, store: &Store, namespace: &str) {
         for pod in store.pods().iter().filter(|pod| pod.metadata.namespace == namespace) {
-            let waits = pod.status.container_statuses.iter().any(
+            let statuses = pod.status.init_container_statuses.iter().chain(&pod.status.container_statuses);
+            let waits = statuses.into_iter().any(
                 |status| matches!(&status.state, ContainerState::Waiting(why) if why.reason == CONFIG_ERROR),
             );
             if let Some(worker) = self.by_uid.get(&pod.metadata.uid).filter(|_| waits) {

@@ -41,15 +41,17 @@ pub(super) fn check(at: &FieldPath, spec: &PodSpec, findings: &mut Findings) {
         let rule = "ShareProcessNamespace and HostPID cannot both be enabled";
         findings.invalid(at.key("shareProcessNamespace"), "true", rule);
     }
-    check_host_ports(&at.key("containers"), spec, findings);
+    check_host_ports(at, spec, findings);
     check_sysctls(&at.key("securityContext").key("sysctls"), spec, findings);
 }
 
 fn check_host_ports(at: &FieldPath, spec: &PodSpec, findings: &mut Findings) {
     let mut taken = BTreeSet::new();
-    for (index, container) in spec.containers.iter().enumerate() {
+    let init = spec.init_containers.iter().enumerate().map(|(i, c)| (at.key("initContainers").index(i), c));
+    let containers = spec.containers.iter().enumerate().map(|(i, c)| (at.key("containers").index(i), c));
+    for (at, container) in init.chain(containers) {
         for (port_index, port) in container.ports.iter().enumerate() {
-            let at = at.index(index).key("ports").index(port_index);
+            let at = at.key("ports").index(port_index);
             if !port.host_ip.is_empty() {
                 check_address(at.key("hostIP"), &port.host_ip, findings);
             }
