@@ -493,8 +493,9 @@ impl Shim {
             let oom_killed = exit != Exit::Code(0) && container.cgroup.oom_kills() > 0;
             container.status.exit = Some(Exited { code: exit.shell_code(), finished_at: now(), oom_killed });
             container.close_descriptors();
-            self.finish_attachments(&id);
             self.settle(&id);
+            // After the report: a client that sees the end finds the exit code.
+            self.finish_attachments(&id);
         }
     }
 

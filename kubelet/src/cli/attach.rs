@@ -32,7 +32,7 @@ pub(super) async fn attach(args: &AttachArgs, out: &mut dyn Write) -> Result<(),
         hint("Unable to use a TTY - input is not a terminal");
     }
     if args.stdin && !stdin {
-        hint(&format!("container {container} takes no input: its manifest does not say stdin: true"));
+        hint(&format!("container {container} takes no input: its manifest has no stdin: true"));
     }
     let raw = has_terminal && tty && stdin;
     if raw {

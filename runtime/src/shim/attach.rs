@@ -323,7 +323,7 @@ mod tests {
 
     use super::*;
 
-    const PIECE: [u8; 64 << 10] = [b'x'; 64 << 10];
+    static PIECE: [u8; 64 << 10] = [b'x'; 64 << 10];
 
     fn attached() -> (Attachments, UnixStream) {
         let (theirs, ours) = UnixStream::pair().unwrap();
