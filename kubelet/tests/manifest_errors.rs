@@ -125,10 +125,10 @@ fn a_wrong_enum_value_lists_the_valid_ones() {
 
 #[test]
 fn fields_without_effect_are_warnings_with_their_position() {
-    let text = pod(&format!("{CONTAINER}  serviceAccountName: robot\n  hostnameOverride: x\n"));
+    let text = pod(&format!("{CONTAINER}  overhead: {{cpu: 1m}}\n  hostnameOverride: x\n"));
     assert_eq!(
         warnings(&text),
-        "web.yaml:9:23: spec.serviceAccountName is not supported: there are no service accounts\n\
+        "web.yaml:9:13: spec.overhead is not supported: it is not counted\n\
          web.yaml:10:21: spec.hostnameOverride is not supported: Kubernetes has this field, but this kubelet does \
          not honour it"
     );

@@ -21,7 +21,7 @@ use crate::standalone::api::{self, Api, ClientSocket, Stopping};
 use crate::standalone::store::{Source, Store};
 
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - name: c\n    \
-                   image: demo:1\n  serviceAccountName: robot\n";
+                   image: demo:1\n  overhead: {cpu: 1m}\n";
 const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \
                      accessModes: [ReadWriteMany]\n  storageClassName: fast\n  \
                      resources: {requests: {storage: 1Gi}}\n";
@@ -137,7 +137,7 @@ async fn apply_reports_the_outcome_of_each_object() {
         "pod/web configured\npersistentvolumeclaim/data unchanged\n"
     );
     let events = fixture.run("get events --no-headers").await.unwrap();
-    assert!(events.contains("UnsupportedField") && events.contains("serviceAccountName"), "{events}");
+    assert!(events.contains("UnsupportedField") && events.contains("spec.overhead"), "{events}");
 }
 
 #[tokio::test]
