@@ -39,8 +39,9 @@ pub use document::Document;
 pub use event::{Event, EventSource, EventType};
 pub use meta::{ObjectMeta, OwnerReference, Time, new_uid, now};
 pub use pod::{
-    ClaimTemplate, DnsPolicy, EmptyDirVolume, EphemeralVolume, HostAlias, HostPathType, HostPathVolume, Pod,
-    PodDnsConfig, PodDnsOption, PodReadinessGate, PodSpec, PvcVolume, RestartPolicy, Volume, VolumeSource,
+    ClaimTemplate, DnsPolicy, EmptyDirVolume, EphemeralVolume, HostAlias, HostPathType, HostPathVolume,
+    LocalObjectReference, Pod, PodDnsConfig, PodDnsOption, PodReadinessGate, PodSpec, PvcVolume,
+    RestartPolicy, Volume, VolumeSource,
 };
 pub use pod_status::{
     ConditionStatus, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,

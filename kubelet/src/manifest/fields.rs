@@ -80,7 +80,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.enableServiceLinks", Harmless),
     pod("spec.automountServiceAccountToken", Harmless),
     pod("spec.serviceAccount", Ignored("there are no service accounts")),
-    pod("spec.imagePullSecrets", Ignored("images are pulled without credentials")),
     pod("spec.nodeSelector", ONE_NODE),
     pod("spec.affinity", ONE_NODE),
     pod("spec.topologySpreadConstraints", ONE_NODE),

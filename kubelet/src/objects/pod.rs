@@ -72,6 +72,9 @@ pub struct PodSpec {
         deserialize_with = "null_as_default"
     )]
     pub set_hostname_as_fqdn: bool,
+    /// Secrets with credentials of registries.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub image_pull_secrets: Vec<LocalObjectReference>,
     /// More lines of /etc/hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     pub host_aliases: Vec<HostAlias>,
@@ -90,6 +93,14 @@ pub struct PodSpec {
     /// Only `valueFrom.fieldRef` shows it: there are no service accounts.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub service_account_name: String,
+}
+
+/// An object of the pod's namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LocalObjectReference {
+    #[serde(deserialize_with = "null_as_default")]
+    pub name: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

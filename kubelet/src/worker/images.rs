@@ -7,7 +7,8 @@ use proto::cri;
 
 use super::Worker;
 use crate::cri::Cri;
-use crate::objects::{Container, ContainerStateWaiting, EventType, PullPolicy, Time};
+use crate::objects::{Container, ContainerStateWaiting, EventType, LocalObjectReference, PullPolicy, Time};
+use crate::pull_secrets::Keyring;
 
 /// Why a container cannot be started yet.
 #[derive(Debug)]
@@ -80,11 +81,12 @@ impl Worker {
             return Err(NotYet::new("ImagePullBackOff", message).within(left));
         }
         self.record(EventType::Normal, "Pulling", &format!("Pulling image \"{image}\""));
-        let cri = self.tools.cri.clone();
+        let (cri, logins) = (self.tools.cri.clone(), self.logins(image));
         let begun = Instant::now();
+        let pull = async { pull_with_any(&cri, image, logins?, sandbox).await };
         // A pull whose pod is deleted ends.
         let pulled = tokio::select! {
-            pulled = pull_with_any(&cri, image, Vec::new(), sandbox) => pulled,
+            pulled = pull => pulled,
             () = self.until_deleted() => {
                 return Err(NotYet::new("ContainerCreating", "the pod is being deleted".to_owned()));
             }
@@ -109,6 +111,27 @@ impl Worker {
         );
         self.record(EventType::Normal, "Pulled", &message);
         Ok(found)
+    }
+
+    /// The logins for an image in the Secrets of the pod's `imagePullSecrets`; or what is wrong with a Secret.
+    fn logins(&self, image: &str) -> Result<Vec<cri::AuthConfig>, String> {
+        let (mut keyring, mut missing) = (Keyring::default(), Vec::new());
+        for LocalObjectReference { name } in &self.pod.spec.image_pull_secrets {
+            match self.tools.store.secret(&self.pod.metadata.namespace, name) {
+                Some(secret) => keyring
+                    .add(&secret.secret_type, secret.entries())
+                    .map_err(|problem| format!("Secret \"{name}\" of imagePullSecrets: {problem}"))?,
+                None => missing.push(name.as_str()),
+            }
+        }
+        if !missing.is_empty() {
+            let message = format!(
+                "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+                missing.join(", ")
+            );
+            self.record(EventType::Warning, "FailedToRetrieveImagePullSecret", &message);
+        }
+        Ok(keyring.lookup(image))
     }
 
     async fn inspect(&self, image: &str) -> Result<Option<cri::Image>, NotYet> {

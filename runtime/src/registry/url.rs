@@ -25,9 +25,9 @@ impl Origin {
     pub(super) fn of(is_https: bool, authority: &str) -> Option<Self> {
         let authority: hyper::http::uri::Authority = authority.parse().ok()?;
         let default = if is_https { 443 } else { 80 };
-        let port = match authority.port() {
-            Some(port) => port.as_str().parse().ok()?,
-            None => default,
+        let port = match authority.as_str().strip_prefix(authority.host())? {
+            "" => default,
+            port => port.strip_prefix(':')?.parse().ok()?,
         };
         let host = authority.host();
         let host = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);

@@ -199,7 +199,7 @@ async fn an_archive_of_long_names_takes_little_memory() {
         tar.append_data(&mut header(tar::EntryType::Regular, 1), "file", &b"x"[..]).unwrap();
     }
     tar.into_inner().unwrap();
-    let peak = peak_of_eight_pulls(&mut host, Code::NotFound).await;
+    let peak = peak_of_eight_pulls(&mut host, Code::Unavailable).await;
     assert!(peak < MUCH_MEMORY, "{peak} bytes");
 }
 
