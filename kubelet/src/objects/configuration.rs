@@ -79,7 +79,7 @@ pub struct Secret {
     pub secret_type: String,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_as_default")]
     pub data: BTreeMap<String, Bytes>,
-    /// Only written by clients: [`Secret::take_string_data`] moves it to `data`.
+    /// Only written by clients: `take_string_data` moves it to `data`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_as_default")]
     pub string_data: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not", deserialize_with = "null_as_default")]
