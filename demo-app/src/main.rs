@@ -25,6 +25,7 @@ use nix::time::{ClockId, clock_gettime};
 const USAGE: &str = "usage: demo-app VERB
   print TEXT               one line to stdout
   sleep SECONDS|forever    ends on SIGTERM
+  late SECONDS             ends on SIGTERM, which has no effect in the first SECONDS
   exit CODE                0 to 255
   leave                    a process that sleeps for a minute with this one's output, and ends
   write FILE TEXT          TEXT and a newline, synced
@@ -61,6 +62,13 @@ fn run(words: &[&str], started: nix::Result<nix::sys::time::TimeSpec>) -> io::Re
         ["print", text] => say(text)?,
         ["sleep", "forever"] => sleep(None)?,
         ["sleep", seconds] => sleep(Some(parse_seconds(seconds)?))?,
+        ["late", seconds] => {
+            let (begun, wanted) = (Instant::now(), parse_seconds(seconds)?);
+            while begun.elapsed() < wanted {
+                thread::park_timeout(wanted.saturating_sub(begun.elapsed()));
+            }
+            sleep(None)?;
+        }
         ["exit", code] => return Ok(ExitCode::from(parse::<u8>("CODE", code)?)),
         ["leave"] => drop(Command::new("/proc/self/exe").args(["sleep", "60"]).spawn()?),
         ["write", file, text] => write_synced(Path::new(file), text)?,

@@ -111,6 +111,11 @@ impl Admission {
         shares.insert(pod.metadata.uid.clone(), Share::of(pod));
     }
 
+    /// Ends the share of a pod that was expected and is deleted before its worker took it.
+    pub(crate) fn release(&self, uid: &str) {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+
     fn judge(&self, pod: &Pod, share: &Share, others: &[&Share]) -> Result<(), Rejection> {
         let Capacity { cpu_millis, memory_bytes, storage_bytes, pods } = self.capacity;
         let used = |of: fn(&Requests) -> i64| {

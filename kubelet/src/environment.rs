@@ -70,6 +70,7 @@ impl Environment {
             environment.add_all(source, origins)?;
         }
         for variable in &origins.container.env {
+            environment.count_name(variable.name.len())?;
             let value = match &variable.value_from {
                 None => Some(environment.expand(&format!("env {}", variable.name), &variable.value)?),
                 Some(source) => environment.value_from(&variable.name, source, origins)?,
@@ -93,10 +94,10 @@ impl Environment {
         if let Some(wanted) = &source.config_map_ref {
             match store.config_map(namespace, &wanted.name) {
                 // As with kubelet, binaryData has no variables.
-                Some(map) => map
-                    .data
-                    .iter()
-                    .try_for_each(|(key, text)| self.add(format!("{}{key}", source.prefix), text.clone()))?,
+                Some(map) => map.data.iter().try_for_each(|(key, text)| {
+                    let name = self.prefixed(&source.prefix, key)?;
+                    self.add(name, text.clone())
+                })?,
                 None if wanted.optional => {}
                 None => return missing(Kind::ConfigMap, &wanted.name),
             }
@@ -104,7 +105,7 @@ impl Environment {
         if let Some(wanted) = &source.secret_ref {
             match store.secret(namespace, &wanted.name) {
                 Some(secret) => secret.entries().into_iter().try_for_each(|(key, bytes)| {
-                    let name = format!("{}{key}", source.prefix);
+                    let name = self.prefixed(&source.prefix, key)?;
                     let value = as_text(&name, bytes)?;
                     self.add(name, value)
                 })?,
@@ -187,6 +188,24 @@ impl Environment {
             return Err(Error::TooLong { what: what.to_owned() });
         }
         Ok(())
+    }
+
+    /// The kernel needs a `=`, a NUL and a pointer more for each variable.
+    fn count_name(&self, length: usize) -> Result<(), Error> {
+        if length > MAX_TEXT_BYTES {
+            return Err(Error::TextTooLong { what: "the name of a variable".to_owned() });
+        }
+        self.bytes.set(self.bytes.get() + length + 2 + size_of::<usize>());
+        if self.bytes.get() > MAX_BYTES {
+            return Err(Error::TooLong { what: "the names of variables".to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Refuses the name before it is made: a prefix may be long, and there may be many keys.
+    fn prefixed(&self, prefix: &str, key: &str) -> Result<String, Error> {
+        self.count_name(prefix.len() + key.len())?;
+        Ok(format!("{prefix}{key}"))
     }
 
     fn add(&mut self, name: String, value: String) -> Result<(), Error> {

@@ -9,6 +9,8 @@ pub(crate) fn expand<'a>(
 ) -> Option<String> {
     let mut out = String::new();
     let mut rest = text;
+    // No reference ends behind one that does not end.
+    let mut may_end = true;
     while let Some(dollar) = rest.find('$') {
         if out.len() > most_bytes {
             return None;
@@ -18,7 +20,8 @@ pub(crate) fn expand<'a>(
         if let Some(after) = rest.strip_prefix('$') {
             out.push('$');
             rest = after;
-        } else if let Some((name, after)) = rest.strip_prefix('(').and_then(|r| r.split_once(')')) {
+        } else if may_end && let Some((name, after)) = rest.strip_prefix('(').and_then(|r| r.split_once(')'))
+        {
             match lookup(name) {
                 Some(value) => out.push_str(value),
                 None => {
@@ -29,6 +32,7 @@ pub(crate) fn expand<'a>(
             }
             rest = after;
         } else {
+            may_end &= !rest.starts_with('(');
             out.push('$');
         }
     }

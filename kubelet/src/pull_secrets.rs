@@ -14,6 +14,8 @@ use serde::Deserialize;
 /// Type of a Secret, and its key.
 const DOCKER_CONFIG_JSON: (&str, &str) = ("kubernetes.io/dockerconfigjson", ".dockerconfigjson");
 const DOCKER_CFG: (&str, &str) = ("kubernetes.io/dockercfg", ".dockercfg");
+/// Tried for one image.
+const MOST_LOGINS: usize = 16;
 /// The key that Docker writes for its own registry.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 /// Files of Docker's have `=` at the end, or not.
@@ -120,7 +122,16 @@ impl Keyring {
             password: login.password.clone(),
             ..AuthConfig::default()
         };
-        found.into_iter().map(auth).collect()
+        let mut logins: Vec<&Login> = Vec::new();
+        for login in found {
+            if logins.len() == MOST_LOGINS {
+                break;
+            }
+            if !logins.contains(&login) {
+                logins.push(login);
+            }
+        }
+        logins.into_iter().map(auth).collect()
     }
 }
 

@@ -87,6 +87,11 @@ fn effective(pod: &Pod, amount: impl Fn(&Container) -> i64) -> i64 {
     most.max(containers.saturating_add(sidecars))
 }
 
+/// Of what containers store on the node, in bytes; a container without a limit counts 0.
+pub(crate) fn storage_limit(pod: &Pod) -> i64 {
+    effective(pod, |container| bytes(container.resources.limits.get("ephemeral-storage")))
+}
+
 /// The pod's own limits, if every container has one. The limit on processes is the node's
 /// setting.
 pub(crate) fn pod_limits(pod: &Pod, pids: Option<i64>) -> Limits {

@@ -296,6 +296,14 @@ fn config_maps_and_secrets_keep_kubernetes_rules() {
     }
     let found = object("Secret", "data: {a: hush!}\n");
     assert!(found.contains("data.a: Invalid value: must be base64") && !found.contains("hush"), "{found}");
+    for (fields, expected) in [
+        ("stringData: hush\n", "stringData: invalid type: a string, expected a map"),
+        ("immutable: hush\n", "immutable: invalid type: a string, expected a boolean"),
+        ("data: 4711\n", "data: invalid type: a number, expected a map"),
+    ] {
+        let found = object("Secret", fields);
+        assert!(found.ends_with(expected) && !found.contains("hush") && !found.contains("4711"), "{found}");
+    }
     let found = object("Secret", "type: kubernetes.io/tls\nstringData: {tls.key: x}\n");
     assert!(found.contains("Required value") && found.contains("tls.crt"), "{found}");
 }

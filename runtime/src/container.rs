@@ -1,6 +1,6 @@
 //! Containers: creation makes the bundle on disk; the shim does everything else at the start.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,6 +30,8 @@ const KILL_DEADLINE: Duration = Duration::from_secs(30);
 const KILL_ROUND: Duration = Duration::from_millis(500);
 /// Limit for the shim to send SIGKILL.
 const SHIM_SIGNAL: Duration = Duration::from_secs(1);
+/// Between looks whether a program catches the signal that it has lost.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Limit for the shim to report an exit. After that, the control group's state counts.
 const EXIT_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// SIGRTMIN as glibc and musl programs see it.
@@ -249,16 +251,56 @@ pub(crate) async fn stop(runtime: &Arc<Runtime>, id: &str, timeout: Duration) ->
     if !container.state().is_running() {
         return Ok(());
     }
-    if !timeout.is_zero() {
-        // If the shim cannot send the signal, the container is still killed after the timeout.
-        if let Err(error) = signal(runtime, &container, container.record.stop_signal, ANSWER_DEADLINE).await {
-            tracing::warn!(container_id = container.id, error = %chain(&error), "stop signal");
-        }
-        if wait_for_exit(&container, timeout).await {
-            return Ok(());
-        }
+    if !timeout.is_zero() && ends_by_signal(runtime, &container, timeout).await {
+        return Ok(());
     }
     kill(runtime, &container).await
+}
+
+/// Sends the stop signal, and waits for the exit.
+///
+/// The first process of a PID namespace loses a signal that it does not catch (pid_namespaces(7)), and a program that
+/// has just started may not catch it yet. So it gets the signal again once it does.
+async fn ends_by_signal(runtime: &Runtime, container: &Container, timeout: Duration) -> bool {
+    let (begun, stop_signal) = (Instant::now(), container.record.stop_signal);
+    let left = || timeout.saturating_sub(begun.elapsed());
+    send_stop(runtime, container, stop_signal).await;
+    let mut is_lost = !catches(container, stop_signal).await;
+    while is_lost && !left().is_zero() {
+        if wait_for_exit(container, left().min(LOOK_AGAIN)).await {
+            return true;
+        }
+        if catches(container, stop_signal).await {
+            send_stop(runtime, container, stop_signal).await;
+            is_lost = false;
+        }
+    }
+    wait_for_exit(container, left()).await
+}
+
+/// If the shim cannot send the signal, the container is still killed after the timeout.
+async fn send_stop(runtime: &Runtime, container: &Container, stop_signal: i32) {
+    if let Err(error) = signal(runtime, container, stop_signal, ANSWER_DEADLINE).await {
+        tracing::warn!(container_id = container.id, error = %chain(&error), "stop signal");
+    }
+}
+
+/// Whether the container's first process catches the signal, or blocks it until it takes it (signalfd(2)). Without a
+/// process: yes, since none loses it.
+async fn catches(container: &Container, signal: i32) -> bool {
+    let RunState::Running { pid, .. } = container.state() else { return true };
+    let bit = u32::try_from(signal - 1).ok().and_then(|at| 1_u64.checked_shl(at)).unwrap_or(0);
+    let look = move || {
+        let status = linux::procfs::read(&Path::new("/proc").join(pid.to_string()).join("status"));
+        let status = status.unwrap_or_default();
+        let masks = status.lines().filter_map(|line| {
+            let mask = line.strip_prefix("SigCgt:").or_else(|| line.strip_prefix("SigBlk:"))?;
+            u64::from_str_radix(mask.trim(), 16).ok()
+        });
+        let masks: Vec<u64> = masks.collect();
+        Ok(masks.is_empty() || masks.iter().any(|mask| mask & bit != 0))
+    };
+    blocking("read the signals of a container", look).await.unwrap_or(true)
 }
 
 /// Sends SIGKILL and waits for the exit. A container that does not run is a success.

@@ -78,7 +78,11 @@ pub(crate) async fn pids(
     match options.pid() {
         NamespaceMode::Container => Ok(PidNamespace::Own),
         NamespaceMode::Node => Ok(PidNamespace::Node),
-        NamespaceMode::Target => target(runtime, sandbox, &options.target_id).map(PidNamespace::Of),
+        NamespaceMode::Target => {
+            let target = target(runtime, sandbox, &options.target_id)?;
+            sandbox.shim().ok_or(Error::Task { task: "shim" })?.check_joins_pids()?;
+            Ok(PidNamespace::Of(target))
+        }
         NamespaceMode::Pod => {
             let record = sandbox.record();
             if sharing(&record.config).host_pid {

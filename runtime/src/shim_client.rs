@@ -193,11 +193,15 @@ impl ShimClient {
         self.can_attach
     }
 
+    /// A shim of an earlier version starts containers in no PID namespace but a new one and the host's: it would
+    /// take another one's for the host's.
+    pub(crate) fn check_joins_pids(&self) -> Result<()> {
+        if self.can_hold_pids { Ok(()) } else { Err(self.failed(ShimProblem::CannotHoldPids)) }
+    }
+
     /// Starts the process that holds the pod's PID namespace, if there is none yet. Returns its pid.
     pub(crate) async fn hold_pids(&self, asked: HoldPids) -> Result<i32> {
-        if !self.can_hold_pids {
-            return Err(self.failed(ShimProblem::CannotHoldPids));
-        }
+        self.check_joins_pids()?;
         match self.call_within(Call::HoldPids(asked), START_DEADLINE).await? {
             Answer::Holds { pid } => Ok(pid),
             other => Err(self.failed(unexpected(&other))),

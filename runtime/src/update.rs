@@ -66,23 +66,39 @@ fn change(
         config["process"]["oomScoreAdj"] = json!(spec::oom_score_adj(wanted.oom_score_adj, &mut warnings));
     }
     let limits = launcher::limits_of(&parsed(&config_path, config.clone())?);
+    let new_score = (wanted.oom_score_adj != former.oom_score_adj).then_some(wanted.oom_score_adj);
+    let updated = UpdatedResources { resources: wanted };
+    let save = || {
+        let path = dir.join(UpdatedResources::FILE);
+        record::save(&path, &updated)?;
+        record::save(&config_path, &config).map_err(|cause| {
+            let undone = record::save(&path, &UpdatedResources { resources: former.clone() });
+            cause.after_rollback(undone.err().into_iter().collect())
+        })
+    };
     if is_running {
         let hierarchies = Hierarchies::detect()?;
         let path = &container.record.cgroup_path;
         let former_limits = restored(&limits_before, &limits, &hierarchies.cpuset(path));
         let back = |cause: Error| {
-            let undone = hierarchies.update(path, &difference(&limits, &former_limits));
-            cause.after_rollback(undone.err().map(Error::from).into_iter().collect())
+            let mut undone: Vec<Error> = Vec::new();
+            undone.extend(
+                hierarchies.update(path, &difference(&limits, &former_limits)).err().map(Error::from),
+            );
+            if new_score.is_some() {
+                undone.extend(set_oom_score_adj(&hierarchies, container, former.oom_score_adj).err());
+            }
+            cause.after_rollback(undone)
         };
         let unmet = hierarchies.update(path, &difference(&limits_before, &limits));
         warnings.extend(unmet.map_err(Error::from).map_err(back)?);
-        if wanted.oom_score_adj != former.oom_score_adj {
-            warnings.extend(set_oom_score_adj(&hierarchies, container, wanted.oom_score_adj)?);
+        if let Some(score) = new_score {
+            warnings.extend(set_oom_score_adj(&hierarchies, container, score).map_err(back)?);
         }
+        save().map_err(back)?;
+    } else {
+        save()?;
     }
-    let updated = UpdatedResources { resources: wanted };
-    record::save(&config_path, &config)?;
-    record::save(&dir.join(UpdatedResources::FILE), &updated)?;
     container.set_resources(updated);
     for warning in warnings {
         tracing::warn!(container_id = container.id, "{warning}");
@@ -221,7 +237,7 @@ fn set_oom_score_adj(
             if !groups.contains(&container.id) {
                 continue;
             }
-            match value.write_all(wanted.to_string().as_bytes()) {
+            match value.write_all(wanted.clamp(-1000, 1000).to_string().as_bytes()) {
                 Err(e) if e.kind() == ErrorKind::PermissionDenied => {
                     let lacks = "lowering it takes CAP_SYS_RESOURCE";
                     refused = Some(format!("oom_score_adj: not {wanted} for every process, {lacks}"));

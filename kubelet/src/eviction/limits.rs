@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::objects::{Container, EmptyDirVolume, Pod, Quantity, Volume, VolumeSource};
+use crate::resources;
 
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 
@@ -19,13 +20,13 @@ pub(super) struct Usage {
 
 /// Whether the pod has any limit.
 pub(super) fn has_any(pod: &Pod) -> bool {
-    pod.spec.containers.iter().any(|c| limit_of(c).is_some())
+    pod.spec.all_containers().any(|c| limit_of(c).is_some())
         || pod.spec.volumes.iter().filter_map(disk_empty_dir).any(|volume| volume.size_limit.is_some())
 }
 
 /// Whether a limit covers the containers' own storage, not only the volumes'.
 pub(super) fn has_storage_limit(pod: &Pod) -> bool {
-    pod.spec.containers.iter().any(|c| limit_of(c).is_some())
+    pod.spec.all_containers().any(|c| limit_of(c).is_some())
 }
 
 /// The eviction message for the first exceeded limit.
@@ -44,13 +45,13 @@ fn empty_dir_exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
     })
 }
 
-/// The sum of the containers' limits applies to the pod's total usage.
+/// The sum of the limits of what runs at a time applies to the pod's total usage.
 fn pod_exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
-    let limits: Vec<&Quantity> = pod.spec.containers.iter().filter_map(limit_of).collect();
+    let limits: Vec<&Quantity> = pod.spec.all_containers().filter_map(limit_of).collect();
     if limits.is_empty() {
         return None;
     }
-    let total: u64 = limits.iter().map(|limit| limit.value()).sum();
+    let total = u64::try_from(resources::storage_limit(pod)).unwrap_or_default();
     let parts = usage.empty_dirs.values().chain(usage.containers.values());
     let used = parts.fold(0, |sum: u64, part| sum.saturating_add(*part));
     let shown = match limits.as_slice() {
@@ -62,7 +63,7 @@ fn pod_exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
 }
 
 fn container_exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
-    pod.spec.containers.iter().find_map(|container| {
+    pod.spec.all_containers().find_map(|container| {
         let limit = limit_of(container)?;
         let used = usage.containers.get(&container.name)?;
         (*used > limit.value()).then(|| {

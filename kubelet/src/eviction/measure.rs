@@ -36,7 +36,7 @@ pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod) -> Result<Usage, Error
     let uid = &pod.metadata.uid;
     let empty_dirs: Vec<_> =
         pod.spec.volumes.iter().filter(|volume| limits::disk_empty_dir(volume).is_some()).collect();
-    let mut shares = TimeShares::new(TIME_LIMIT, empty_dirs.len() + 2 * pod.spec.containers.len());
+    let mut shares = TimeShares::new(TIME_LIMIT, empty_dirs.len() + 2 * pod.spec.all_containers().count());
     for volume in empty_dirs {
         let used = of_directory(tools.volumes.empty_dir(uid, &volume.name), &mut shares).await?;
         usage.is_complete &= used.is_complete;
@@ -46,7 +46,7 @@ pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod) -> Result<Usage, Error
         return Ok(usage);
     }
     let logs = log_directory(&tools.log_dir, &pod.metadata);
-    for container in &pod.spec.containers {
+    for container in pod.spec.all_containers() {
         let logs = of_directory(logs.join(&container.name), &mut shares).await?;
         let own_files = of_directory(tools.own_files_dir(uid, &container.name), &mut shares).await?;
         usage.containers.insert(container.name.clone(), logs.bytes.saturating_add(own_files.bytes));

@@ -10,6 +10,7 @@ use super::read::{self, Located, Unknown};
 use super::scalar::Scalar;
 use super::tree::{self, Node, Position, Value};
 use super::{ManifestError, Place};
+use crate::objects::Kind;
 
 /// A message quotes what it found, and what it found may be megabytes.
 const MESSAGE_BYTES: usize = 1024;
@@ -121,7 +122,8 @@ impl<'a> Document<'a> {
     /// The object, and the fields that its type does not have.
     pub(super) fn object<T: DeserializeOwned>(&self) -> Result<(T, Vec<Unknown<'_>>), ManifestError> {
         read::object(&self.root).map_err(|error| {
-            let Located { at, field, message } = error.located();
+            let kind = self.text(&FieldPath::root().key("kind"));
+            let Located { at, field, message } = error.located(kind == Some(Kind::Secret.as_str()));
             let message = if field.is_root() { message } else { format!("{field}: {message}") };
             ManifestError {
                 place: at.map_or_else(|| self.place(&field), |at| self.at(at)),

@@ -25,6 +25,8 @@ pub(super) struct Unknown<'de> {
 #[derive(Debug)]
 pub(super) struct ReadError {
     message: String,
+    /// Without the value that was found, if `message` has it.
+    without_value: Option<String>,
     at: Option<Position>,
     /// The innermost segment comes first.
     path: Vec<Segment>,
@@ -39,9 +41,14 @@ pub(super) struct Located {
 }
 
 impl ReadError {
-    pub(super) fn located(mut self) -> Located {
+    /// `hides_values`: of a Secret.
+    pub(super) fn located(mut self, hides_values: bool) -> Located {
         self.path.reverse();
-        Located { at: self.at, field: self.path.into(), message: self.message }
+        let message = match self.without_value {
+            Some(message) if hides_values => message,
+            _ => self.message,
+        };
+        Located { at: self.at, field: self.path.into(), message }
     }
 
     /// The first place that is named is the innermost.
@@ -66,14 +73,21 @@ impl std::error::Error for ReadError {}
 
 impl de::Error for ReadError {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Self { message: message.to_string(), at: None, path: Vec::new() }
+        Self { message: message.to_string(), without_value: None, at: None, path: Vec::new() }
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        match found {
-            Unexpected::Unit => Self::custom(format_args!("invalid type: null, expected {expected}")),
-            found => Self::custom(format_args!("invalid type: {found}, expected {expected}")),
-        }
+        let kind = match found {
+            Unexpected::Unit => {
+                return Self::custom(format_args!("invalid type: null, expected {expected}"));
+            }
+            Unexpected::Str(_) => "a string",
+            Unexpected::Bool(_) => "a boolean",
+            Unexpected::Unsigned(_) | Unexpected::Signed(_) | Unexpected::Float(_) => "a number",
+            _ => "another type",
+        };
+        let without_value = Some(format!("invalid type: {kind}, expected {expected}"));
+        Self { without_value, ..Self::custom(format_args!("invalid type: {found}, expected {expected}")) }
     }
 }
 

@@ -43,7 +43,9 @@ impl Check {
         };
         let host_of = |host: &str| if host.is_empty() { pod_ip.to_owned() } else { host.to_owned() };
         let target = match probe.handler()? {
-            Handler::Exec(action) => Target::Exec(Exec::new(action, container)),
+            Handler::Exec(action) => {
+                Exec::new(action, container).map_or_else(Target::Impossible, Target::Exec)
+            }
             Handler::HttpGet(action) => {
                 with_port(&action.port, &|port| Target::Http(Get::new(action, port, pod_ip, USER_AGENT)))
             }

@@ -1,5 +1,6 @@
 //! Exec probes: a program in the container, through CRI's ExecSync.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use tonic::Code;
@@ -7,10 +8,11 @@ use tonic::Code;
 use super::answer::{Answer, kept};
 use crate::cri::Cri;
 use crate::expansion::expand;
-use crate::objects::{Container, ExecAction};
+use crate::objects::{Container, EnvVar, ExecAction};
 
 /// The kernel's limit for one argument.
 const MOST_TEXT_BYTES: usize = 128 << 10;
+const MOST_COMMAND_BYTES: usize = 2 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Exec {
@@ -19,14 +21,32 @@ pub(crate) struct Exec {
 
 impl Exec {
     /// As in kubelet, `$(VAR)` stands for literal values of the container's environment alone.
-    pub(crate) fn new(action: &ExecAction, container: &Container) -> Self {
-        let value_of = |name: &str| {
-            let literal = container.env.iter().rev().find(|variable| variable.name == name);
-            literal.filter(|variable| variable.value_from.is_none()).map(|variable| variable.value.as_str())
-        };
-        let expanded =
-            |word: &String| expand(word, value_of, MOST_TEXT_BYTES).unwrap_or_else(|| word.clone());
-        Self { command: action.command.iter().map(expanded).collect() }
+    ///
+    /// # Errors
+    ///
+    /// The command is longer than the kernel takes.
+    pub(crate) fn new(action: &ExecAction, container: &Container) -> Result<Self, String> {
+        let literal = |variable: &'_ EnvVar| variable.value_from.is_none();
+        let literals: HashMap<&str, Option<&str>> = container
+            .env
+            .iter()
+            .map(|variable| (variable.name.as_str(), literal(variable).then_some(variable.value.as_str())))
+            .collect();
+        let value_of = |name: &str| literals.get(name).copied().flatten();
+        let (mut command, mut left) = (Vec::new(), MOST_COMMAND_BYTES);
+        for word in &action.command {
+            let word = expand(word, value_of, MOST_TEXT_BYTES.min(left)).ok_or_else(|| {
+                format!("exec.command: longer than {MOST_COMMAND_BYTES} bytes after $(VAR) is replaced, or a word of it than {MOST_TEXT_BYTES}")
+            })?;
+            left -= word.len();
+            command.push(word);
+        }
+        Ok(Self { command })
+    }
+
+    /// For messages.
+    fn shown(&self) -> String {
+        kept(self.command.join(" ").as_bytes())
     }
 
     pub(super) async fn ask(&self, cri: &Cri, id: &str, timeout: Duration) -> Result<Answer, String> {
@@ -34,7 +54,7 @@ impl Exec {
             Ok(done) if done.exit_code == 0 => Ok(Answer::Success),
             Ok(done) => Ok(Answer::Failure(output(&done.stdout, &done.stderr))),
             Err(error) if error.code == Code::DeadlineExceeded => {
-                let command = self.command.join(" ");
+                let command = self.shown();
                 Ok(Answer::Failure(format!(
                     "command timed out: \"{command}\" timed out after {} s",
                     timeout.as_secs()
@@ -50,7 +70,7 @@ impl Exec {
         if done.exit_code == 0 {
             return Ok(());
         }
-        let (command, code) = (self.command.join(" "), done.exit_code);
+        let (command, code) = (self.shown(), done.exit_code);
         Err(format!("command '{command}' exited with {code}: {}", output(&done.stdout, &done.stderr)))
     }
 }
@@ -76,7 +96,18 @@ mod tests {
         }))
         .unwrap();
         let command = ["cat", "$(FILE)", "$(NAME)", "$$(FILE)"].map(str::to_owned).to_vec();
-        let exec = Exec::new(&ExecAction { command }, &container);
+        let exec = Exec::new(&ExecAction { command }, &container).unwrap();
         assert_eq!(exec.command, ["cat", "/ready", "$(NAME)", "$(FILE)"]);
+    }
+
+    #[test]
+    fn a_command_does_not_grow_beyond_what_the_kernel_takes() {
+        let container: Container = serde_json::from_value(serde_json::json!({
+            "name": "c", "env": [{"name": "A", "value": "x".repeat(100_000)}]
+        }))
+        .unwrap();
+        let action = |words: usize| ExecAction { command: vec!["$(A)".to_owned(); words] };
+        assert_eq!(Exec::new(&action(20), &container).unwrap().command.len(), 20);
+        assert!(Exec::new(&action(40_000), &container).unwrap_err().contains("exec.command"));
     }
 }

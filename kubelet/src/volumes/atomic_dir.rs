@@ -169,17 +169,19 @@ impl AtomicDir {
 
     /// The files below the directory `name`; `None` if they cannot be the kubelet's.
     fn read(&self, name: &CStr) -> Result<Option<Files>, Error> {
-        let dir = self.open_below(self.fd.as_fd(), name, DIRECTORY)?;
+        let root = self.open_below(self.fd.as_fd(), name, DIRECTORY)?;
         let mut files = Files::new();
-        let mut pending = vec![(String::new(), dir)];
-        while let Some((prefix, dir)) = pending.pop() {
+        // Paths, since a volume may have more directories than this process may have descriptors.
+        let mut pending = vec![String::new()];
+        while let Some(prefix) = pending.pop() {
+            let below = if prefix.is_empty() { "." } else { &prefix };
+            let dir = self.open_below(root.as_fd(), &self.c_string(below)?, DIRECTORY)?;
             for (name, kind) in list(dir.as_fd()).map_err(|e| self.error("list", name, e))? {
                 let Ok(text) = name.to_str() else { return Ok(None) };
                 let path = format!("{prefix}{text}");
                 match kind {
                     FileType::Directory => {
-                        let below = self.open_below(dir.as_fd(), &name, DIRECTORY)?;
-                        pending.push((format!("{path}/"), below));
+                        pending.push(format!("{path}/"));
                     }
                     FileType::RegularFile => {
                         let flags = OFlags::RDONLY | OFlags::CLOEXEC;

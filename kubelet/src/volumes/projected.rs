@@ -64,7 +64,7 @@ impl Source {
 
     /// The volume's files now.
     pub(super) fn files(&self, store: &Store, pod: &Pod, node: Capacity) -> Result<Files, Error> {
-        let mut writer = Writer { store, pod, node, bytes: 0, files: Files::new() };
+        let mut writer = Writer { store, pod, node, bytes: 0, added: 0, files: Files::new() };
         match self {
             Self::ConfigMap(ConfigMapVolume { name, items, default_mode, optional }) => {
                 let keys = Keys { name, items, optional: *optional };
@@ -112,6 +112,8 @@ struct Writer<'a> {
     pod: &'a Pod,
     node: Capacity,
     bytes: usize,
+    /// Files, with those that a later source has replaced.
+    added: usize,
     files: Files,
 }
 
@@ -176,7 +178,9 @@ impl Writer<'_> {
         if self.bytes > MOST_BYTES {
             return Err(Error::TooLarge { limit: MOST_BYTES, of: "bytes" });
         }
-        if self.files.len() >= MOST_FILES {
+        // Also those that replace others: the work counts.
+        self.added += 1;
+        if self.added > MOST_FILES {
             return Err(Error::TooLarge { limit: MOST_FILES, of: "files" });
         }
         self.files.insert(path.to_owned(), File { content: content.to_vec(), mode });

@@ -22,7 +22,7 @@ impl Call {
     /// Has no time limit of its own. The error is for the event.
     pub(super) async fn run(&self) -> Result<(), String> {
         match self.hook.handler() {
-            Some(Handler::Exec(action)) => Exec::new(action, &self.container).run(&self.cri, &self.id).await,
+            Some(Handler::Exec(action)) => Exec::new(action, &self.container)?.run(&self.cri, &self.id).await,
             Some(Handler::HttpGet(action)) => {
                 let port = port_number(&self.container, &action.port)
                     .ok_or_else(|| format!("the container has no port with the name \"{}\"", action.port))?;

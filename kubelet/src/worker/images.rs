@@ -8,7 +8,7 @@ use proto::cri;
 use super::Worker;
 use crate::cri::Cri;
 use crate::objects::{Container, ContainerStateWaiting, EventType, LocalObjectReference, PullPolicy, Time};
-use crate::pull_secrets::Keyring;
+use crate::pull_secrets::{Keyring, Problem};
 
 /// Why a container cannot be started yet.
 #[derive(Debug)]
@@ -118,9 +118,15 @@ impl Worker {
         let (mut keyring, mut missing) = (Keyring::default(), Vec::new());
         for LocalObjectReference { name } in &self.pod.spec.image_pull_secrets {
             match self.tools.store.secret(&self.pod.metadata.namespace, name) {
-                Some(secret) => keyring
-                    .add(&secret.secret_type, secret.entries())
-                    .map_err(|problem| format!("Secret \"{name}\" of imagePullSecrets: {problem}"))?,
+                Some(secret) => match keyring.add(&secret.secret_type, secret.entries()) {
+                    Ok(()) => {}
+                    // As with kubelet, the pull goes on without it.
+                    Err(problem @ (Problem::Type { .. } | Problem::NoKey { .. })) => {
+                        let message = format!("Secret \"{name}\" of imagePullSecrets: {problem}");
+                        self.record(EventType::Warning, "FailedToRetrieveImagePullSecret", &message);
+                    }
+                    Err(problem) => return Err(format!("Secret \"{name}\" of imagePullSecrets: {problem}")),
+                },
                 None => missing.push(name.as_str()),
             }
         }

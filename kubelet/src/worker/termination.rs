@@ -39,6 +39,7 @@ impl Worker {
         }
         self.mounted = None;
         self.admitted = None;
+        self.tools.admission.release(self.uid());
         self.finished = true;
     }
 
@@ -57,6 +58,7 @@ impl Worker {
             warn!(pod = pod.name, error = linux::chain(&error), "cannot remove the pod from the store");
             tokio::time::sleep(backoff.step()).await;
         }
+        self.tools.admission.release(self.uid());
     }
 
     /// Stops all containers concurrently, each with the whole grace period. A shorter one set

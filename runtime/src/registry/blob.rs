@@ -8,18 +8,22 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
-use hyper::body::Bytes;
 use sha2::{Digest, Sha256};
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 
 use super::client::Client;
 use super::error::{Problem, Result};
 use super::progress::Progress;
 use crate::locks::Locks;
 
-/// Pieces of a blob that wait for the disk.
-const WAITING_PIECES: usize = 16;
+/// What is written at a time. Twice as much of a blob is in memory.
+const PIECE_BYTES: usize = 1 << 20;
+/// What must come within [`PACE`]: a registry that sends single bytes would hold a pull for days.
+const LEAST_BYTES: u64 = 64 << 10;
+const PACE: Duration = Duration::from_secs(60);
 
 /// A fetched blob. Its file is removed with the last reference.
 #[derive(Debug)]
@@ -95,26 +99,32 @@ impl Blobs {
     }
 }
 
-/// Reads while another thread computes the digest and writes.
+/// Reads while another thread computes the digest of what came before, and writes it. None is held while the
+/// registry sends nothing.
 async fn fetch(client: &Client, wanted: Wanted<'_>, file: File, progress: &Progress) -> Result<()> {
     let mut answer = client.blob(wanted.digest, wanted.size).await?;
-    let (sender, receiver) = mpsc::channel(WAITING_PIECES);
-    let writer = tokio::task::spawn_blocking(move || write(file, receiver));
-    let mut received: u64 = 0;
+    let mut sink = Sink::new(file);
+    let (mut piece, mut received) = (Vec::new(), 0);
+    let (mut since, mut before) = (Instant::now(), 0);
     while let Some(bytes) = answer.next().await? {
         received += bytes.len() as u64;
         if received > wanted.size {
             return Err(Problem::TooLarge { most: wanted.size, flag: "as its manifest announces" });
         }
         progress.add(bytes.len());
-        if sender.send(bytes).await.is_err() {
-            // The writer has failed, and its error says why.
-            break;
+        if since.elapsed() >= PACE {
+            if received - before < LEAST_BYTES {
+                return Err(Problem::Drips { least: LEAST_BYTES, within: PACE });
+            }
+            (since, before) = (Instant::now(), received);
+        }
+        piece.extend_from_slice(&bytes);
+        if piece.len() >= PIECE_BYTES {
+            sink.write(std::mem::take(&mut piece)).await?;
         }
     }
-    drop(sender);
-    let failed = |source| Problem::Store { source };
-    let found = writer.await.map_err(std::io::Error::other).map_err(failed)?.map_err(failed)?;
+    sink.write(piece).await?;
+    let found = sink.end().await?;
     if received != wanted.size {
         return Err(Problem::Length { announced: wanted.size, found: received });
     }
@@ -124,12 +134,44 @@ async fn fetch(client: &Client, wanted: Wanted<'_>, file: File, progress: &Progr
     Ok(())
 }
 
-/// Returns the digest of what it wrote.
-fn write(mut file: File, mut pieces: mpsc::Receiver<Bytes>) -> std::io::Result<String> {
-    let mut hash = Sha256::new();
-    while let Some(bytes) = pieces.blocking_recv() {
-        hash.update(&bytes);
-        file.write_all(&bytes)?;
+/// A file, and the digest of what was written to it.
+#[derive(Debug)]
+struct Sink {
+    written: Option<(File, Sha256)>,
+    /// `None`: nothing is being written.
+    writing: Option<JoinHandle<std::io::Result<(File, Sha256)>>>,
+}
+
+impl Sink {
+    fn new(file: File) -> Self {
+        Self { written: Some((file, Sha256::new())), writing: None }
     }
-    Ok(format!("sha256:{}", base16ct::lower::encode_string(&hash.finalize())))
+
+    /// Begins to write, once what came before is written.
+    async fn write(&mut self, piece: Vec<u8>) -> Result<()> {
+        let (mut file, mut hash) = self.written().await?;
+        self.writing = Some(tokio::task::spawn_blocking(move || {
+            hash.update(&piece);
+            file.write_all(&piece)?;
+            Ok((file, hash))
+        }));
+        Ok(())
+    }
+
+    async fn written(&mut self) -> Result<(File, Sha256)> {
+        let failed = |source| Problem::Store { source };
+        match (self.writing.take(), self.written.take()) {
+            (Some(writing), _) => {
+                writing.await.map_err(std::io::Error::other).map_err(failed)?.map_err(failed)
+            }
+            (None, Some(written)) => Ok(written),
+            (None, None) => Err(failed(std::io::Error::other("an earlier write failed"))),
+        }
+    }
+
+    /// The digest of what was written.
+    async fn end(mut self) -> Result<String> {
+        let (_file, hash) = self.written().await?;
+        Ok(format!("sha256:{}", base16ct::lower::encode_string(&hash.finalize())))
+    }
 }

@@ -110,6 +110,8 @@ pub(crate) enum Problem {
     TlsFiles(#[from] HostsProblem),
     #[error("no byte for {} s (--image-pull-idle-seconds)", .idle.as_secs())]
     Idle { idle: Duration },
+    #[error("fewer than {least} bytes in {} s", .within.as_secs())]
+    Drips { least: u64, within: Duration },
     #[error("not complete within {} s", .most.as_secs())]
     Slow { most: Duration },
     #[error("HTTP")]

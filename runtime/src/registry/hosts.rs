@@ -13,6 +13,8 @@ use super::error::{HostsProblem, HostsReason};
 
 type Result<T> = std::result::Result<T, HostsProblem>;
 
+/// The directory of all registries without one of their own.
+const DEFAULT: &str = "_default";
 /// Limit of a `hosts.toml`.
 const MAX_BYTES: u64 = 1 << 20;
 /// Limit of the mirrors of one registry.
@@ -81,7 +83,7 @@ fn directory_names(domain: &str) -> Vec<String> {
         names.push(format!("{host}_{port}_"));
     }
     names.push(domain.to_owned());
-    names.push("_default".to_owned());
+    names.push(DEFAULT.to_owned());
     names
 }
 
@@ -156,7 +158,9 @@ fn parse(file: &Path, text: &str, domain: &str) -> Result<Vec<Host>> {
         Some(Value::String(url)) => reader.address("server", &url)?,
         Some(_) => return Err(reader.wrong("server", "is not a URL")),
     };
-    registry.is_registry = true;
+    // The server of all registries without a file of their own is another party.
+    let is_default = file.parent().and_then(Path::file_name).is_some_and(|name| name == DEFAULT);
+    registry.is_registry = !is_default || is_same_registry(&registry, domain);
     reader.settings("", root, &mut registry)?;
     hosts.push(registry);
     Ok(hosts)
@@ -362,6 +366,10 @@ mod tests {
         write("r.example_5000_", "escaped");
         assert_eq!(found("r.example:5000"), "http://escaped/v2");
         assert_eq!(found("r.example"), "http://default/v2");
+        // Only the registry itself gets credentials.
+        let is_registry = |domain: &str| of(dir.path(), domain).unwrap()[0].is_registry;
+        let domains = ["r.example:5000", "r.example", "default"];
+        assert_eq!(domains.map(is_registry), [true, false, true]);
     }
 
     #[test]

@@ -45,6 +45,8 @@ struct Attachment {
     has_outputs: bool,
     /// It gets no more output: it ends once it has what waits.
     is_last: bool,
+    /// Some output of the container's end found no room.
+    has_lost: bool,
     /// Until then it must have taken [`LEAST_BYTES`].
     until: Option<Instant>,
     /// Since that was decided.
@@ -84,6 +86,11 @@ impl Attachments {
     pub(super) fn give(&mut self, container: &str, stream: &str, bytes: &[u8]) {
         for attachment in self.0.values_mut().filter(|a| a.container == container && !a.is_last) {
             for outlet in attachment.outlets.iter_mut().filter(|outlet| outlet.name == stream) {
+                // Only at the container's end, whose output waits for none.
+                if outlet.room() == 0 {
+                    attachment.has_lost = true;
+                    continue;
+                }
                 outlet.waiting.extend_from_slice(bytes);
             }
             attachment.flush();
@@ -180,6 +187,9 @@ impl Shim {
         let most = usize::try_from(self.descriptor_limit / 4 / MOST_DESCRIPTORS).unwrap_or(usize::MAX);
         let most = most.min(MOST_ATTACHED);
         if self.attachments.0.len() >= most {
+            self.detach_gone();
+        }
+        if self.attachments.0.len() >= most {
             return Err(ShimError::TooManyAttached { most });
         }
         if self.attachments.0.contains_key(&id) {
@@ -206,7 +216,7 @@ impl Shim {
             }
         }
         let (client, has_outputs) = (caller.client, !outlets.is_empty());
-        let (is_last, until, taken) = (false, None, 0);
+        let (is_last, has_lost, until, taken) = (false, false, None, 0);
         let attachment = Attachment {
             container: container_id,
             client,
@@ -214,10 +224,13 @@ impl Shim {
             outlets,
             has_outputs,
             is_last,
+            has_lost,
             until,
             taken,
         };
-        self.attachments.0.insert(id, attachment);
+        self.attachments.0.insert(id.clone(), attachment);
+        // Without outputs it may be over at once.
+        self.settle_attachment(&id);
         Ok(())
     }
 
@@ -252,12 +265,26 @@ impl Shim {
         self.settle_attachment(id);
     }
 
+    /// Ends attachments of stdin alone whose client has gone while the container did not read. Nothing else waits
+    /// for that.
+    fn detach_gone(&mut self) {
+        let has_gone =
+            |a: &Attachment| !a.has_outputs && a.stdin.as_ref().is_some_and(Relay::sender_has_gone);
+        let gone: Vec<String> =
+            self.attachments.0.iter().filter(|(_, a)| has_gone(a)).map(|(id, _)| id.clone()).collect();
+        for id in gone {
+            self.detach(&id, None);
+        }
+    }
+
     /// Ends what is over.
     fn settle_attachment(&mut self, id: &str) {
         let Some(attachment) = self.attachments.0.get_mut(id) else { return };
         attachment.keep_pace();
         if attachment.is_over() {
-            self.detach(id, None);
+            let problem = "the container has ended, and the client was too slow for the rest of its output";
+            let problem = attachment.has_lost.then(|| problem.to_owned());
+            self.detach(id, problem);
         }
     }
 
@@ -269,9 +296,11 @@ impl Shim {
             self.attachments.0.iter().filter(|(_, a)| is_late(a)).map(|(id, _)| id.clone()).collect();
         for id in late {
             let Some(attachment) = self.attachments.0.get_mut(&id) else { continue };
+            // poll(2) reports room only once a large part of the socket's buffer is free.
+            attachment.flush();
             if attachment.taken >= LEAST_BYTES {
                 attachment.until = None;
-                attachment.keep_pace();
+                self.settle_attachment(&id);
                 continue;
             }
             let problem = format!(
@@ -335,6 +364,7 @@ mod tests {
             outlets: vec![Outlet::new("stdout", ours.into()).unwrap()],
             has_outputs: true,
             is_last: false,
+            has_lost: false,
             until: None,
             taken: 0,
         };
@@ -367,6 +397,18 @@ mod tests {
         }
         assert!(clients.0["a"].taken >= LEAST_BYTES, "it reads fast enough");
         assert_eq!((clients.room("c", "stdout"), clients.deadline()), (MOST_WAITING, None));
+    }
+
+    /// At a container's end, when its output waits for none.
+    #[test]
+    fn a_client_without_room_loses_the_rest_and_keeps_no_more_memory() {
+        let (mut clients, _client) = attached();
+        for _ in 0..100 {
+            clients.give("c", "stdout", &PIECE);
+        }
+        let attachment = &clients.0["a"];
+        assert!(attachment.has_lost);
+        assert!(attachment.outlets[0].waiting.len() < MOST_WAITING + PIECE.len());
     }
 
     #[test]

@@ -60,6 +60,11 @@ impl Relay {
         self.has_ended && self.waiting.is_empty()
     }
 
+    /// Whether who sends has closed its end altogether.
+    pub(super) fn sender_has_gone(&self) -> bool {
+        has_gone(self.from.as_fd())
+    }
+
     /// Whether all that there was has been moved.
     pub(super) fn is_empty(&self) -> bool {
         self.is_dry && self.waiting.is_empty()

@@ -38,7 +38,7 @@ pub enum ShimProblem {
     #[error("{why}")]
     Detached { why: String },
     #[error(
-        "the pod was started by an earlier version of the runtime, which has no PID namespace of pods: start \
+        "the pod was started by an earlier version of the runtime, which shares no PID namespaces: start \
          the pod anew"
     )]
     CannotHoldPids,

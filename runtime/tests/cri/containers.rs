@@ -129,6 +129,23 @@ async fn stop_asks_first_and_does_not_wait_longer_than_needed() {
     host.assert_clean();
 }
 
+/// The kernel drops a signal for the first process of a PID namespace if the process does not catch it.
+#[tokio::test]
+async fn a_program_that_catches_its_stop_signal_late_is_stopped_by_it() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let id = cri.create(&pod, container("c", &["/demo-app", "late", "1"])).await.unwrap();
+    cri.start(&id).await.unwrap();
+    let begun = Instant::now();
+    cri.runtime.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 60 }).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(45), "{:?}", begun.elapsed());
+    assert_eq!(cri.status(&id).await.exit_code, 143);
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
 #[tokio::test]
 async fn stop_kills_what_does_not_listen() {
     let mut host = Host::new();

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, WriteHalf};
 use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinSet;
 
-use super::inlet::{Inlet, Outlet, Stalled, inlet};
+use super::inlet::{Inlet, Outlet, PIECE_COST, Stalled, inlet};
 use super::{Connected, IDLE_TIMEOUT, READ_BYTES, Target, connect};
 use crate::error::{Result, chain};
 use crate::streaming::spdy::{Headers, Problem, Reader, Received, Reset, Writer};
@@ -236,6 +236,7 @@ async fn forward<IO: AsyncRead + AsyncWrite + Unpin + Send>(
                         pieces.took(length);
                         rest = &rest[length..];
                     }
+                    pieces.took(PIECE_COST);
                 }
                 let _connection_has_ended = to_pod.shutdown().await;
             };

@@ -1,6 +1,8 @@
 //! SPDY/3.1 in the binary messages of a WebSocket (KEP-4006; k8s.io/client-go, tools/portforward): what kubectl
 //! prefers since Kubernetes 1.31. The bounds of messages mean nothing.
 
+use std::time::Duration;
+
 use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 
@@ -9,13 +11,22 @@ use crate::streaming::websocket::{Message, WebSocketStream, close};
 
 pub(in crate::streaming) const PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
 
+/// For what is on its way to the client when the pod ends.
+const LAST_BYTES: Duration = Duration::from_secs(5);
+
 /// Serves until the client goes, or the pod ends.
 pub(in crate::streaming) async fn serve<IO>(target: Target, socket: WebSocketStream<IO>)
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
     let (inner, outer) = tokio::io::duplex(READ_BYTES);
-    tokio::join!(by_spdy::serve(target, inner), carry(socket, outer));
+    let (served, carried) = (by_spdy::serve(target, inner), carry(socket, outer));
+    tokio::pin!(served, carried);
+    tokio::select! {
+        // The client may read nothing more.
+        () = &mut served => drop(tokio::time::timeout(LAST_BYTES, carried).await),
+        () = &mut carried => served.await,
+    }
 }
 
 /// Until the server of SPDY ends, which it does after the client.

@@ -11,11 +11,13 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-const MOST_WAITING: usize = 1 << 20;
+const MOST_WAITING: usize = 256 << 10;
+/// Of memory, for each piece: a client may send single bytes.
+pub(super) const PIECE_COST: usize = 128;
 const LEAST_BYTES: usize = 64 << 10;
 const PACE: Duration = Duration::from_secs(5);
 
-/// Bytes that were given, and of them those that the pod took. Both only grow.
+/// Bytes that were given, with [`PIECE_COST`] for each piece, and of them those that the pod took. Both only grow.
 #[derive(Debug, Default)]
 struct Counts {
     given: AtomicUsize,
@@ -69,7 +71,7 @@ impl Inlet {
                 }
             }
         }
-        self.counts.given.fetch_add(bytes.len(), Ordering::AcqRel);
+        self.counts.given.fetch_add(bytes.len() + PIECE_COST, Ordering::AcqRel);
         let _connection_has_ended = self.pieces.send(bytes);
         Ok(())
     }
@@ -89,7 +91,7 @@ impl Outlet {
         self.pieces.recv().await
     }
 
-    /// The pod has read so many bytes more.
+    /// The pod has read so many bytes more, or [`PIECE_COST`] with a whole piece.
     pub(super) fn took(&self, length: usize) {
         self.counts.taken.fetch_add(length, Ordering::AcqRel);
         // The client waits alone: a permit stays for it.
@@ -123,6 +125,16 @@ mod tests {
         let begun = Instant::now();
         assert_eq!(inlet.give(vec![0]).await, Err(Stalled));
         assert_eq!(begun.elapsed().as_secs(), PACE.as_secs());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn single_bytes_fill_it_too() {
+        let (inlet, _outlet) = inlet();
+        let mut given = 0;
+        while inlet.give(vec![0]).await.is_ok() {
+            given += 1;
+        }
+        assert_eq!(given, MOST_WAITING.div_ceil(1 + PIECE_COST));
     }
 
     #[tokio::test(start_paused = true)]
