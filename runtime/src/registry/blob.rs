@@ -20,7 +20,7 @@ use super::progress::Progress;
 use crate::locks::Locks;
 
 /// What is written at a time. Twice as much of a blob is in memory.
-const PIECE_BYTES: usize = 1 << 20;
+const PIECE_BYTES: usize = 32 << 10;
 /// What must come within [`PACE`]: a registry that sends single bytes would hold a pull for days.
 const LEAST_BYTES: u64 = 64 << 10;
 const PACE: Duration = Duration::from_secs(60);

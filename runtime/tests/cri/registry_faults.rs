@@ -337,7 +337,7 @@ async fn what_a_killed_runtime_has_half_fetched_is_removed_by_the_next() {
     let name = format!("{}/demo:1", server.address);
     let pull = tokio::spawn(async move { pull_with(&cri, &name, None).await });
     eventually("half of the layer has come", || {
-        let half = downloads(&host).iter().any(|path| path.metadata().is_ok_and(|file| file.len() >= 40_000));
+        let half = downloads(&host).iter().any(|path| path.metadata().is_ok_and(|file| file.len() >= 30_000));
         half.then_some(())
     })
     .await;
