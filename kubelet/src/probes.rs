@@ -5,6 +5,7 @@
 
 mod answer;
 mod check;
+mod dial;
 pub(crate) mod exec;
 mod grpc;
 pub(crate) mod http;
