@@ -71,8 +71,8 @@ pub(crate) struct Worker {
 /// When to observe the pod again.
 #[derive(Debug)]
 enum Next {
-    /// The object was marked deleted during the round.
-    Deleted,
+    /// The pod must end: it was deleted, failed, or reached its deadline during the round.
+    MustEnd,
     Finished,
     /// At the next event, or after this time at the latest.
     Within(Option<Duration>),
@@ -105,7 +105,8 @@ impl Worker {
             // The future is large and a pod mostly waits, so box it: it needs memory only while it
             // runs.
             match Box::pin(self.sync_once()).await {
-                Next::Deleted => {}
+                // The next round ends the pod.
+                Next::MustEnd => {}
                 Next::Finished => {
                     Box::pin(self.finish()).await;
                     self.wake.notified().await;
@@ -195,6 +196,20 @@ impl Worker {
     async fn until_deleted(&self) {
         while !self.is_deleted() {
             self.wake.notified().await;
+        }
+    }
+
+    /// Whether the pod's round must stop: the pod is deleted, failed, or past its deadline.
+    fn must_end(&self) -> bool {
+        self.is_deleted() || self.is_failed() || self.until_deadline().is_some_and(|left| left.is_zero())
+    }
+
+    /// Takes the events of containers: the caller wakes the worker again.
+    async fn until_end(&self) {
+        while !self.must_end() {
+            let left = self.until_deadline().unwrap_or(Duration::MAX);
+            // At the deadline, or at the event of a deletion or an eviction.
+            let _elapsed = tokio::time::timeout(left, self.wake.notified()).await;
         }
     }
 
