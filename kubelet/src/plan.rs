@@ -238,7 +238,7 @@ fn removals<'a>(
     let old = observed.instances(name).filter(move |instance| match instance.state() {
         ContainerState::ContainerExited => std::mem::replace(&mut has_kept_one, true),
         ContainerState::ContainerRunning => {
-            !observed.ready_sandbox().is_some_and(|ready| observed.is_in(instance, ready))
+            observed.ready_sandbox().is_none_or(|ready| !observed.is_in(instance, ready))
         }
         ContainerState::ContainerCreated | ContainerState::ContainerUnknown => true,
     });

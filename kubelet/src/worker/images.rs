@@ -86,13 +86,12 @@ impl Worker {
         let pull = async { pull_with_any(&cri, image, logins?, sandbox).await };
         // The pull ends with the pod.
         let pulled = tokio::select! {
-            pulled = pull => pulled,
-            () = self.until_end() => {
-                return Err(NotYet::new("ContainerCreating", "the pod must end".to_owned()));
-            }
+            pulled = pull => Some(pulled),
+            () = self.until_end() => None,
         };
-        // The wait took the events of other containers.
-        self.wake.notify_one();
+        let Some(pulled) = pulled else {
+            return Err(NotYet::new("ContainerCreating", "the pod must end".to_owned()));
+        };
         if let Err(problem) = pulled {
             let now = Time::now();
             let left = self.pulls.step(image, now, now);

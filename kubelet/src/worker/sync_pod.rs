@@ -177,12 +177,10 @@ impl Worker {
         if self.mounted.is_none() {
             let pod = Arc::new(self.pod.clone());
             let mounted = tokio::select! {
-                mounted = self.tools.volumes.mount_pod(&pod) => mounted,
-                () = self.until_end() => return Err(Stop::MustEnd),
+                mounted = self.tools.volumes.mount_pod(&pod) => Some(mounted),
+                () = self.until_end() => None,
             };
-            // The wait took the events of containers.
-            self.wake.notify_one();
-            self.mounted = Some(mounted);
+            self.mounted = Some(mounted.ok_or(Stop::MustEnd)?);
         }
         Ok(())
     }
