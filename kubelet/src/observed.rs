@@ -1,5 +1,7 @@
 //! The runtime's state of one pod, read each time: the kubelet keeps no copy.
 
+use std::collections::BTreeMap;
+
 use proto::cri::{self, ContainerState, PodSandboxState};
 
 use crate::cri::{CONTAINER_NAME_LABEL, Cri, POD_NAME_LABEL, POD_NAMESPACE_LABEL, Result};
@@ -10,6 +12,8 @@ use crate::objects::Time;
 pub(crate) struct Observed {
     pub(crate) sandboxes: Vec<cri::PodSandboxStatus>,
     pub(crate) containers: Vec<cri::ContainerStatus>,
+    /// The id of the sandbox of each container, by the container's id. A status does not have it.
+    pub(crate) sandbox_of: BTreeMap<String, String>,
 }
 
 impl Observed {
@@ -20,6 +24,7 @@ impl Observed {
         }
         for container in cri.list_containers(Some(pod_uid)).await? {
             observed.containers.extend(cri.container_status(&container.id).await?);
+            observed.sandbox_of.insert(container.id, container.pod_sandbox_id);
         }
         observed.sandboxes.sort_by_key(|s| std::cmp::Reverse((attempt_of(s), s.created_at)));
         observed.containers.sort_by_key(|c| std::cmp::Reverse((instance_of(c), c.created_at)));
@@ -28,6 +33,11 @@ impl Observed {
 
     pub(crate) fn ready_sandbox(&self) -> Option<&cri::PodSandboxStatus> {
         self.sandboxes.first().filter(|s| s.state() == PodSandboxState::SandboxReady)
+    }
+
+    /// Whether the container was created in the sandbox. Times do not say so: the clock may step back.
+    pub(crate) fn is_in(&self, container: &cri::ContainerStatus, sandbox: &cri::PodSandboxStatus) -> bool {
+        self.sandbox_of.get(&container.id) == Some(&sandbox.id)
     }
 
     /// All instances of one container, newest first.

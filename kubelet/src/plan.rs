@@ -124,7 +124,7 @@ impl Situation<'_> {
     /// The newest instance of a container in the ready sandbox.
     fn current(&self, name: &str) -> Option<&ContainerStatus> {
         let sandbox = self.observed.ready_sandbox()?;
-        self.observed.newest(name).filter(|newest| newest.created_at >= sandbox.created_at)
+        self.observed.newest(name).filter(|newest| self.observed.is_in(newest, sandbox))
     }
 }
 
@@ -227,16 +227,20 @@ fn sandbox(observed: &Observed) -> Vec<Action> {
     stops.chain([Action::CreateSandbox { attempt }]).collect()
 }
 
-/// All ended instances but the newest, and any that was created but never started.
+/// All ended instances but the newest, and any that was created but never started. A container that runs
+/// in the ready sandbox is never removed.
 fn removals<'a>(
     container: Container,
     name: &'a str,
     observed: &'a Observed,
 ) -> impl Iterator<Item = Action> + 'a {
     let mut has_kept_one = false;
-    let old = observed.instances(name).filter(move |instance| {
-        let ended = instance.state() == ContainerState::ContainerExited;
-        !ended || std::mem::replace(&mut has_kept_one, true)
+    let old = observed.instances(name).filter(move |instance| match instance.state() {
+        ContainerState::ContainerExited => std::mem::replace(&mut has_kept_one, true),
+        ContainerState::ContainerRunning => {
+            observed.ready_sandbox().is_none_or(|ready| !observed.is_in(instance, ready))
+        }
+        ContainerState::ContainerCreated | ContainerState::ContainerUnknown => true,
     });
     old.map(move |instance| Action::Remove {
         container,

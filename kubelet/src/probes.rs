@@ -5,6 +5,7 @@
 
 mod answer;
 mod check;
+mod dial;
 pub(crate) mod exec;
 mod grpc;
 pub(crate) mod http;
@@ -229,7 +230,7 @@ mod tests {
         let mut running = status("x", 0);
         running.state = ContainerState::ContainerRunning.into();
         running.metadata = Some(proto::cri::ContainerMetadata { name: "c".to_owned(), attempt: 0 });
-        let observed = Observed { sandboxes: Vec::new(), containers: vec![running] };
+        let observed = Observed { containers: vec![running], ..Observed::default() };
         let (wake, cri) = (Arc::new(Notify::new()), Cri::new(std::path::Path::new("/none")));
         let reference = crate::objects::Object::reference(&pod);
         let mut probes = Probes::new(cri, Sinks::new(store, Vec::new()), reference, Arc::clone(&wake));

@@ -272,7 +272,11 @@ mod tests {
         pod.status = previous;
         Sources {
             pod: &pod,
-            observed: &Observed { sandboxes: vec![sandbox()], containers: instances.to_vec() },
+            observed: &Observed {
+                sandboxes: vec![sandbox()],
+                containers: instances.to_vec(),
+                ..Observed::default()
+            },
             waiting,
             probes: &ProbeResults::default(),
             termination_messages: &BTreeMap::new(),

@@ -6,6 +6,7 @@
 //! it runs in its own task, and a caller can only stop waiting for it.
 
 mod atomic_dir;
+mod budget;
 mod capability;
 mod configuration;
 mod csi_mount;

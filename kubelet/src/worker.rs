@@ -71,11 +71,27 @@ pub(crate) struct Worker {
 /// When to observe the pod again.
 #[derive(Debug)]
 enum Next {
-    /// The object was marked deleted during the round.
-    Deleted,
+    /// The pod must end: it was deleted, failed, or reached its deadline during the round.
+    MustEnd,
     Finished,
     /// At the next event, or after this time at the latest.
     Within(Option<Duration>),
+}
+
+/// Events that a wait within a round took: when it ends, they wake the worker again. Without an event it
+/// does not wake, so that a failed round waits as long as its back-off says.
+#[derive(Debug)]
+struct Taken<'a> {
+    wake: &'a Notify,
+    is_any: bool,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if self.is_any {
+            self.wake.notify_one();
+        }
+    }
 }
 
 impl Worker {
@@ -105,10 +121,14 @@ impl Worker {
             // The future is large and a pod mostly waits, so box it: it needs memory only while it
             // runs.
             match Box::pin(self.sync_once()).await {
-                Next::Deleted => {}
+                // The next round ends the pod.
+                Next::MustEnd => {}
                 Next::Finished => {
                     Box::pin(self.finish()).await;
-                    self.wake.notified().await;
+                    // The stop of a failed pod may have taken the event of its deletion.
+                    if !self.is_deleted() {
+                        self.wake.notified().await;
+                    }
                 }
                 Next::Within(None) => self.wake.notified().await,
                 Next::Within(Some(pause)) => {
@@ -198,6 +218,20 @@ impl Worker {
         }
     }
 
+    /// Whether the pod's round must stop: the pod is deleted, failed, or past its deadline.
+    fn must_end(&self) -> bool {
+        self.is_deleted() || self.is_failed() || self.until_deadline().is_some_and(|left| left.is_zero())
+    }
+
+    /// Waits until the pod must end. Other events that it takes wake the worker again afterwards.
+    async fn until_end(&self) {
+        let mut taken = Taken { wake: &self.wake, is_any: false };
+        while !self.must_end() {
+            let left = self.until_deadline().unwrap_or(Duration::MAX);
+            taken.is_any |= tokio::time::timeout(left, self.wake.notified()).await.is_ok();
+        }
+    }
+
     async fn publish_status(&mut self, observed: &Observed) {
         self.messages.read_new(&self.tools, &self.pod, observed).await;
         self.probes.follow(&self.pod, observed, &self.tools.host_ip);
@@ -277,6 +311,87 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admission::{Admission, Capacity};
+    use crate::cri::Cri;
+    use crate::plugins::Plugins;
+    use crate::pod_cgroup::Hierarchies;
+    use crate::sink::Sinks;
+    use crate::standalone::store::{EVICTED, Source, Store};
+    use crate::volumes::Volumes;
+
+    /// The worker of a pod whose volume waits for a Secret.
+    fn worker(root: &std::path::Path) -> Worker {
+        let store = Store::open(root, "node").unwrap();
+        let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n\
+                   spec: {activeDeadlineSeconds: 3600, containers: [{name: c, image: demo}],\
+                   volumes: [{name: v, secret: {secretName: absent}}]}\n";
+        let parsed = crate::manifest::parse(pod.as_bytes(), "test.yaml");
+        assert_eq!(parsed.errors, []);
+        for object in parsed.manifests {
+            store.apply(object.described(), Source::Api).unwrap();
+        }
+        let sinks = Sinks::new(store.clone(), Vec::new());
+        let capacity = Capacity { cpu_millis: 1000, memory_bytes: 1 << 30, storage_bytes: 1 << 30, pods: 1 };
+        let tools = Tools {
+            cri: Cri::new(std::path::Path::new("/none")),
+            runtime_name: "test".to_owned(),
+            images: None,
+            volumes: Volumes::new(root, store.clone(), sinks.clone(), Plugins::new()),
+            store: store.clone(),
+            sinks,
+            hierarchies: Hierarchies::mounted().unwrap(),
+            node_name: "node".to_owned(),
+            host_ip: "127.0.0.1".to_owned(),
+            cgroup_root: "/".to_owned(),
+            pod_pids_limit: None,
+            seccomp_default: false,
+            log_dir: root.join("logs"),
+            root_dir: root.to_owned(),
+            starts: Starts::new(),
+            admission: Admission::new("node", capacity),
+            file_work: FileWork::default(),
+        };
+        let pod = store.pods().remove(0);
+        let mut worker = Worker::new(Arc::new(tools), pod, Arc::default());
+        worker.started = Some(Time::now());
+        worker
+    }
+
+    async fn mount(worker: &mut Worker) -> Next {
+        let mount = worker.carry_out(vec![plan::Action::MountVolumes], &Observed::default());
+        tokio::time::timeout(Duration::from_secs(20), mount).await.expect("the wait ends")
+    }
+
+    #[tokio::test]
+    async fn an_eviction_ends_the_wait_for_volumes() {
+        let root = tempfile::tempdir().unwrap();
+        let mut worker = worker(root.path());
+        let (store, wake) = (worker.tools.store.clone(), Arc::clone(&worker.wake));
+        let uid = worker.uid().to_owned();
+        let evict = async {
+            let pause = Duration::from_millis(50);
+            tokio::time::sleep(pause).await;
+            // The event of another container.
+            wake.notify_one();
+            tokio::time::sleep(pause).await;
+            assert!(store.fail_pod(&uid, EVICTED, "the disk is full"));
+            wake.notify_one();
+        };
+        let (next, ()) = tokio::join!(mount(&mut worker), evict);
+        assert!(matches!(next, Next::MustEnd), "{next:?}");
+        let woken = tokio::time::timeout(Duration::from_secs(10), wake.notified()).await;
+        woken.expect("the events that the wait took are not lost");
+    }
+
+    #[tokio::test]
+    async fn the_deadline_ends_the_wait_for_volumes() {
+        let root = tempfile::tempdir().unwrap();
+        let mut worker = worker(root.path());
+        worker.pod.spec.active_deadline_seconds = Some(1);
+        let next = mount(&mut worker).await;
+        assert!(matches!(next, Next::MustEnd), "{next:?}");
+        assert!(worker.fail_after_deadline() && worker.is_failed());
+    }
 
     fn size_of_future<A, F: Future>(_: impl Fn(A) -> F) -> usize {
         size_of::<F>()

@@ -34,8 +34,10 @@ fn container(name: &str, state: ContainerState, exit_code: i32) -> ContainerStat
     instance(name, 4, state, exit_code)
 }
 
+/// All containers were created in the sandbox.
 fn observed(sandbox: PodSandboxStatus, containers: &[ContainerStatus]) -> Observed {
-    Observed { sandboxes: vec![sandbox], containers: containers.to_vec() }
+    let sandbox_of = containers.iter().map(|c| (c.id.clone(), sandbox.id.clone())).collect();
+    Observed { sandboxes: vec![sandbox], containers: containers.to_vec(), sandbox_of }
 }
 
 fn plan(policy: &str, observed: &Observed) -> Vec<Action> {
@@ -229,19 +231,49 @@ fn a_sidecar_runs_again_while_the_containers_run_and_ends_after_them() {
 
 #[test]
 fn all_init_containers_run_again_in_a_new_sandbox() {
-    let mut containers = [container("i", Exited, 0), container("a", Exited, 1)];
+    let containers = [container("i", Exited, 0), container("a", Exited, 1)];
     let pod = pod_with_init("Always");
     let none = ProbeResults::default();
     let lost = observed(sandbox(NotReady), &containers);
     assert_eq!(words(&plan_of(&pod, &lost, &none)), "prepare mount stop:s create:4 pull:0 start:0:5");
-    let newer = PodSandboxStatus { created_at: 20, ..sandbox(Ready) };
-    containers[0].created_at = 10;
-    containers[1].created_at = 10;
-    let of =
-        |containers: &[ContainerStatus]| words(&plan_of(&pod, &observed(newer.clone(), containers), &none));
-    assert_eq!(of(&containers), "prepare mount enter:s:3 pull:0 start:0:5");
-    containers[0].created_at = 20;
-    assert_eq!(of(&containers), "prepare mount enter:s:3 pull:1 start:1:0");
+    let mut renewed = observed(sandbox(Ready), &containers);
+    for old in ["i4", "a4"] {
+        renewed.sandbox_of.insert(old.to_owned(), "earlier".to_owned());
+    }
+    assert_eq!(words(&plan_of(&pod, &renewed, &none)), "prepare mount enter:s:3 pull:0 start:0:5");
+    renewed.sandbox_of.insert("i4".to_owned(), "s".to_owned());
+    assert_eq!(words(&plan_of(&pod, &renewed, &none)), "prepare mount enter:s:3 pull:1 start:1:0");
+}
+
+#[test]
+fn a_clock_that_steps_back_changes_nothing() {
+    let (pod, none) = (pod_with_init("Always"), ProbeResults::default());
+    let before = PodSandboxStatus { created_at: 20, ..sandbox(Ready) };
+    let mut running = container("i", Running, 0);
+    running.created_at = 10;
+    assert_eq!(words(&plan_of(&pod, &observed(before.clone(), &[running]), &none)), "");
+    let mut ended = container("i", Exited, 0);
+    ended.created_at = 10;
+    let plan = plan_of(&pod, &observed(before, &[ended]), &none);
+    assert_eq!(words(&plan), "prepare mount enter:s:3 pull:1 start:1:0");
+}
+
+#[test]
+fn a_container_that_runs_in_the_ready_sandbox_is_never_removed() {
+    let instances = [instance("a", 9, Exited, 1), instance("a", 8, Running, 0), instance("a", 7, Running, 0)];
+    let mut observed = observed(sandbox(Ready), &instances);
+    observed.sandbox_of.insert("a7".to_owned(), "earlier".to_owned());
+    let pod = pod("Always");
+    let start = Start { container: 0, restart_count: 10, after: None };
+    let situation = Situation {
+        pod: &pod,
+        observed: &observed,
+        probes: &ProbeResults::default(),
+        restarts: &KeyedBackoff::default(),
+        now: now(),
+    };
+    let plan = start_all(&situation, vec![start]);
+    assert_eq!(words(&plan), "prepare mount enter:s:3 pull:0 remove:0:a7:7 start:0:10");
 }
 
 #[test]

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use tokio::net::TcpStream;
-
 use super::answer::Answer;
+use super::dial::dial;
 use super::exec::Exec;
 use super::grpc::Grpc;
 use super::http::Get;
@@ -108,7 +107,7 @@ pub(crate) fn port_number(container: &Container, port: &Port) -> Option<u16> {
 }
 
 async fn connect(host: &str, port: u16) -> Answer {
-    match TcpStream::connect((host, port)).await {
+    match dial(host, port).await {
         Ok(_connected) => Answer::Success,
         Err(error) => Answer::Failure(format!("dial tcp {host}:{port}: {error}")),
     }

@@ -6,12 +6,12 @@ use hyper_util::rt::TokioIo;
 use proto::health::HealthCheckRequest;
 use proto::health::health_check_response::ServingStatus;
 use proto::health::health_client::HealthClient;
-use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::{Endpoint, Uri};
 use tower::service_fn;
 
 use super::answer::Answer;
+use super::dial::dial;
 
 /// An answer is a few bytes.
 const MOST_ANSWER_BYTES: usize = 16 << 10;
@@ -37,10 +37,10 @@ impl Grpc {
     }
 
     pub(super) async fn ask(&self) -> Answer {
-        let address = (self.host.clone(), self.port);
+        let (host, port) = (self.host.clone(), self.port);
         let connector = service_fn(move |_: Uri| {
-            let address = address.clone();
-            async move { TcpStream::connect(address).await.map(TokioIo::new) }
+            let host = host.clone();
+            async move { dial(&host, port).await.map(TokioIo::new) }
         });
         // The authority is of no concern to a health service, and an IPv6 address would need brackets.
         let endpoint = Endpoint::from_static("http://localhost")

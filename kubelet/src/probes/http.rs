@@ -11,9 +11,9 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 
 use super::answer::{Answer, MOST_OUTPUT_BYTES, kept};
+use super::dial::dial;
 use super::tls;
 use crate::objects::{HttpGetAction, Scheme};
 
@@ -105,7 +105,7 @@ impl Get {
     }
 
     async fn exchange(&self, url: &Url) -> Result<Reply, String> {
-        let stream = TcpStream::connect((url.host.as_str(), url.port)).await.map_err(|e| e.to_string())?;
+        let stream = dial(&url.host, url.port).await.map_err(|e| e.to_string())?;
         match url.scheme {
             Scheme::Http => self.exchange_over(stream, url).await,
             Scheme::Https => {

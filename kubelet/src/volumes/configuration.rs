@@ -21,6 +21,7 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
 use super::atomic_dir::AtomicDir;
+use super::budget::{self, Budget};
 use super::error::Error;
 use super::layout::Layout;
 use super::projected::Source;
@@ -32,12 +33,15 @@ use crate::standalone::store::{Change, Store};
 
 /// As an emptyDir's: containers see these volumes read-only.
 const ROOT_MODE: u32 = 0o777;
+/// Of a tmpfs: the old content stays until the new one is complete.
+const TMPFS_BYTES: usize = 2 * budget::MOST_BYTES;
 const INTERRUPTED: Error = Error::Interrupted { what: "the write of a volume" };
 
 #[derive(Debug, Default)]
 pub(super) struct ConfigurationVolumes {
     /// By pod uid; locked during each write.
     writing: Locks<String, Mutex<()>>,
+    budget: Arc<Budget>,
 }
 
 /// One volume of a pod.
@@ -76,11 +80,12 @@ impl Target {
         Some(Self { dir, source, pod: Arc::clone(pod) })
     }
 
-    fn write(&self, store: &Store, node: Capacity, when: When) -> Result<(), Error> {
+    fn write(&self, store: &Store, node: Capacity, budget: &Budget, when: When) -> Result<(), Error> {
         if when == When::IfWritten && !is_written(&self.dir)? {
             return Ok(());
         }
         let files = self.source.files(store, &self.pod, node)?;
+        budget.take(&self.pod.metadata.uid, &self.dir, &files)?;
         if when == When::Always {
             self.make_root()?;
         }
@@ -102,12 +107,13 @@ impl ConfigurationVolumes {
     pub(super) async fn write(&self, target: Target, store: Store, node: Capacity) -> Result<(), Error> {
         let wanted = Arc::new(());
         let writing = self.writing.of(target.pod.metadata.uid.as_str());
+        let budget = Arc::clone(&self.budget);
         let is_wanted = Arc::downgrade(&wanted);
         let written = tokio::task::spawn_blocking(move || {
             let _writing = lock(&writing);
             // The caller is gone and may have unmounted everything.
             is_wanted.upgrade().ok_or(INTERRUPTED)?;
-            target.write(&store, node, When::Always)
+            target.write(&store, node, &budget, When::Always)
         });
         written.await.unwrap_or(Err(INTERRUPTED))
     }
@@ -115,6 +121,7 @@ impl ConfigurationVolumes {
     /// Unmounts those volumes of a pod that are in memory.
     pub(super) async fn unmount_all(&self, layout: &Layout, uid: &str) -> Result<(), Error> {
         let writing = self.writing.of(uid);
+        let (budget, pod) = (Arc::clone(&self.budget), uid.to_owned());
         let plugins = ["kubernetes.io~secret", "kubernetes.io~downward-api", "kubernetes.io~projected"];
         let dirs = plugins.map(|plugin| layout.plugin_volumes_dir(uid, plugin));
         let unmounted = tokio::task::spawn_blocking(move || {
@@ -123,6 +130,7 @@ impl ConfigurationVolumes {
             for dir in dirs {
                 files::subdirectories(&dir)?.iter().try_for_each(|dir| unmount(dir))?;
             }
+            budget.release(&pod);
             Ok(())
         });
         unmounted.await.unwrap_or(Err(INTERRUPTED))
@@ -165,8 +173,9 @@ impl Volumes {
                 }
                 if let Err(error) = self.update_one(target).await {
                     self.report(&pod, "FailedMount", volume, &error);
-                    // A missing object announces its return.
-                    are_written &= error.depends_on_configuration();
+                    // A missing object announces its return; space in the budget does not.
+                    are_written &=
+                        error.depends_on_configuration() && !matches!(error, Error::PodTooLarge { .. });
                 }
             }
         }
@@ -182,7 +191,8 @@ impl Volumes {
             if shared.is_stopping(&uid) {
                 return Ok(());
             }
-            target.write(&shared.store, shared.capacity(), When::IfWritten)
+            let budget = &shared.configuration.budget;
+            target.write(&shared.store, shared.capacity(), budget, When::IfWritten)
         });
         written.await.unwrap_or(Err(INTERRUPTED))
     }
@@ -250,8 +260,8 @@ fn is_written(dir: &Path) -> Result<bool, Error> {
 /// Its pages are never written to swap space, if the kernel can do that (Linux 6.3).
 fn mount_tmpfs(dir: &Path) -> Result<(), Error> {
     let mount = |options| mount::mount_fs("tmpfs", "tmpfs", dir, MountFlags::default(), options);
-    match mount("noswap") {
-        Err(error) if error.errno() == Errno::EINVAL => mount(""),
+    match mount(&format!("noswap,size={TMPFS_BYTES}")) {
+        Err(error) if error.errno() == Errno::EINVAL => mount(&format!("size={TMPFS_BYTES}")),
         mounted => mounted,
     }
     .map_err(Error::Kernel)
@@ -307,10 +317,45 @@ mod tests {
             assert_eq!(fs::read_to_string(dir.join("a")).unwrap(), value);
         }
         assert_eq!(mount::type_at(&dir).unwrap(), Some(TMPFS_MAGIC));
+        let size = nix::sys::statvfs::statvfs(&dir).unwrap();
+        assert_eq!(size.blocks() * size.fragment_size(), 64 << 20);
         let layout = Layout::new(root.path());
         volumes.unmount_all(&layout, "u").await.unwrap();
         assert_eq!((mount::type_at(&dir).unwrap(), fs::read_dir(&dir).unwrap().count()), (None, 0));
         volumes.unmount_all(&layout, "u").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn too_many_volumes_of_a_large_object_are_refused_before_anything_is_written() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        let large = "x".repeat(1 << 20);
+        apply(
+            &store,
+            &format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: large}}\ndata: {{a: {large}}}\n"),
+        );
+        let items = [0, 1, 2, 3].map(|file| json!({"key": "a", "path": file.to_string()}));
+        let volume =
+            |n: usize| json!({"name": format!("v{n}"), "configMap": {"name": "large", "items": items}});
+        let pod: Pod = from_value(json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "default", "uid": "u"},
+            "spec": {"containers": [], "volumes": (0..9).map(volume).collect::<Vec<_>>()}
+        }))
+        .unwrap();
+        let (pod, layout) = (Arc::new(pod), Layout::new(root.path()));
+        let volumes = ConfigurationVolumes::default();
+        let write = |n: usize| {
+            let target = Target::of(&layout, &pod, &pod.spec.volumes[n]).unwrap();
+            volumes.write(target, store.clone(), Capacity::default())
+        };
+        for n in 0..8 {
+            write(n).await.unwrap();
+        }
+        let error = write(8).await.unwrap_err();
+        assert!(matches!(error, Error::PodTooLarge { .. }), "{error}");
+        assert!(!Target::of(&layout, &pod, &pod.spec.volumes[8]).unwrap().dir.exists());
+        volumes.unmount_all(&layout, "u").await.unwrap();
+        write(8).await.unwrap();
     }
 
     #[tokio::test]

@@ -45,6 +45,11 @@ pub enum Error {
     PathConflict { path: String, parent: String },
     #[error("the volume's content has more than {limit} {of}, the limit")]
     TooLarge { limit: usize, of: &'static str },
+    #[error(
+        "the configMap, secret, projected and downwardAPI volumes of the pod take more than {limit} bytes \
+         together, the limit: each file counts in pages of {page} bytes, and each directory of its path as one"
+    )]
+    PodTooLarge { limit: usize, page: usize },
     #[error(transparent)]
     Csi(#[from] csi::Error),
     #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
@@ -101,6 +106,7 @@ impl Error {
                 | Self::KeyMissing { .. }
                 | Self::PathConflict { .. }
                 | Self::TooLarge { .. }
+                | Self::PodTooLarge { .. }
         )
     }
 

@@ -84,12 +84,13 @@ impl Worker {
         let (cri, logins) = (self.tools.cri.clone(), self.logins(image));
         let begun = Instant::now();
         let pull = async { pull_with_any(&cri, image, logins?, sandbox).await };
-        // A pull whose pod is deleted ends.
+        // The pull ends with the pod.
         let pulled = tokio::select! {
-            pulled = pull => pulled,
-            () = self.until_deleted() => {
-                return Err(NotYet::new("ContainerCreating", "the pod is being deleted".to_owned()));
-            }
+            pulled = pull => Some(pulled),
+            () = self.until_end() => None,
+        };
+        let Some(pulled) = pulled else {
+            return Err(NotYet::new("ContainerCreating", "the pod must end".to_owned()));
         };
         if let Err(problem) = pulled {
             let now = Time::now();

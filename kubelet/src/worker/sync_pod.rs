@@ -26,8 +26,8 @@ pub(super) struct Failed;
 /// Why a round stops early.
 #[derive(Debug)]
 enum Stop {
-    /// The object was marked deleted during the round.
-    Deleted,
+    /// The pod must end: it was deleted, failed, or reached its deadline during the round.
+    MustEnd,
     Finished,
     Pod(Failed),
     /// Only this container cannot start.
@@ -108,8 +108,8 @@ impl Worker {
     async fn act(&mut self, actions: &[Action]) -> Next {
         let mut round = Round::default();
         for action in actions {
-            if self.is_deleted() {
-                return Next::Deleted;
+            if self.must_end() {
+                return Next::MustEnd;
             }
             let container = action.container();
             if container.is_some() && container == round.failed {
@@ -117,7 +117,7 @@ impl Worker {
             }
             match self.carry_out_one(action, &mut round).await {
                 Ok(()) => {}
-                Err(Stop::Deleted) => return Next::Deleted,
+                Err(Stop::MustEnd) => return Next::MustEnd,
                 Err(Stop::Finished) => return Next::Finished,
                 Err(Stop::Pod(Failed)) => return Next::Within(Some(self.retries.step())),
                 Err(Stop::Container(NotYet { why, retry })) => {
@@ -177,10 +177,10 @@ impl Worker {
         if self.mounted.is_none() {
             let pod = Arc::new(self.pod.clone());
             let mounted = tokio::select! {
-                mounted = self.tools.volumes.mount_pod(&pod) => mounted,
-                () = self.until_deleted() => return Err(Stop::Deleted),
+                mounted = self.tools.volumes.mount_pod(&pod) => Some(mounted),
+                () = self.until_end() => None,
             };
-            self.mounted = Some(mounted);
+            self.mounted = Some(mounted.ok_or(Stop::MustEnd)?);
         }
         Ok(())
     }
@@ -381,7 +381,7 @@ impl Worker {
                 () = self.wake.notified() => {}
             }
             if self.is_deleted() || self.is_failed() {
-                return Err(Stop::Deleted);
+                return Err(Stop::MustEnd);
             }
             self.publish_now().await;
         }
