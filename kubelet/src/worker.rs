@@ -358,7 +358,8 @@ mod tests {
     }
 
     async fn mount(worker: &mut Worker) -> Next {
-        let mount = worker.carry_out(vec![plan::Action::MountVolumes], &Observed::default());
+        let observed = Observed::default();
+        let mount = worker.carry_out(vec![plan::Action::MountVolumes], &observed);
         tokio::time::timeout(Duration::from_secs(20), mount).await.expect("the wait ends")
     }
 
