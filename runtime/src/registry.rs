@@ -35,7 +35,6 @@ use crate::images::error::{ImageError, InvalidJson};
 use crate::images::pulled::Pulled;
 use crate::images::reference::{Reference, is_digest};
 use crate::images::{ImageLimits, ImageStore, LayerIds, Pins};
-use crate::record;
 use crate::trash::Trash;
 use blob::{BlobFile, Blobs, Wanted};
 use client::{Client, Document};
@@ -82,8 +81,8 @@ struct Pull<'a, 's> {
 impl Registries {
     /// Downloads go to `dir`. Those of an earlier runtime, which was killed, are removed.
     pub(crate) fn open(dir: PathBuf, config: &crate::Config, trash: &Trash) -> RuntimeResult<Self> {
+        // Made by the first download: a disk may be full now.
         trash.remove_later(&dir)?;
-        record::ensure_dir(&dir)?;
         let (limits, blobs) = (config.image_limits.clone(), Blobs::new(dir));
         Ok(Self { config: config.registries.clone(), limits, blobs })
     }

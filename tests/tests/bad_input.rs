@@ -78,13 +78,14 @@ fn an_unknown_kind_or_api_version_is_named_and_does_not_hide_its_neighbours() {
 fn a_field_that_is_not_supported_is_named_in_a_warning() {
     let sandbox = Sandbox::new();
     let (node, idle) = node(&sandbox, NodeOptions::default());
-    let probe = "      livenessProbe: {exec: {command: [/demo-app]}}\n";
-    let yaml = GOOD.yaml().replace("      command:", &format!("{probe}      command:"));
+    let rules = "      restartPolicyRules: [{action: Restart}]\n";
+    let yaml = GOOD.yaml().replace("      command:", &format!("{rules}      command:"));
     node.put_manifest("p.yaml", &yaml).unwrap();
     let event = eventually("the field is named", TIMEOUT, || {
         let events = node.list("events")?;
-        let warning =
-            events.iter().find(|e| e["type"] == "Warning" && text(&e["message"]).contains("livenessProbe"));
+        let warning = events
+            .iter()
+            .find(|e| e["type"] == "Warning" && text(&e["message"]).contains("restartPolicyRules"));
         warning.cloned().ok_or_else(|| anyhow::anyhow!("{events:?}"))
     })
     .unwrap();

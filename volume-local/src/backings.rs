@@ -35,6 +35,8 @@ use crate::state_table::{BackingRecord, HandleRecord, RecordId, StateTable};
 const KEEPER_ANSWERS: Duration = Duration::from_millis(200);
 /// How long no file is registered after the keeper has failed to: each attempt costs an open its time.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
+/// Most that the end of a file waits until the keeper has read earlier ones.
+const KEEPER_READS: Duration = Duration::from_millis(50);
 /// Closed files that stay registered. A quarter of what the keeper registers of a volume.
 const MOST_IDLE: usize = 4096;
 /// How many of them end at a time: each packet alone would wake the keeper.
@@ -74,6 +76,8 @@ struct State {
     request: u64,
     /// Files take the daemon's way until then.
     pause: Option<Instant>,
+    /// The keeper reads slowly: what has ended waits for no room until then.
+    no_wait_until: Option<Instant>,
     /// The last number that was written down before one that may have been lost: an earlier daemon's, or
     /// that of an answer that came too late. `None`: none is lost.
     earlier: Option<u32>,
@@ -198,7 +202,11 @@ impl Backings {
                 let backing = self.register(&mut state, node, file);
                 state.ways.insert(node, Way { backing, ..Way::default() });
             }
-            Wanted::Daemon if state.ways.get(&node).is_some_and(|way| way.opens == 0) => {
+            // It may have been mapped since the caller looked: then its registration is used.
+            Wanted::Daemon
+                if !state.may_be_mapped.contains(&node)
+                    && state.ways.get(&node).is_some_and(|way| way.opens == 0) =>
+            {
                 state.end(node, &self.table);
                 if state.ended.len() >= state.sent + ENDED_AT_ONCE {
                     self.send_ended(&mut state);
@@ -255,29 +263,43 @@ impl Backings {
         }
     }
 
-    /// The kernel has forgotten the node, with its mappings and pages.
-    pub(crate) fn is_forgotten(&self, node: u64) {
+    /// The kernel has forgotten the node, with its mappings and pages, if `is_unknown`. It is asked here, since
+    /// another file may get the number meanwhile and be opened.
+    pub(crate) fn is_forgotten(&self, node: u64, is_unknown: impl FnOnce() -> bool) {
         let mut state = self.locked();
-        state.may_be_mapped.remove(&node);
-        state.outdated.remove(&node);
-        drop(state);
-        self.is_gone(node);
+        if is_unknown() {
+            state.may_be_mapped.remove(&node);
+            state.outdated.remove(&node);
+            self.end_registration(&mut state, node);
+        }
     }
 
-    /// The node has lost its last name, or is forgotten: it does not stay registered.
+    /// The node has lost its last name: it does not stay registered, and does not keep its space. Waits for a keeper
+    /// that has much to read.
     pub(crate) fn is_gone(&self, node: u64) {
         let mut state = self.locked();
+        self.end_registration(&mut state, node);
+        let may_wait = state.no_wait_until.is_none_or(|until| until <= Instant::now());
+        if state.ended.len() > state.sent && may_wait {
+            self.send_ended_within(&mut state, KEEPER_READS);
+            let is_slow = state.ended.len() > state.sent;
+            state.no_wait_until = is_slow.then(|| Instant::now() + AFTER_FAILURE);
+        }
+    }
+
+    /// At the last close.
+    fn end_registration(&self, state: &mut State, node: u64) {
         let Some(way) = state.ways.get_mut(&node) else {
             // It may be among those that wait for others.
             if state.ended.len() > state.sent {
-                self.send_ended(&mut state);
+                self.send_ended(state);
             }
             return;
         };
         way.is_gone = true;
         if way.opens == 0 {
             state.end(node, &self.table);
-            self.send_ended(&mut state);
+            self.send_ended(state);
         }
     }
 
@@ -293,10 +315,14 @@ impl Backings {
     }
 
     /// Whether an open for reading could take the daemon's way, and what is read stay right.
-    pub(crate) fn may_be_read_by_daemon(&self, node: u64) -> bool {
+    ///
+    /// `sizes_follow_writes`: the kernel knows how large a file has become by writes that passed through. Otherwise an
+    /// append by the daemon's way could overwrite them (fs/fuse/passthrough.c, `fuse_passthrough_end_write`).
+    pub(crate) fn may_be_read_by_daemon(&self, node: u64, sizes_follow_writes: bool) -> bool {
         let state = self.locked();
         let passes = state.ways.get(&node).is_some_and(|way| way.opens > 0 && way.backing.is_some());
-        !passes && !state.may_be_mapped.contains(&node)
+        let is_right = sizes_follow_writes || !state.outdated.contains(&node);
+        !passes && is_right && !state.may_be_mapped.contains(&node)
     }
 
     /// Whether files may be written without this daemon.
@@ -355,12 +381,18 @@ impl Backings {
     /// Sends the keeper of now what has ended, as far as it takes that without a wait. What an earlier
     /// keeper was sent is sent again: it may be lost, and what has ended may be ended twice.
     fn send_ended(&self, state: &mut State) -> Arc<Removed> {
+        self.send_ended_within(state, Duration::ZERO)
+    }
+
+    /// Waits so long for room.
+    fn send_ended_within(&self, state: &mut State, limit: Duration) -> Arc<Removed> {
+        let begun = Instant::now();
         let keeper = self.keeper.now();
         if !state.sent_to.as_ref().is_some_and(|sent_to| Arc::ptr_eq(sent_to, &keeper)) {
             (state.sent_to, state.sent) = (Some(Arc::clone(&keeper)), 0);
         }
         while let Some(Ended { number, .. }) = state.ended.get(state.sent) {
-            match keeper.unregister_backing(*number, Duration::ZERO) {
+            match keeper.unregister_backing(*number, limit.saturating_sub(begun.elapsed())) {
                 Ok(()) => state.sent += 1,
                 Err(error) => {
                     tracing::debug!(error = linux::chain(&error), "the keeper gets this later");

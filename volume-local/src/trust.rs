@@ -72,6 +72,11 @@ impl Trust {
         self.names_stay.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the kernel knows how large a file is after writes that pass through. Certain from Linux 6.18 on.
+    pub(crate) fn sizes_follow_writes(&self) -> bool {
+        self.names_stay.load(Ordering::Relaxed)
+    }
+
     /// Whether files change only by requests.
     pub(crate) fn knows_all_changes(&self) -> bool {
         !self.changed_from_outside

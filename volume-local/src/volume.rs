@@ -221,10 +221,8 @@ impl Volume {
 
     /// The kernel has forgotten a node, perhaps not for the last time.
     pub(crate) fn is_unknown(&self, id: u64) {
-        if let Some(passing) = &self.passing
-            && !self.nodes.contains(id)
-        {
-            passing.is_forgotten(id);
+        if let Some(passing) = &self.passing {
+            passing.is_forgotten(id, || !self.nodes.contains(id));
         }
     }
 

@@ -3,9 +3,9 @@
 //!
 //! Invariant: a [`BlobFile`] has the bytes of its digest.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -67,7 +67,7 @@ impl Drop for BlobFile {
 }
 
 impl Blobs {
-    /// `dir` is empty.
+    /// `dir` does not exist, or is empty.
     pub(super) fn new(dir: PathBuf) -> Self {
         Self { dir, slots: Locks::default() }
     }
@@ -89,6 +89,8 @@ impl Blobs {
         }
         let name = linux::random::hexadecimal().map_err(|e| Problem::Store { source: e.source })?;
         let path = self.dir.join(name);
+        let mut private = DirBuilder::new();
+        private.recursive(true).mode(0o700).create(&self.dir).map_err(|source| Problem::Store { source })?;
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(|source| Problem::Store { source })?;
         // From here on it is removed if the download fails or is dropped.

@@ -65,7 +65,9 @@ impl Volume {
         let Some(passing) = &self.passing else {
             return self.reopen(node, flags).map(|fd| (fd, Wanted::Same));
         };
-        let keeps_pages = reads_pages && self.trust.knows_all_changes() && passing.may_be_read_by_daemon(id);
+        let keeps_pages = reads_pages
+            && self.trust.knows_all_changes()
+            && passing.may_be_read_by_daemon(id, self.trust.sizes_follow_writes());
         if keeps_pages && stat(node)?.stx_size <= SMALL_BYTES {
             return self.reopen(node, flags).map(|fd| (fd, Wanted::Daemon));
         }
@@ -123,8 +125,7 @@ impl Volume {
             match rustix::io::pread(&file.fd, rustix::buffer::spare_capacity(&mut data), at) {
                 Ok(0) => break,
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) if data.is_empty() => return Err(errno),
-                Err(_) => break,
+                Err(errno) => return Err(errno),
             }
         }
         data.truncate(size);

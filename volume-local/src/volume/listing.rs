@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{AtFlags, OFlags};
+use rustix::io::Errno;
 use volume_fs::backend::Taken;
 use volume_fs::file::{Attributes, FileKind, Handle, Known, Listed, NodeId, OpenedDirectory};
 
@@ -72,8 +73,16 @@ impl Volume {
             }
             let seen = rustix::fs::statx(&*directory, &entry.name, AtFlags::SYMLINK_NOFOLLOW, WANTED);
             let known = seen.and_then(|seen| self.known(&seen, directory.as_fd(), &entry.name));
-            // Removed since it was read, or not part of this volume: skipped.
-            let Ok(known) = known else { return Taken::Yes };
+            let known = match known {
+                Ok(known) => known,
+                // Removed since it was read, or not part of this volume.
+                Err(Errno::NOENT | Errno::STALE | Errno::XDEV) => return Taken::Yes,
+                // The kernel would keep a listing without this name.
+                Err(errno) => {
+                    refused = Some(errno);
+                    return Taken::No;
+                }
+            };
             // Remembered first: the kernel may use the answer at once.
             let place = Place { directory: node.0, name: entry.name.clone() };
             // One entry is enough for an answer.
