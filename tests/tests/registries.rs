@@ -97,8 +97,11 @@ fn a_pod_pulls_with_the_login_of_its_secret() {
     node.put_manifest("private.yaml", &yaml).expect("put");
     let words = ["Unable to retrieve some image pull secrets (login); attempting to pull"];
     node.wait_for_event("FailedToRetrieveImagePullSecret", &words).expect("an event");
-    node.wait_for_event("Failed", &[&format!("Failed to pull image \"{image}\": "), "401"])
-        .expect("an event");
+    node.wait_for_event(
+        "Failed",
+        &[&format!("Failed to pull image \"{image}\": "), "credentials are needed"],
+    )
+    .expect("an event");
 
     let config = json!({"auths": {ADDRESS: {"username": USER, "password": PASSWORD}}}).to_string();
     let secret = json!({
