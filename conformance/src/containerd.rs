@@ -33,7 +33,7 @@ pub(super) struct Settings<'a> {
     pub(super) registries: Option<&'a Path>,
 }
 
-/// Shims' sockets, runc's state and network namespaces lie in /run whatever the configuration is,
+/// Shims' sockets, runc's state and network namespaces lie in /run with every configuration,
 /// libcni's cache and host-local's leases in /var/lib/cni: this mount namespace gets its own.
 pub(super) fn hide_run_and_var_lib() -> Result<()> {
     for dir in ["/run", "/var/lib"] {

@@ -341,12 +341,21 @@ pub fn container(name: &str, command: &[&str]) -> ContainerConfig {
 
 /// Waits for something that has no event of its own.
 pub async fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    eventually_within(DEADLINE, what, async || look()).await
+}
+
+/// [`eventually`], with a limit of its own, for what may take a call to see.
+pub async fn eventually_within<T>(
+    limit: Duration,
+    what: &str,
+    mut look: impl AsyncFnMut() -> Option<T>,
+) -> T {
     let started = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = look().await {
             return found;
         }
-        assert!(started.elapsed() < DEADLINE, "{what} has not happened");
+        assert!(started.elapsed() < limit, "{what} has not happened");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

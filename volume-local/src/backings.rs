@@ -153,6 +153,15 @@ impl State {
             self.ended.push(Ended { number, record: Some(record) });
         }
     }
+
+    /// The node may also be among the ended ones that wait for others to be sent.
+    fn end_at_last_close(&mut self, node: u64, table: &StateTable) {
+        let Some(way) = self.ways.get_mut(&node) else { return };
+        way.is_gone = true;
+        if way.opens == 0 {
+            self.end(node, table);
+        }
+    }
 }
 
 impl Backings {
@@ -270,7 +279,8 @@ impl Backings {
         if is_unknown() {
             state.may_be_mapped.remove(&node);
             state.outdated.remove(&node);
-            self.end_registration(&mut state, node);
+            state.end_at_last_close(node, &self.table);
+            self.send_ended(&mut state);
         }
     }
 
@@ -278,29 +288,14 @@ impl Backings {
     /// that has much to read.
     pub(crate) fn is_gone(&self, node: u64) {
         let mut state = self.locked();
-        self.end_registration(&mut state, node);
-        let may_wait = state.no_wait_until.is_none_or(|until| until <= Instant::now());
-        if state.ended.len() > state.sent && may_wait {
-            self.send_ended_within(&mut state, KEEPER_READS);
-            let is_slow = state.ended.len() > state.sent;
-            state.no_wait_until = is_slow.then(|| Instant::now() + AFTER_FAILURE);
-        }
-    }
-
-    /// At the last close.
-    fn end_registration(&self, state: &mut State, node: u64) {
-        let Some(way) = state.ways.get_mut(&node) else {
-            // It may be among those that wait for others.
-            if state.ended.len() > state.sent {
-                self.send_ended(state);
-            }
+        state.end_at_last_close(node, &self.table);
+        if state.no_wait_until.is_some_and(|until| until > Instant::now()) {
+            self.send_ended(&mut state);
             return;
-        };
-        way.is_gone = true;
-        if way.opens == 0 {
-            state.end(node, &self.table);
-            self.send_ended(state);
         }
+        self.send_ended_within(&mut state, KEEPER_READS);
+        let is_slow = state.ended.len() > state.sent;
+        state.no_wait_until = is_slow.then(|| Instant::now() + AFTER_FAILURE);
     }
 
     /// Another keeper is there, which was not sent what has ended.

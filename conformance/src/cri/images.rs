@@ -22,7 +22,7 @@ const CRI_TOOLS: &str = "gcr.io/k8s-staging-cri-tools";
 /// Of the published image `test-image-digest`, in critest. No other image can have it.
 const PUBLISHED_DIGEST: &str = "9700f9a2f5bf2c45f2f605a0bd3bce7cf37420ec9d3ed50ac2758413308766bf";
 
-/// Users of the images. critest starts programs as www-data and as nobody.
+/// Users of the images. critest starts programs as user 33 and as user 65534.
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh
 www-data:x:33:33:www-data:/var/www:/bin/sh
 nobody:x:65534:65534:nobody:/:/bin/sh

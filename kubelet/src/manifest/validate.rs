@@ -10,7 +10,7 @@ mod sources;
 mod storage;
 
 use super::path::FieldPath;
-use crate::objects::{ObjectMeta, Resources};
+use crate::objects::{Container, ObjectMeta, PodSpec, Resources};
 use crate::standalone::store::AnyObject;
 
 /// Keys and values of one object's labels or annotations together (apimachinery, `TotalAnnotationSizeLimitB`).
@@ -96,6 +96,18 @@ fn metadata(meta: &ObjectMeta, findings: &mut Findings) {
 }
 
 /// Labels and annotations of `at`.
+/// Init containers, then containers, each with its place. `at` is that of the specification.
+fn all_containers<'a>(
+    at: &FieldPath,
+    spec: &'a PodSpec,
+) -> impl Iterator<Item = (FieldPath, &'a Container)> + use<'a> {
+    let placed = |name: &str, containers: &'a [Container]| {
+        let at = at.key(name);
+        containers.iter().enumerate().map(move |(index, container)| (at.index(index), container))
+    };
+    placed("initContainers", &spec.init_containers).chain(placed("containers", &spec.containers))
+}
+
 fn labels(at: &FieldPath, meta: &ObjectMeta, findings: &mut Findings) {
     for (key, value) in &meta.labels {
         let field = at.key("labels").key(key);

@@ -4,9 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use proto::cri::StopContainerRequest;
-use tests::cri::{Host, container, eventually};
+use tests::cri::{Host, container, eventually, eventually_within};
 
 use super::exec::{children, exec, running, sleeping};
+
+/// For what a thousand processes do.
+const SLOWLY: Duration = Duration::from_secs(120);
 
 fn open_descriptors(pid: i32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
@@ -33,13 +36,17 @@ async fn an_exec_into_a_container_that_ends_meanwhile_names_it_and_leaves_nothin
         let id = cri.create(&pod, config).await.unwrap();
         cri.start(&id).await.unwrap();
         let mut asking = tokio::task::JoinSet::new();
+        let (answered, mut answers) = tokio::sync::mpsc::unbounded_channel();
         for _ in 0..4 {
-            let (cri, id) = (host.connect().await, id.clone());
+            let (cri, id, answered) = (host.connect().await, id.clone(), answered.clone());
             asking.spawn(async move {
                 loop {
                     match exec(&cri, &id, &["/demo-app", "print", "x"], 0).await {
                         // The second one was killed with its container.
-                        Ok(ended) => assert!([0, 137].contains(&ended.exit_code), "{ended:?}"),
+                        Ok(ended) => {
+                            assert!([0, 137].contains(&ended.exit_code), "{ended:?}");
+                            answered.send(()).unwrap();
+                        }
                         Err(refused) => {
                             assert!(refused.message().contains(&id), "{refused}");
                             return;
@@ -48,8 +55,10 @@ async fn an_exec_into_a_container_that_ends_meanwhile_names_it_and_leaves_nothin
                 }
             });
         }
-        // Each round at another moment.
-        tokio::time::sleep(Duration::from_millis(round)).await;
+        // Each round after another number of them.
+        for _ in 0..round {
+            answers.recv().await.unwrap();
+        }
         let stop = StopContainerRequest { container_id: id.clone(), timeout: 0 };
         cri.runtime.stop_container(stop).await.unwrap();
         while let Some(ended) = asking.join_next().await {
@@ -116,7 +125,7 @@ async fn a_thousand_programs_run_at_once_and_the_next_ones_learn_why_they_do_not
     let (pod, id) = running(&host, &mut cri).await;
     let begun = Instant::now();
     let mut running: Vec<_> = (0..MOST + MORE).map(|_| sleeping(&cri, &id)).collect();
-    let ended = eventually_slowly(|| {
+    let ended = eventually_within(SLOWLY, "the refusal of the rest", async || {
         let ended = running.iter().filter(|caller| caller.is_finished()).count();
         (ended == MORE && children(&host).len() == MOST + 1).then_some(ended)
     });
@@ -133,21 +142,9 @@ async fn a_thousand_programs_run_at_once_and_the_next_ones_learn_why_they_do_not
     for caller in running {
         caller.abort();
     }
-    eventually_slowly(|| (children(&host).len() == 1).then_some(())).await;
+    eventually_within(SLOWLY, "their end", async || (children(&host).len() == 1).then_some(())).await;
     let said = exec(&cri, &id, &["/demo-app", "print", "x"], 10).await.unwrap();
     assert_eq!(said.stdout, b"x\n");
     cri.remove_pod(&pod).await;
     host.assert_clean();
-}
-
-/// [`eventually`], for what a thousand processes do.
-async fn eventually_slowly<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(120), "it has not happened");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
 }

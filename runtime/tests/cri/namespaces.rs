@@ -8,7 +8,7 @@ use proto::cri::{
     NamespaceOption, PodSandboxConfig, PodSandboxState, PodSandboxStatusRequest, StopContainerRequest,
     UserNamespace,
 };
-use tests::cri::{Cri, Host, IMAGE, container, eventually};
+use tests::cri::{Cri, Host, IMAGE, container, eventually, eventually_within};
 use tonic::Code;
 
 use super::containers::with_context;
@@ -80,7 +80,7 @@ fn is_there(pid: i32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// Whoever its parent is now reaps it, or not.
+/// Its parent, which may be another process now, reaps it or does not.
 fn has_ended(pid: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     !status.contains("State:") || status.contains("State:\tZ")
@@ -197,13 +197,10 @@ async fn when_the_holder_of_a_pods_processes_is_killed_the_pod_ends_and_leaves_n
         let found = cri.runtime.pod_sandbox_status(request.clone()).await.unwrap().into_inner();
         found.status.unwrap().state()
     };
-    for attempt in 0.. {
-        if state(&mut cri).await == PodSandboxState::SandboxNotready {
-            break;
-        }
-        assert!(attempt < 200, "the pod is still ready");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    eventually_within(Duration::from_secs(30), "the pod's end", async || {
+        (state(&mut cri).await == PodSandboxState::SandboxNotready).then_some(())
+    })
+    .await;
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }
@@ -373,6 +370,32 @@ fn freezer(host: &Host) -> (PathBuf, [&'static str; 2]) {
     }
 }
 
+type Calling<T> = tokio::task::JoinHandle<Result<tonic::Response<T>, tonic::Status>>;
+
+/// Starts a container whose process is frozen before its program runs, until the text is written to the file.
+async fn start_frozen(
+    host: &Host,
+    cri: &Cri,
+    id: &str,
+) -> (Calling<proto::cri::StartContainerResponse>, PathBuf, &'static str) {
+    let before = children(host).len();
+    let (file, [frozen, thawed]) = freezer(host);
+    std::fs::write(&file, frozen).unwrap();
+    let (mut runtime, container_id) = (cri.runtime.clone(), id.to_owned());
+    let starting = tokio::spawn(async move {
+        runtime.start_container(proto::cri::StartContainerRequest { container_id }).await
+    });
+    eventually("its process", || (children(host).len() > before).then_some(())).await;
+    (starting, file, thawed)
+}
+
+fn stop(cri: &Cri, id: &str) -> Calling<proto::cri::StopContainerResponse> {
+    let (mut runtime, container_id) = (cri.runtime.clone(), id.to_owned());
+    tokio::spawn(
+        async move { runtime.stop_container(StopContainerRequest { container_id, timeout: 60 }).await },
+    )
+}
+
 /// Between clone and execve, a process has no handler of its program, and as process 1 it would lose
 /// the signal.
 #[tokio::test]
@@ -387,20 +410,8 @@ async fn a_stop_that_comes_while_the_container_starts_is_delivered_to_its_progra
     let pod = cri.run_pod(&pod_with(&host, options(NamespaceMode::Pod))).await.unwrap();
     // Process 1 would need a handler before the signal arrives; this one is another.
     let id = cri.create(&pod, seeing("c", NamespaceMode::Pod, &SLEEP)).await.unwrap();
-    let before = children(&host).len();
-    let (file, [frozen, thawed]) = freezer(&host);
-    std::fs::write(&file, frozen).unwrap();
-    let (mut other, started) = (cri.runtime.clone(), id.clone());
-    let starting = tokio::spawn(async move {
-        let request = proto::cri::StartContainerRequest { container_id: started };
-        other.start_container(request).await
-    });
-    eventually("its process", || (children(&host).len() > before).then_some(())).await;
-    let (mut other, stopped) = (cri.runtime.clone(), id.clone());
-    let mut stopping = tokio::spawn(async move {
-        let request = StopContainerRequest { container_id: stopped, timeout: 60 };
-        other.stop_container(request).await
-    });
+    let (starting, file, thawed) = start_frozen(&host, &cri, &id).await;
+    let mut stopping = stop(&cri, &id);
     let early = tokio::time::timeout(Duration::from_millis(500), &mut stopping).await;
     assert!(early.is_err() && !starting.is_finished(), "it is not stopped before it runs: {early:?}");
     std::fs::write(&file, thawed).unwrap();
@@ -424,24 +435,11 @@ async fn a_stop_after_a_restart_of_the_runtime_waits_for_the_program_too() {
     cri.pull(IMAGE).await.unwrap();
     let pod = cri.run_pod(&pod_with(&host, options(NamespaceMode::Pod))).await.unwrap();
     let id = cri.create(&pod, seeing("c", NamespaceMode::Pod, &SLEEP)).await.unwrap();
-    let before = children(&host).len();
-    let (file, [frozen, thawed]) = freezer(&host);
-    std::fs::write(&file, frozen).unwrap();
-    let (mut other, started) = (cri.runtime.clone(), id.clone());
-    let starting = tokio::spawn(async move {
-        let request = proto::cri::StartContainerRequest { container_id: started };
-        other.start_container(request).await
-    });
-    eventually("its process", || (children(&host).len() > before).then_some(())).await;
+    let (starting, file, thawed) = start_frozen(&host, &cri, &id).await;
     host.kill();
     starting.await.unwrap().unwrap_err();
     let mut cri = host.start().await;
-    let mut other = cri.runtime.clone();
-    let stopped = id.clone();
-    let mut stopping = tokio::spawn(async move {
-        let request = StopContainerRequest { container_id: stopped, timeout: 60 };
-        other.stop_container(request).await
-    });
+    let mut stopping = stop(&cri, &id);
     let early = tokio::time::timeout(Duration::from_millis(500), &mut stopping).await;
     assert!(early.is_err(), "{early:?}");
     std::fs::write(&file, thawed).unwrap();

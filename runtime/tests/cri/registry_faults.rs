@@ -51,6 +51,16 @@ async fn faulty(image: &Image, fault: impl Fn(Reply) -> Reply + Send + Sync + 's
     .await
 }
 
+/// A pull that waits for an hour in the middle of a layer.
+async fn stalled_pull(host: &mut Host) -> (Server, tokio::task::JoinHandle<Result<String, tonic::Status>>) {
+    let server = faulty(&image(), |reply| reply.stalled(50_000)).await;
+    configure_plain(host, &server);
+    let dir = host.path("certs.d").display().to_string();
+    let cri = host.start_with(&["--registry-config", &dir, "--image-pull-idle-seconds", "3600"]).await;
+    let name = format!("{}/demo:1", server.address);
+    (server, tokio::spawn(async move { pull_with(&cri, &name, None).await }))
+}
+
 #[tokio::test]
 async fn a_blob_that_is_not_what_the_manifest_announces_is_refused() {
     let mut host = host();
@@ -329,13 +339,7 @@ async fn a_registry_that_sends_nothing_for_the_idle_limit_is_given_up() {
 #[tokio::test]
 async fn what_a_killed_runtime_has_half_fetched_is_removed_by_the_next() {
     let mut host = host();
-    let image = image();
-    let server = faulty(&image, |reply| reply.stalled(50_000)).await;
-    configure_plain(&host, &server);
-    let dir = host.path("certs.d").display().to_string();
-    let cri = host.start_with(&["--registry-config", &dir, "--image-pull-idle-seconds", "3600"]).await;
-    let name = format!("{}/demo:1", server.address);
-    let pull = tokio::spawn(async move { pull_with(&cri, &name, None).await });
+    let (_server, pull) = stalled_pull(&mut host).await;
     eventually("half of the layer has come", || {
         let half = downloads(&host).iter().any(|path| path.metadata().is_ok_and(|file| file.len() >= 30_000));
         half.then_some(())
@@ -354,13 +358,7 @@ async fn what_a_killed_runtime_has_half_fetched_is_removed_by_the_next() {
 #[tokio::test]
 async fn a_download_ends_with_its_caller() {
     let mut host = host();
-    let image = image();
-    let server = faulty(&image, |reply| reply.stalled(50_000)).await;
-    configure_plain(&host, &server);
-    let dir = host.path("certs.d").display().to_string();
-    let cri = host.start_with(&["--registry-config", &dir, "--image-pull-idle-seconds", "3600"]).await;
-    let name = format!("{}/demo:1", server.address);
-    let pull = tokio::spawn(async move { pull_with(&cri, &name, None).await });
+    let (_server, pull) = stalled_pull(&mut host).await;
     eventually("the layer begins to come", || (downloads(&host).len() > 1).then_some(())).await;
     pull.abort();
     eventually("no download is left", || downloads(&host).is_empty().then_some(())).await;

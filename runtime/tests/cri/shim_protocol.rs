@@ -2,11 +2,12 @@
 //! container, or are closed.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, IoSlice, PipeReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, IoSlice, PipeReader, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -21,6 +22,14 @@ impl Shim {
         let dir = File::open(host.path("root/sandboxes").join(pod)).unwrap();
         let path = format!("/proc/self/fd/{}/shim.sock", dir.as_raw_fd());
         Self(BufReader::new(UnixStream::connect(path).unwrap()))
+    }
+
+    /// Nothing comes, and the connection stays.
+    fn is_silent_for(&mut self, time: Duration) -> bool {
+        self.0.get_ref().set_read_timeout(Some(time)).unwrap();
+        let is_silent = self.0.fill_buf().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        self.0.get_ref().set_read_timeout(None).unwrap();
+        is_silent
     }
 
     /// Sends the reading end of a pipe with the request, and returns the shim's answer to it.
@@ -94,7 +103,7 @@ async fn a_shim_without_room_for_a_client_waits_for_it() {
     let before = limit(Some((0..).find(is_free).unwrap()));
     let mut client = Shim::connect(&host, &pod);
     let begun = ticks(shim);
-    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    assert!(client.is_silent_for(Duration::from_secs(1)), "it has room for no client");
     let used = ticks(shim) - begun;
     // Of a hundred.
     assert!(used < 10, "it used the processor for {used} ticks");

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use proto::cri::{
     ContainerConfig, ContainerStatsFilter, ContainerStatsRequest, ImageFsInfoRequest,
@@ -10,12 +11,14 @@ use proto::cri::{
     ListPodSandboxStatsRequest, PodSandboxStatsFilter, PodSandboxStatsRequest, StopPodSandboxRequest,
     UInt64Value,
 };
-use tests::cri::{Cri, Host, IMAGE, container, eventually};
+use tests::cri::{Cri, Host, IMAGE, container, eventually, eventually_within};
 use tonic::Code;
 
 use super::exec::{children, running};
 
 const LIMIT: i64 = 256 << 20;
+/// A measurement of files counts for a while.
+const MEASURED: Duration = Duration::from_secs(30);
 
 fn value(value: Option<UInt64Value>) -> u64 {
     value.unwrap().value
@@ -122,16 +125,15 @@ async fn the_writable_layer_is_what_the_container_has_written() {
     std::fs::create_dir(root.join("made")).unwrap();
     std::fs::write(root.join("made/file"), vec![b'x'; 1 << 20]).unwrap();
     // A measurement counts for a while, which depends on the time that it took.
-    let mut grown = 0;
-    for _ in 0..200 {
+    let grown = eventually_within(MEASURED, "the layer's growth", async || {
         let now = of_container(&mut cri, &id).await.writable_layer.unwrap();
-        grown = value(now.used_bytes) - value(before.used_bytes);
-        if grown > 0 {
+        let grown = value(now.used_bytes) - value(before.used_bytes);
+        (grown > 0).then(|| {
             assert_eq!(value(now.inodes_used) - value(before.inodes_used), 2);
-            break;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+            grown
+        })
+    })
+    .await;
     assert!((1 << 20..2 << 20).contains(&grown), "{grown}");
     cri.remove_pod(&pod).await;
     host.assert_clean();
@@ -214,16 +216,13 @@ async fn the_image_store_has_the_size_that_it_takes_on_disk() {
     let (_, before, _) = usage(&mut cri).await;
     cri.pull(IMAGE).await.unwrap();
     let program = tests::cri::demo_program().len() as u64;
-    for attempt in 0.. {
+    let bytes = eventually_within(MEASURED, "the count of the image", async || {
         let (bytes, inodes, dir) = usage(&mut cri).await;
         assert_eq!(dir, host.path("root/images").display().to_string());
-        if inodes > before {
-            assert!(bytes > program, "{bytes}");
-            break;
-        }
-        assert!(attempt < 200, "the image is not counted");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+        (inodes > before).then_some(bytes)
+    })
+    .await;
+    assert!(bytes > program, "{bytes}");
 }
 
 #[tokio::test]

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use proto::cri::{ExecRequest, PortForwardRequest};
-use tests::cri::{Cri, IMAGE, container, eventually};
+use tests::cri::{Cri, eventually};
 
-use super::exec::{children, running};
+use super::exec::running;
 use super::spdy_client::{Client, Frame, connect};
-use super::streams::{EXEC, PORT_FORWARD, host, pair, set_loopback_up};
+use super::streams::{EXEC, PORT_FORWARD, host, pair, serving};
 
 async fn url(cri: &mut Cri, id: &str) -> String {
     let cmd = ["/demo-app", "sleep", "forever"].map(str::to_owned).to_vec();
@@ -46,13 +46,7 @@ async fn a_client_above_the_limit_learns_so_and_is_served_when_there_is_room() {
 
 #[tokio::test]
 async fn a_connection_that_a_pod_does_not_read_ends_and_the_others_of_its_client_go_on() {
-    let (host, mut cri) = host().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let id = cri.create(&pod, container("c", &["/demo-app", "serve", "127.0.0.1:80", "/etc"])).await.unwrap();
-    cri.start(&id).await.unwrap();
-    let first = children(&host)[0];
-    set_loopback_up(&format!("/proc/{first}/ns/net"));
+    let (host, mut cri, pod, first) = serving().await;
     let network = linux::netns::NetNs::open(Path::new(&format!("/proc/{first}/ns/net"))).unwrap();
     let _silent = network.run(|| std::net::TcpListener::bind("127.0.0.1:90")).unwrap().unwrap();
     let wanted = PortForwardRequest { pod_sandbox_id: pod.clone(), port: Vec::new() };

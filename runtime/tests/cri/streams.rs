@@ -302,8 +302,8 @@ async fn frames_that_make_no_sense_end_the_connection_and_nothing_else() {
     host.assert_clean();
 }
 
-#[tokio::test]
-async fn a_port_of_a_pod_is_reached() {
+/// A pod that serves its /etc at port 80 of 127.0.0.1, with the pid of its container's first process.
+pub(crate) async fn serving() -> (Host, Cri, String, i32) {
     let (host, mut cri) = host().await;
     cri.pull(IMAGE).await.unwrap();
     let pod = cri.run_pod(&host.pod("p")).await.unwrap();
@@ -311,6 +311,12 @@ async fn a_port_of_a_pod_is_reached() {
     cri.start(&id).await.unwrap();
     let first = children(&host)[0];
     set_loopback_up(&format!("/proc/{first}/ns/net"));
+    (host, cri, pod, first)
+}
+
+#[tokio::test]
+async fn a_port_of_a_pod_is_reached() {
+    let (host, mut cri, pod, first) = serving().await;
     let wanted = PortForwardRequest { pod_sandbox_id: pod.clone(), port: vec![80, 81] };
     let url = cri.runtime.port_forward(wanted).await.unwrap().into_inner().url;
     let mut client = Client::of(&url, PORT_FORWARD).await;
@@ -437,13 +443,7 @@ async fn a_program_has_its_streams_over_websocket() {
 
 #[tokio::test]
 async fn a_port_of_a_pod_is_reached_over_websocket() {
-    let (host, mut cri) = host().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let id = cri.create(&pod, container("c", &["/demo-app", "serve", "127.0.0.1:80", "/etc"])).await.unwrap();
-    cri.start(&id).await.unwrap();
-    let first = children(&host)[0];
-    set_loopback_up(&format!("/proc/{first}/ns/net"));
+    let (host, mut cri, pod, first) = serving().await;
     let mut url = async |port: Vec<i32>| {
         let wanted = PortForwardRequest { pod_sandbox_id: pod.clone(), port };
         cri.runtime.port_forward(wanted).await.unwrap().into_inner().url

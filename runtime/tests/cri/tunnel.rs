@@ -4,16 +4,15 @@ use std::net::Ipv4Addr;
 
 use futures_util::{SinkExt, StreamExt};
 use proto::cri::{ExecRequest, PortForwardRequest};
-use tests::cri::{IMAGE, container};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
-use super::exec::{children, running};
+use super::exec::running;
 use super::spdy_client::{Client, ends_within};
-use super::streams::{WebSocket, both, host, pair, set_loopback_up, websocket};
+use super::streams::{WebSocket, both, host, pair, serving, websocket};
 
 const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
 
@@ -52,13 +51,7 @@ async fn through(mut socket: WebSocket) -> (Client, JoinHandle<Option<CloseCode>
 
 #[tokio::test]
 async fn port_forward_works_by_spdy_in_a_websocket() {
-    let (host, mut cri) = host().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let id = cri.create(&pod, container("c", &["/demo-app", "serve", "127.0.0.1:80", "/etc"])).await.unwrap();
-    cri.start(&id).await.unwrap();
-    let first = children(&host)[0];
-    set_loopback_up(&format!("/proc/{first}/ns/net"));
+    let (host, mut cri, pod, first) = serving().await;
     let passwd = std::fs::read(format!("/proc/{first}/root/etc/passwd")).unwrap();
     let mut url = async || {
         let wanted = PortForwardRequest { pod_sandbox_id: pod.clone(), port: Vec::new() };

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::super::path::FieldPath;
-use super::{Findings, names};
+use super::{Findings, all_containers, names};
 use crate::objects::PodSpec;
 
 /// Settings of the pod's own namespaces that cannot harm other pods (kubernetes,
@@ -47,9 +47,7 @@ pub(super) fn check(at: &FieldPath, spec: &PodSpec, findings: &mut Findings) {
 
 fn check_host_ports(at: &FieldPath, spec: &PodSpec, findings: &mut Findings) {
     let mut taken = BTreeSet::new();
-    let init = spec.init_containers.iter().enumerate().map(|(i, c)| (at.key("initContainers").index(i), c));
-    let containers = spec.containers.iter().enumerate().map(|(i, c)| (at.key("containers").index(i), c));
-    for (at, container) in init.chain(containers) {
+    for (at, container) in all_containers(at, spec) {
         for (port_index, port) in container.ports.iter().enumerate() {
             let at = at.key("ports").index(port_index);
             if !port.host_ip.is_empty() {

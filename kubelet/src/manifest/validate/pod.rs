@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::super::path::FieldPath;
-use super::{Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, lifecycle, names, network, sources, storage};
+use super::{
+    Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, all_containers, lifecycle, names, network, sources, storage,
+};
 use crate::objects::{
     Container, DnsPolicy, MountPropagation, Pod, PodSpec, SeccompProfile, SeccompProfileType, Volume,
     VolumeMount, VolumeSource,
@@ -22,9 +24,7 @@ pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     }
     let volumes: BTreeSet<&str> = spec.volumes.iter().map(|volume| volume.name.as_str()).collect();
     let mut names = BTreeSet::new();
-    let init = spec.init_containers.iter().enumerate().map(|(i, c)| (at.key("initContainers").index(i), c));
-    let containers = spec.containers.iter().enumerate().map(|(i, c)| (at.key("containers").index(i), c));
-    for (at, container) in init.chain(containers) {
+    for (at, container) in all_containers(&at, spec) {
         if !names.insert(container.name.as_str()) {
             findings.duplicate(at.key("name"), &container.name);
         }
