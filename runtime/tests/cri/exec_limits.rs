@@ -11,8 +11,11 @@ use super::exec::{children, exec, running, sleeping};
 /// For what a thousand processes do.
 const SLOWLY: Duration = Duration::from_secs(120);
 
-fn open_descriptors(pid: i32) -> usize {
-    std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+/// What a process's descriptors are open on.
+fn open_files(pid: i32) -> Vec<PathBuf> {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    // One that is closed meanwhile has no link.
+    descriptors.filter_map(|one| std::fs::read_link(one.unwrap().path()).ok()).collect()
 }
 
 /// Peak of a process's resident memory, in bytes.
@@ -27,10 +30,15 @@ async fn an_exec_into_a_container_that_ends_meanwhile_names_it_and_leaves_nothin
     let mut host = Host::new();
     let mut cri = host.start().await;
     let (pod, first) = running(&host, &mut cri).await;
-    let stop = StopContainerRequest { container_id: first, timeout: 0 };
+    let stop = StopContainerRequest { container_id: first.clone(), timeout: 0 };
     cri.runtime.stop_container(stop).await.unwrap();
     let shim = host.shims()[0];
-    let before = open_descriptors(shim);
+    let is_of_first = |file: &PathBuf| file.iter().any(|name| name == first.as_str());
+    let before = eventually("the files of the first container are closed", || {
+        let open = open_files(shim);
+        (!open.iter().any(is_of_first)).then_some(open.len())
+    })
+    .await;
     for round in 0..20 {
         let config = container(&format!("c{round}"), &["/demo-app", "sleep", "forever"]);
         let id = cri.create(&pod, config).await.unwrap();
@@ -66,7 +74,7 @@ async fn an_exec_into_a_container_that_ends_meanwhile_names_it_and_leaves_nothin
         }
     }
     eventually("no child is left", || children(&host).is_empty().then_some(())).await;
-    eventually("no descriptor is left", || (open_descriptors(shim) == before).then_some(())).await;
+    eventually("no descriptor is left", || (open_files(shim).len() == before).then_some(())).await;
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }
