@@ -18,16 +18,17 @@ use std::time::{Duration, Instant};
 
 use ::tests::lone_driver::{self, TRACE};
 use ::tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
-use ::tests::{Daemon, Network, Node, NodeOptions, Sandbox};
+use ::tests::{Daemon, Node, NodeOptions, Sandbox};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 use xtask::build::{products, require_root};
 use xtask::foreign::debian_program;
-use xtask::progress::{complain, part, say, step};
+use xtask::progress::{part, step};
 use xtask::timeline;
 
 use self::client::{Client, Volume};
-use super::statistics::median;
+use super::rows::{Bar, Row, milliseconds, resident};
+use super::scene;
 
 const VOLUMES: usize = 200;
 const AT_ONCE: usize = 20;
@@ -43,89 +44,16 @@ pub(super) fn run(runs: usize) -> Result<()> {
     ensure!(runs >= RUNS_MIN, "--runs {runs}: at least {RUNS_MIN} are needed");
     part("build the static binaries", products)?;
     debian_program("mkfs.xfs", "xfsprogs")?;
-    let mut table = Table::default();
-    let scenes: [(&str, Scene); 5] = [
-        ("calls", calls),
-        ("many", many),
-        ("manifest launcher", manifest_launcher),
-        ("snapshots", snapshots),
-        ("crash", crash::scene),
-    ];
-    let mut failed = Vec::new();
-    for (name, scene) in scenes {
-        // Entering a sandbox is for a thread's whole life.
-        let rows = thread::scope(|scope| {
-            let scene = scope.spawn(move || in_a_sandbox(|sandbox| scene(sandbox, runs)));
-            scene.join().map_err(|_| anyhow!("its thread panicked"))?
-        });
-        match rows {
-            Ok(rows) => table.0.extend(rows),
-            Err(error) => {
-                complain(&format!("error: {name}: {error:#}"));
-                failed.push(name);
-            }
-        }
-    }
-    say(&table.to_string());
-    ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
-    Ok(())
-}
-
-type Scene = fn(&Sandbox, usize) -> Result<Vec<Row>>;
-
-fn in_a_sandbox<T>(run: impl FnOnce(&Sandbox) -> Result<T>) -> Result<T> {
-    run(&Sandbox::enter(Network::Own)?)
-}
-
-/// A line of the table: a value with its unit, and what it is to be.
-#[derive(Debug)]
-struct Row {
-    title: String,
-    /// Sorted or of one element.
-    samples: Vec<f64>,
-    unit: &'static str,
-    bar: Option<Bar>,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Bar {
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-impl Row {
-    fn new(title: impl Into<String>, unit: &'static str, mut samples: Vec<f64>, bar: Option<Bar>) -> Self {
-        samples.sort_by(f64::total_cmp);
-        Self { title: title.into(), samples, unit, bar }
-    }
-}
-
-#[derive(Debug, Default)]
-struct Table(Vec<Row>);
-
-impl std::fmt::Display for Table {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "\n| what | times | median | min..max | unit | bar |\n|---|---|---|---|---|---|")?;
-        for row in &self.0 {
-            let middle = median(&mut row.samples.clone());
-            let (min, max) =
-                (row.samples.first().copied().unwrap_or(0.0), row.samples.last().copied().unwrap_or(0.0));
-            let met = |is_met| if is_met { "met" } else { "MISSED" };
-            let bar = match row.bar {
-                None => String::new(),
-                Some(Bar::AtMost(bar)) => format!("<= {bar}: {}", met(middle <= bar)),
-                Some(Bar::AtLeast(bar)) => format!(">= {bar}: {}", met(middle >= bar)),
-            };
-            writeln!(
-                f,
-                "| {} | {} | {middle:.2} | {min:.2}..{max:.2} | {} | {bar} |",
-                row.title,
-                row.samples.len(),
-                row.unit
-            )?;
-        }
-        Ok(())
-    }
+    scene::run(
+        &[
+            ("calls", calls),
+            ("many", many),
+            ("manifest launcher", manifest_launcher),
+            ("snapshots", snapshots),
+            ("crash", crash::scene),
+        ],
+        runs,
+    )
 }
 
 /// A driver with daemons as child processes, over the sandbox's directory `pool`.
@@ -298,18 +226,6 @@ fn all_at_once<W: Sync, T: Send>(
     Ok((done?.into_iter().flatten().collect(), took))
 }
 
-/// VmRSS and Pss of a process in MiB.
-fn resident(pid: i32) -> Result<(f64, f64)> {
-    let kib = |file: &str, key: &str| -> Result<f64> {
-        let path = format!("/proc/{pid}/{file}");
-        let text = fs::read_to_string(&path).context(path.clone())?;
-        let line =
-            text.lines().find_map(|line| line.strip_prefix(key)).with_context(|| format!("{path}: {key}"))?;
-        line.trim().trim_end_matches(" kB").trim().parse().with_context(|| format!("{path}: {line}"))
-    };
-    Ok((kib("status", "VmRSS:")? / 1024.0, kib("smaps_rollup", "Pss:")? / 1024.0))
-}
-
 /// A real kubelet runs the mount pod; the calls are ours.
 fn manifest_launcher(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
     let node = step("start hawser-csi and hawser-kubelet", || Node::start(sandbox, NodeOptions::default()))?;
@@ -383,30 +299,4 @@ fn pause(sandbox: &Sandbox, id: &str) -> Result<f64> {
     let record: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
     let pause_us = record["pause_us"].as_f64().with_context(|| format!("{}: no pause_us", path.display()))?;
     Ok(pause_us / 1000.0)
-}
-
-fn milliseconds(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1000.0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bar_is_met_or_missed_by_the_median() {
-        let rows = vec![
-            Row::new("calls", "ms", vec![9.0, 1.0, 2.0], Some(Bar::AtMost(3.0))),
-            Row::new("rate", "a second", vec![29.0], Some(Bar::AtLeast(30.0))),
-        ];
-        let text = Table(rows).to_string();
-        assert!(text.contains("| calls | 3 | 2.00 | 1.00..9.00 | ms | <= 3: met |"), "{text}");
-        assert!(text.contains("| rate | 1 | 29.00 | 29.00..29.00 | a second | >= 30: MISSED |"), "{text}");
-    }
-
-    #[test]
-    fn memory_is_read_of_a_running_process() {
-        let (resident_mib, share_mib) = resident(std::process::id().cast_signed()).unwrap();
-        assert!(share_mib > 0.1 && resident_mib >= share_mib, "{resident_mib} {share_mib}");
-    }
 }

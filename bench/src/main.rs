@@ -4,6 +4,9 @@ mod cni;
 mod csi;
 mod observe;
 mod pod_start;
+mod pods;
+mod rows;
+mod scene;
 mod statistics;
 
 use std::path::PathBuf;
@@ -21,7 +24,7 @@ struct Arguments {
     /// Runs of each kind
     #[arg(long, default_value_t = 20)]
     runs: usize,
-    /// Of `cni` and `volume`: only cases whose title contains this
+    /// Of `cni`, `pods` and `volume`: only cases whose title contains this
     #[arg(long, value_name = "WORD")]
     only: Option<String>,
     /// Of `volume`: libfuse's example `passthrough_hp`, measured beside ours
@@ -33,6 +36,8 @@ struct Arguments {
 enum Bench {
     /// From the manifest's rename to the business program's first statement
     PodStart,
+    /// The life of pods: start, exec, deletion, a hundred at once, three hundred idle, an image's download
+    Pods,
     /// Our CNI plugins and the reference's in turn, and what the kernel itself needs
     Cni,
     /// The driver's calls, two hundred volumes at once, and memory
@@ -51,8 +56,11 @@ fn run(arguments: &Arguments) -> Result<()> {
     match (arguments.what, arguments.only.as_deref()) {
         (Bench::Cni, only) => cni::run(arguments.runs, only),
         (Bench::Volume, only) => csi::volume::run(arguments.runs, only, arguments.passthrough_hp.as_deref()),
+        (Bench::Pods, only) => pods::run(arguments.runs, only),
         (_, Some(word)) => {
-            bail!("--only {word}: only `bench cni` and `bench volume` have cases to choose from")
+            bail!(
+                "--only {word}: only `bench cni`, `bench pods` and `bench volume` have cases to choose from"
+            )
         }
         (Bench::PodStart, None) => pod_start::run(arguments.runs),
         (Bench::Csi, None) => csi::run(arguments.runs),

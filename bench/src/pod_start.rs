@@ -12,16 +12,16 @@ use super::statistics::median;
 
 /// What a pod waits for before it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     NoVolume,
     StagedVolume,
     FirstUse,
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::NoVolume, Self::StagedVolume, Self::FirstUse];
+    pub(super) const ALL: [Self; 3] = [Self::NoVolume, Self::StagedVolume, Self::FirstUse];
 
-    fn title(self) -> &'static str {
+    pub(super) fn title(self) -> &'static str {
         match self {
             Self::NoVolume => "(a) no volume",
             Self::StagedVolume => "(b) volume already staged on the node",
@@ -56,7 +56,7 @@ pub(super) fn run(runs: usize) -> Result<()> {
 }
 
 /// Milliseconds of each run, sorted; a first run that fills caches is not counted.
-fn measure(node: &Node<'_>, kind: Kind, runs: usize) -> Result<Vec<f64>> {
+pub(super) fn measure(node: &Node<'_>, kind: Kind, runs: usize) -> Result<Vec<f64>> {
     if kind == Kind::StagedVolume {
         node.put_manifest(
             "holder.yaml",

@@ -3,7 +3,6 @@
 //! where it can be, or named as missing.
 
 mod cni;
-mod containerd;
 mod cri;
 mod csi;
 mod ginkgo;

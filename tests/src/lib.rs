@@ -10,6 +10,7 @@ pub mod binaries;
 pub mod cgroups;
 pub mod cni;
 pub mod cni_keys;
+pub mod containerd;
 #[cfg(feature = "cri")]
 pub mod cri;
 #[cfg(feature = "csi")]

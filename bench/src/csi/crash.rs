@@ -10,7 +10,8 @@ use xtask::progress::step;
 
 use super::client::Client;
 use super::takeover::{end, pids};
-use super::{Row, TIMEOUT, milliseconds, start};
+use super::{TIMEOUT, start};
+use crate::rows::{Row, milliseconds};
 
 const DIRECTORIES: usize = 1000;
 const FILES_IN_EACH: usize = 1000;

@@ -10,15 +10,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ::tests::node::has_connection;
-use ::tests::{Keeper, Launcher, Network, Node, NodeOptions, Sandbox, binaries, eventually, lone_driver};
+use ::tests::{Keeper, Launcher, Node, NodeOptions, Sandbox, binaries, eventually, lone_driver};
 use anyhow::{Context, Result, anyhow, ensure};
 use linux::process::{open_pidfd, signal_pidfd, wait_for_end};
 use nix::sys::signal::Signal;
 use xtask::build::{products, require_root};
-use xtask::progress::{part, say, step};
+use xtask::progress::{part, step};
 
 use super::client::{Client, Volume};
-use super::{Bar, RUNS_MIN, Row, Scene, TIMEOUT, Table, client, milliseconds, resident};
+use super::{RUNS_MIN, TIMEOUT, client};
+use crate::rows::{Bar, Row, milliseconds, resident};
+use crate::scene;
 use crate::statistics::percentile;
 
 /// Longer than what the driver takes for a daemon that died at once, and than it needs for the next one
@@ -36,23 +38,15 @@ pub(crate) fn run(runs: usize) -> Result<()> {
     require_root("bench")?;
     ensure!(runs >= RUNS_MIN, "--runs {runs}: at least {RUNS_MIN} are needed");
     part("build the static binaries", products)?;
-    let mut table = Table::default();
-    let scenes: [Scene; 4] = [
-        |sandbox, runs| child_processes(sandbox, runs, WARM),
-        |sandbox, runs| child_processes(sandbox, runs, 0),
-        |sandbox, runs| mount_pods(sandbox, runs, WARM),
-        |sandbox, runs| mount_pods(sandbox, runs, 0),
-    ];
-    for scene in scenes {
-        // Entering a sandbox is for a thread's whole life.
-        let rows = thread::scope(|scope| {
-            let scene = scope.spawn(move || scene(&Sandbox::enter(Network::Own)?, runs));
-            scene.join().map_err(|_| anyhow!("its thread panicked"))?
-        });
-        table.0.extend(rows?);
-    }
-    say(&table.to_string());
-    Ok(())
+    scene::run(
+        &[
+            ("child processes", |sandbox, runs| child_processes(sandbox, runs, WARM)),
+            ("child processes, none waits", |sandbox, runs| child_processes(sandbox, runs, 0)),
+            ("mount pods", |sandbox, runs| mount_pods(sandbox, runs, WARM)),
+            ("mount pods, none waits", |sandbox, runs| mount_pods(sandbox, runs, 0)),
+        ],
+        runs,
+    )
 }
 
 fn child_processes(sandbox: &Sandbox, runs: usize, warm_daemons: u8) -> Result<Vec<Row>> {

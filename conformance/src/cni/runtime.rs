@@ -20,7 +20,7 @@ use xtask::progress::step;
 
 use self::cri::{APP_IMAGE, Cri, PAUSE_IMAGE, Pod};
 use super::Side;
-use crate::containerd::{Containerd, Settings, hide_run_and_var_lib};
+use ::tests::containerd::{Containerd, Settings, hide_run_and_var_lib};
 
 /// The directory that pods serve, in the sandbox.
 const CONTENT: &str = "content";

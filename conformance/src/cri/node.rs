@@ -26,7 +26,7 @@ use nix::unistd::Pid;
 
 use super::plan::Plan;
 use super::work;
-use crate::containerd::hide_run_and_var_lib;
+use ::tests::containerd::hide_run_and_var_lib;
 
 /// The first argument of this program in a node.
 pub(crate) const COMMAND: &str = "cri-node";

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::plan::{Plan, Side, Streams};
 use super::{images, registry};
-use crate::containerd::{Containerd, Settings};
+use ::tests::containerd::{Containerd, Settings};
 
 const STANDARD_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use ::tests::{Daemon, eventually};
+use crate::{Daemon, eventually};
 use anyhow::{Context, Result, ensure};
 use linux::mount::MountFlags;
 
@@ -15,27 +15,27 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const STANDARD_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 #[derive(Debug)]
-pub(super) struct Containerd {
+pub struct Containerd {
     daemon: Daemon,
     dir: PathBuf,
 }
 
 #[derive(Debug)]
-pub(super) struct Settings<'a> {
-    pub(super) program: &'a Path,
+pub struct Settings<'a> {
+    pub program: &'a Path,
     /// The directory of the CNI plugins.
-    pub(super) plugins: &'a Path,
+    pub plugins: &'a Path,
     /// The only network configuration.
-    pub(super) conflist: &'a str,
-    pub(super) pause_image: &'a str,
-    pub(super) snapshotter: &'a str,
+    pub conflist: &'a str,
+    pub pause_image: &'a str,
+    pub snapshotter: &'a str,
     /// `hosts.toml` of each registry is in a directory below this one.
-    pub(super) registries: Option<&'a Path>,
+    pub registries: Option<&'a Path>,
 }
 
 /// Shims' sockets, runc's state and network namespaces lie in /run with every configuration,
 /// libcni's cache and host-local's leases in /var/lib/cni: this mount namespace gets its own.
-pub(super) fn hide_run_and_var_lib() -> Result<()> {
+pub fn hide_run_and_var_lib() -> Result<()> {
     for dir in ["/run", "/var/lib"] {
         linux::mount::mount_fs("tmpfs", "private", Path::new(dir), MountFlags::default(), "")
             .with_context(|| format!("a private {dir}"))?;
@@ -45,7 +45,7 @@ pub(super) fn hide_run_and_var_lib() -> Result<()> {
 
 impl Containerd {
     /// Up and answering. `dir` exists.
-    pub(super) fn start(dir: &Path, settings: &Settings<'_>) -> Result<Self> {
+    pub fn start(dir: &Path, settings: &Settings<'_>) -> Result<Self> {
         let net = dir.join("net");
         fs::create_dir(&net).with_context(|| net.display().to_string())?;
         fs::write(net.join("10-containerd-net.conflist"), settings.conflist).context("write the conflist")?;
@@ -65,16 +65,16 @@ impl Containerd {
         Ok(this)
     }
 
-    pub(super) fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.dir.join("c.sock")
     }
 
-    pub(super) fn pid(&self) -> i32 {
+    pub fn pid(&self) -> i32 {
         self.daemon.pid().as_raw()
     }
 
     /// Imports an archive, for pods; no registry is asked.
-    pub(super) fn import(&self, ctr: &Path, archive: &Path) -> Result<()> {
+    pub fn import(&self, ctr: &Path, archive: &Path) -> Result<()> {
         let mut command = Command::new(ctr);
         command.env_clear().env("PATH", STANDARD_PATH).arg("--address").arg(self.socket());
         command.args(["--namespace", "k8s.io", "images", "import", "--snapshotter", "native"]);
@@ -90,13 +90,13 @@ impl Containerd {
     }
 
     /// The end of its log, for the error message.
-    pub(super) fn log_tail(&self) -> String {
+    pub fn log_tail(&self) -> String {
         let log = self.daemon.output();
         let lines: Vec<&str> = log.lines().collect();
         format!("last lines of containerd's log:\n{}", lines[lines.len().saturating_sub(25)..].join("\n"))
     }
 
-    pub(super) fn stop(mut self) -> Result<()> {
+    pub fn stop(mut self) -> Result<()> {
         self.daemon.stop(TIMEOUT).map(drop)
     }
 }

@@ -1,0 +1,36 @@
+//! Parts of a bench, each in a sandbox of its own.
+
+use std::thread;
+
+use ::tests::{Network, Sandbox};
+use anyhow::{Result, anyhow, ensure};
+use xtask::progress::{complain, say};
+
+use super::rows::{Row, Table};
+
+/// Measures in a sandbox; the number is that of runs.
+pub(super) type Scene = fn(&Sandbox, usize) -> Result<Vec<Row>>;
+
+/// Runs the scenes, each with its name, and prints one table. A scene that fails does not keep the next from
+/// running; the error names each of them.
+pub(super) fn run(scenes: &[(&str, Scene)], runs: usize) -> Result<()> {
+    let mut table = Table::default();
+    let mut failed = Vec::new();
+    for (name, scene) in scenes {
+        // Entering a sandbox is for a thread's whole life.
+        let rows = thread::scope(|scope| {
+            let scene = scope.spawn(move || scene(&Sandbox::enter(Network::Own)?, runs));
+            scene.join().map_err(|_| anyhow!("its thread panicked"))?
+        });
+        match rows {
+            Ok(rows) => table.0.extend(rows),
+            Err(error) => {
+                complain(&format!("error: {name}: {error:#}"));
+                failed.push(*name);
+            }
+        }
+    }
+    say(&table.to_string());
+    ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
+    Ok(())
+}
