@@ -34,6 +34,7 @@ mod expansion;
 mod keyed_backoff;
 pub mod logs;
 pub mod manifest;
+mod memory;
 pub mod node;
 pub mod objects;
 mod observed;

@@ -14,6 +14,7 @@ use crate::config::{RootDir, RunArgs, socket_in};
 use crate::engine::{self, EmbeddedRuntime, RuntimeEndpoint};
 use crate::eviction::ImageGc;
 use crate::logs;
+use crate::memory;
 use crate::node::{self, Node};
 use crate::objects::Kind;
 use crate::sink::Sinks;
@@ -56,6 +57,8 @@ pub enum Error {
     Api(#[from] api::Error),
     #[error(transparent)]
     Engine(#[from] engine::Error),
+    #[error(transparent)]
+    Memory(linux::Error),
 }
 
 /// Runs until SIGTERM, SIGINT or a client's `stop`.
@@ -63,6 +66,7 @@ pub fn run(args: RunArgs) -> Result<(), Error> {
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::NotRoot);
     }
+    memory::limit_heaps().map_err(Error::Memory)?;
     trace::init("hawser-kubelet", &args.log, args.trace_file.as_deref()).map_err(|source| Error::Path {
         flag: "log or --trace-file",
         path: args.trace_file.clone().unwrap_or_else(|| args.log.clone().into()),
@@ -105,6 +109,8 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     for source in sources {
         following.spawn(source.follow(Box::pin(ended.clone().wait())));
     }
+    // Until the kubelet ends: it is not awaited.
+    let _memory = tokio::spawn(memory::give_back_after_work());
     let provision = |plugins, volumes| Provisioner::new(store, plugins, volumes).run();
     let result = engine.run(provision, ended.wait()).await;
     stopping.send_replace(Stopping::Now);
