@@ -325,3 +325,6 @@ fn own_dns(config: &PodDnsConfig) -> cri::DnsConfig {
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,3 +24,24 @@ pub(crate) fn is_mount_pod(pod: &Pod) -> bool {
 pub(crate) fn serves_volumes(pod: &Pod) -> bool {
     pod.metadata.labels.get(ROLE_LABEL).is_some_and(|role| role == ROLE || role == KEEPER_ROLE)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_high_priority_is_critical() {
+        let pod = |fields: serde_json::Value| -> Pod {
+            let mut spec = serde_json::json!({"containers": []});
+            spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            serde_json::from_value(serde_json::json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": spec
+            }))
+            .unwrap()
+        };
+        assert!(!is_critical(&pod(serde_json::json!({"priority": 1_999_999_999}))));
+        assert!(is_critical(&pod(serde_json::json!({"priority": 2_000_000_000}))));
+        assert!(!is_critical(&pod(serde_json::json!({"priorityClassName": "high"}))));
+        assert!(is_critical(&pod(serde_json::json!({"priorityClassName": "system-cluster-critical"}))));
+    }
+}

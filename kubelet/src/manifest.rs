@@ -230,6 +230,9 @@ fn read_object<T: DeserializeOwned>(
             Judgement::Refused(message) => errors.push(document.error_at(field, Some(&title), &message)),
         }
     }
+    for (field, node, effect) in fields::without_effect(object.kind(), document.root()) {
+        warnings.push(format!("{}: {field} is not supported: {effect}", document.at(node.at)));
+    }
     if not_shown > 0 {
         warnings.push(format!("{title}: {not_shown} more fields are not supported"));
     }

@@ -40,7 +40,7 @@ pub use event::{Event, EventSource, EventType};
 pub use meta::{ObjectMeta, OwnerReference, Time, new_uid, now};
 pub use pod::{
     ClaimTemplate, DnsPolicy, EmptyDirVolume, EphemeralVolume, HostAlias, HostPathType, HostPathVolume,
-    LocalObjectReference, Pod, PodDnsConfig, PodDnsOption, PodReadinessGate, PodSpec, PvcVolume,
+    LocalObjectReference, Pod, PodDnsConfig, PodDnsOption, PodOs, PodReadinessGate, PodSpec, PvcVolume,
     RestartPolicy, Volume, VolumeSource,
 };
 pub use pod_status::{

@@ -1,6 +1,6 @@
 //! Errors for a bad manifest: file, line, column, field, value.
 
-use kubelet::manifest::{FIELD_TABLE, Verdict, parse};
+use kubelet::manifest::parse;
 
 /// The errors of a text, one per line.
 fn errors(text: &str) -> String {
@@ -224,12 +224,11 @@ fn claims_and_volumes_need_what_kubernetes_needs() {
          web.yaml:4:7: PersistentVolumeClaim \"data\" is invalid: spec.resources.requests.storage: Required value"
     );
     let volume = "apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: v}\nspec:\n  capacity: {storage: 1Gi}\n  \
-                  accessModes: [ReadWriteOnce]\n  nfs: {server: x, path: /}\n";
-    assert!(
-        errors(volume).contains("spec: Required value: must specify a volume type"),
-        "{}",
-        errors(volume)
-    );
+                  accessModes: [ReadWriteOnce]\n";
+    let found = errors(volume);
+    assert!(found.contains("spec: Required value: must specify a volume type"), "{found}");
+    let found = errors(&format!("{volume}  nfs: {{server: x, path: /}}\n"));
+    assert!(found.contains("spec.nfs: not supported: the supported volumes are csi"), "{found}");
 }
 
 #[test]
@@ -249,24 +248,6 @@ fn proc_mount_default_is_the_default_and_anything_else_is_refused() {
     };
     assert_eq!(errors(&text("Default")), "");
     assert!(errors(&text("Unmasked")).contains("securityContext.procMount"), "{}", errors(&text("Unmasked")));
-}
-
-/// docs/KUBELET.md shows each row of the table.
-#[test]
-fn the_document_contains_the_field_table() {
-    let document = include_str!("../../docs/KUBELET.md");
-    let rows: Vec<String> = FIELD_TABLE.iter().map(row).collect();
-    let missing: Vec<&String> = rows.iter().filter(|row| !document.contains(row.as_str())).collect();
-    assert!(missing.is_empty(), "docs/KUBELET.md lacks:\n{}", rows.join("\n"));
-}
-
-fn row(rule: &kubelet::manifest::FieldRule) -> String {
-    let kind = rule.kind.map_or("any", |kind| kind.as_str());
-    match rule.verdict {
-        Verdict::Harmless => format!("| {kind} | `{}` | accepted | it means nothing here |", rule.field),
-        Verdict::Ignored(effect) => format!("| {kind} | `{}` | warning | {effect} |", rule.field),
-        Verdict::Refused(reason) => format!("| {kind} | `{}` | refused | {reason} |", rule.field),
-    }
 }
 
 #[test]
@@ -358,6 +339,34 @@ fn mistakes_in_probes_and_hooks_are_named() {
                  lifecycle: {preStop: {exec: {command: [stop]}}}\n  activeDeadlineSeconds: 60\n";
     assert_eq!(container_errors(whole), "");
     assert_eq!(warnings(&pod(&format!("{CONTAINER}{whole}"))), "");
+}
+
+#[test]
+fn a_pod_of_another_system_is_refused() {
+    assert_eq!(container_errors("  os: {name: linux}\n"), "");
+    let found = container_errors("  os: {name: windows}\n");
+    assert!(
+        found.contains("spec.os.name: Unsupported value: \"windows\": supported values: \"linux\""),
+        "{found}"
+    );
+}
+
+#[test]
+fn a_claim_that_is_made_for_a_pod_has_no_name_of_its_own() {
+    let volume = |metadata: &str| {
+        format!(
+            "  volumes:\n  - name: own\n    ephemeral:\n      volumeClaimTemplate:\n        \
+             metadata: {{{metadata}}}\n        spec: {{accessModes: [ReadWriteOnce], resources: \
+             {{requests: {{storage: 1Gi}}}}}}\n"
+        )
+    };
+    assert_eq!(container_errors(&volume("labels: {app: shop}, creationTimestamp: null")), "");
+    for field in ["name: x", "namespace: x", "uid: x", "ownerReferences: [{name: x}]"] {
+        let (name, _) = field.split_once(':').unwrap();
+        let expected = format!("spec.volumes[0].ephemeral.volumeClaimTemplate.metadata.{name}: Forbidden");
+        let found = container_errors(&volume(field));
+        assert!(found.contains(&expected), "{found}");
+    }
 }
 
 #[test]

@@ -4,10 +4,10 @@
 //! A field is refused where running without it would be wrong (another program
 //! order, fewer files, less isolation than asked), ignored with a warning where
 //! it is merely not done, and harmless where it means nothing on one machine.
-//! `docs/KUBELET.md` shows this table; a test compares.
+//! `docs/FIELDS.md` shows this table beside the fields that have an effect; a test compares.
 
 use super::kubernetes::{self, Lookup, VERSION};
-use super::path::Segment;
+use super::path::{FieldPath, Segment};
 use super::read::Unknown;
 use super::scalar::Scalar;
 use super::tree::{Node, Value};
@@ -15,8 +15,8 @@ use crate::objects::Kind;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing is lost.
-    Harmless,
+    /// Nothing is lost, for this reason.
+    Harmless(&'static str),
     /// The object is taken, with a warning that says what does not happen.
     Ignored(&'static str),
     /// The object is not taken, and this is why.
@@ -49,6 +49,10 @@ const fn volume(field: &'static str, verdict: Verdict) -> FieldRule {
     FieldRule { kind: Some(Kind::PersistentVolume), field, verdict }
 }
 
+const fn class(field: &'static str, verdict: Verdict) -> FieldRule {
+    FieldRule { kind: Some(Kind::StorageClass), field, verdict }
+}
+
 const fn driver(field: &'static str, verdict: Verdict) -> FieldRule {
     FieldRule { kind: Some(Kind::CsiDriver), field, verdict }
 }
@@ -56,30 +60,39 @@ const fn driver(field: &'static str, verdict: Verdict) -> FieldRule {
 use Verdict::{Harmless, Ignored, Refused};
 
 const ONE_NODE: Verdict = Ignored("there is one node");
+const NO_ACCOUNTS: Verdict = Ignored("there are no service accounts, and no tokens");
+const SERVERS: Verdict = Harmless("an API server writes it");
+const OURS: Verdict = Harmless("the kubelet writes it");
+const NO_SCHEDULER: Verdict = Harmless("there is one node and no scheduler");
+const NO_NAMESPACE: Verdict = Harmless("objects of this kind are in no namespace");
+const WINDOWS: Verdict = Harmless("it is for Windows");
 const LESS_ISOLATION: Verdict = Refused("the pod would be less isolated than it asks to be");
 
 const VOLUMES: &str = "supported volumes are emptyDir, hostPath, persistentVolumeClaim, configMap, secret, projected, downwardAPI and ephemeral";
 
 /// The first row that matches decides.
 pub const FIELD_TABLE: &[FieldRule] = &[
-    any("metadata.resourceVersion", Harmless),
-    any("metadata.generation", Harmless),
-    any("metadata.selfLink", Harmless),
-    any("metadata.managedFields", Harmless),
-    any("metadata.generateName", Harmless),
-    any("metadata.ownerReferences", Harmless),
+    any("metadata.resourceVersion", SERVERS),
+    any("metadata.generation", SERVERS),
+    any("metadata.selfLink", SERVERS),
+    any("metadata.managedFields", SERVERS),
+    any("metadata.generateName", Harmless("the object has its name already")),
+    any("metadata.ownerReferences", OURS),
+    any("metadata.uid", OURS),
+    any("metadata.creationTimestamp", OURS),
+    any("metadata.deletionTimestamp", OURS),
+    any("metadata.deletionGracePeriodSeconds", OURS),
     any("metadata.finalizers", Ignored("deletion waits for the volumes and for nothing else")),
-    any("status", Harmless),
+    any("status", OURS),
     pod("spec.ephemeralContainers", Refused("a manifest cannot describe them")),
     pod("spec.hostUsers", LESS_ISOLATION),
     pod("spec.runtimeClassName", Refused("there is one runtime")),
-    pod("spec.os", Harmless),
-    pod("spec.schedulerName", Harmless),
-    pod("spec.tolerations", Harmless),
-    pod("spec.preemptionPolicy", Harmless),
-    pod("spec.enableServiceLinks", Harmless),
-    pod("spec.automountServiceAccountToken", Harmless),
-    pod("spec.serviceAccount", Ignored("there are no service accounts")),
+    pod("spec.schedulerName", NO_SCHEDULER),
+    pod("spec.tolerations", Harmless("the node has no taints")),
+    pod("spec.preemptionPolicy", Harmless("no pod makes room for another")),
+    pod("spec.enableServiceLinks", Harmless("there are no services")),
+    pod("spec.automountServiceAccountToken", NO_ACCOUNTS),
+    pod("spec.serviceAccount", NO_ACCOUNTS),
     pod("spec.nodeSelector", ONE_NODE),
     pod("spec.affinity", ONE_NODE),
     pod("spec.topologySpreadConstraints", ONE_NODE),
@@ -89,11 +102,11 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.resources", Ignored("only the containers' own limits hold")),
     pod("spec.securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.securityContext.appArmorProfile", LESS_ISOLATION),
-    pod("spec.securityContext.windowsOptions", Harmless),
+    pod("spec.securityContext.windowsOptions", WINDOWS),
     pod("spec.containers[*].lifecycle.stopSignal", Ignored("the image's signal is sent, or SIGTERM")),
     pod("spec.containers[*].lifecycle.postStart.tcpSocket", Refused("hooks are exec, httpGet and sleep")),
     pod("spec.containers[*].lifecycle.preStop.tcpSocket", Refused("hooks are exec, httpGet and sleep")),
-    pod("spec.containers[*].resizePolicy", Harmless),
+    pod("spec.containers[*].resizePolicy", Harmless("a pod whose resources change is another pod")),
     pod("spec.containers[*].env[*].valueFrom", Refused("the variable would be empty")),
     pod("spec.containers[*].resources.claims", Refused("there are no devices to claim")),
     pod("spec.containers[*].volumeDevices", Refused("volumes are file systems")),
@@ -101,7 +114,7 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.containers[*].securityContext.procMount", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.appArmorProfile", LESS_ISOLATION),
-    pod("spec.containers[*].securityContext.windowsOptions", Harmless),
+    pod("spec.containers[*].securityContext.windowsOptions", WINDOWS),
     pod(
         "spec.volumes[*].projected.sources[*]",
         Refused("supported sources are configMap, secret and downwardAPI"),
@@ -114,13 +127,22 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     claim("spec.volumeAttributesClassName", Ignored("the volume is made with its class's parameters")),
     volume("spec.csi", Refused("the driver would be called without it")),
     volume("spec.nodeAffinity", ONE_NODE),
-    volume("spec.volumeAttributesClassName", Harmless),
-    FieldRule { kind: Some(Kind::StorageClass), field: "allowedTopologies", verdict: ONE_NODE },
-    driver("spec.tokenRequests", Ignored("there are no service accounts")),
-    driver("spec.seLinuxMount", Harmless),
-    driver("spec.nodeAllocatableUpdatePeriodSeconds", Harmless),
-    driver("spec.serviceAccountTokenInSecrets", Harmless),
-    driver("spec.preventPodSchedulingIfMissing", Harmless),
+    volume("spec.claimRef.resourceVersion", SERVERS),
+    volume("spec.claimRef", Ignored("a claim is known by its namespace, name and uid")),
+    volume("spec.volumeAttributesClassName", Harmless("the driver has applied it already")),
+    volume("spec", Refused("the supported volumes are csi")),
+    volume("metadata.namespace", NO_NAMESPACE),
+    class("metadata.namespace", NO_NAMESPACE),
+    class("allowedTopologies", ONE_NODE),
+    class("allowVolumeExpansion", Ignored("volumes keep their size")),
+    driver("metadata.namespace", NO_NAMESPACE),
+    driver("spec.tokenRequests", NO_ACCOUNTS),
+    driver("spec.seLinuxMount", Harmless("pods that ask for SELinux are refused")),
+    driver("spec.nodeAllocatableUpdatePeriodSeconds", NO_SCHEDULER),
+    driver("spec.serviceAccountTokenInSecrets", Harmless("there are no tokens")),
+    driver("spec.preventPodSchedulingIfMissing", NO_SCHEDULER),
+    driver("spec.storageCapacity", NO_SCHEDULER),
+    driver("spec.volumeLifecycleModes", Harmless("volumes without a claim are refused")),
 ];
 
 /// The only field whose default is `true` and whose `false` asks for something.
@@ -153,10 +175,29 @@ pub(super) fn judge(kind: Kind, unknown: &Unknown<'_>) -> Judgement {
     }
     match verdict {
         _ if asks_for_nothing(unknown) => Judgement::Harmless,
-        Harmless => Judgement::Harmless,
+        Harmless(_) => Judgement::Harmless,
         Ignored(effect) => Judgement::Ignored(effect),
         Refused(reason) => Judgement::Refused(format!("not supported: {reason}")),
     }
+}
+
+/// Fields that an object's type has, so that tables can show them, and that have no effect.
+const KNOWN_WITHOUT_EFFECT: &[(Kind, &str)] = &[(Kind::StorageClass, "allowVolumeExpansion")];
+
+/// What they are warned of, with the field and the node of its value.
+pub(super) fn without_effect<'d>(
+    kind: Kind,
+    root: &'d Node<'d>,
+) -> impl Iterator<Item = (FieldPath, &'d Node<'d>, &'static str)> {
+    let fields = KNOWN_WITHOUT_EFFECT.iter().filter(move |(its, _)| *its == kind);
+    fields.filter_map(move |(_, name)| {
+        let field = FieldPath::root().key(name);
+        let node = root.get(field.segments().first()?)?;
+        match verdict(kind, field.segments()) {
+            Some(Ignored(effect)) if !says_nothing(node, false) => Some((field, node, effect)),
+            _ => None,
+        }
+    })
 }
 
 fn verdict(kind: Kind, segments: &[Segment]) -> Option<Verdict> {

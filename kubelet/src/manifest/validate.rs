@@ -95,7 +95,6 @@ fn metadata(meta: &ObjectMeta, findings: &mut Findings) {
     labels(&at, meta, findings);
 }
 
-/// Labels and annotations of `at`.
 /// Init containers, then containers, each with its place. `at` is that of the specification.
 fn all_containers<'a>(
     at: &FieldPath,
@@ -108,6 +107,7 @@ fn all_containers<'a>(
     placed("initContainers", &spec.init_containers).chain(placed("containers", &spec.containers))
 }
 
+/// Labels and annotations of `at`.
 fn labels(at: &FieldPath, meta: &ObjectMeta, findings: &mut Findings) {
     for (key, value) in &meta.labels {
         let field = at.key("labels").key(key);

@@ -87,12 +87,21 @@ pub struct PodSpec {
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub node_name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub os: Option<PodOs>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub priority_class_name: String,
     /// Only `valueFrom.fieldRef` shows it: there are no service accounts.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub service_account_name: String,
+}
+
+/// The system that the pod's programs are for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodOs {
+    /// Only `linux` (checked by `manifest`).
+    pub name: String,
 }
 
 /// An object of the pod's namespace.

@@ -242,3 +242,66 @@ fn pod_info(pod: &Pod) -> [(String, String); 5] {
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::super::device::{DeviceKey, Devices};
+    use super::*;
+    use crate::csi::NodeCapabilities;
+
+    fn mount(root: &Path, read_only: bool) -> CsiMount {
+        let key = DeviceKey { driver: "d".to_owned(), volume_handle: "shelf".to_owned() };
+        let volume = json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "v"},
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "mountOptions": ["noatime"],
+                "csi": {
+                    "driver": "d", "volumeHandle": "shelf", "fsType": "ext4", "readOnly": read_only,
+                    "volumeAttributes": {"zone": "near"},
+                },
+            },
+        });
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "shop", "uid": "u"},
+            "spec": {"containers": []},
+        });
+        let driver_object = json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": "d"},
+            "spec": {"attachRequired": false, "podInfoOnMount": true},
+        });
+        CsiMount {
+            layout: Layout::new(root),
+            node_name: "here".to_owned(),
+            driver: Driver::new("d", Path::new("/nonexistent/csi.sock")),
+            device: Devices::default().get(&key, Stage::No),
+            pod: Arc::new(from_value(pod).unwrap()),
+            volume: Arc::new(from_value(volume).unwrap()),
+            driver_object: Some(Arc::new(from_value(driver_object).unwrap())),
+            read_only: false,
+        }
+    }
+
+    #[tokio::test]
+    async fn the_driver_gets_what_a_volume_says() {
+        let root = tempfile::tempdir().unwrap();
+        let shelf = mount(root.path(), true);
+        let capability = capability::of_volume(&shelf.volume, NodeCapabilities::default(), None).unwrap();
+        let Some(proto::csi::volume_capability::AccessType::Mount(options)) = &capability.access_type else {
+            panic!("volumes are file systems: {capability:?}")
+        };
+        assert_eq!(
+            (options.fs_type.as_str(), &options.mount_flags[..]),
+            ("ext4", &["noatime".to_owned()][..])
+        );
+        let request = shelf.publish_request(Path::new("/stage"), Path::new("/target"), capability.clone());
+        assert_eq!((request.volume_id.as_str(), request.readonly), ("shelf", true));
+        for (key, value) in [("zone", "near"), ("csi.storage.k8s.io/pod.name", "web")] {
+            assert_eq!(request.volume_context[key], value);
+        }
+        // Either the volume or the claim's reference in the pod may say so.
+        assert!(!mount(root.path(), false).is_read_only());
+        assert!(CsiMount { read_only: true, ..mount(root.path(), false) }.is_read_only());
+    }
+}

@@ -36,3 +36,50 @@ impl Call {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::path::Path;
+
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_hook_sends_a_request_to_the_pod() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let call = |hook: serde_json::Value| Call {
+            cri: Cri::new(Path::new("/nonexistent/cri.sock")),
+            hook: from_value(hook).unwrap(),
+            container: from_value(json!({"name": "c", "ports": [{"name": "web", "containerPort": port}]}))
+                .unwrap(),
+            id: "1".to_owned(),
+            pod_ip: "127.0.0.1".to_owned(),
+        };
+        let server = std::thread::spawn(move || {
+            ["200 OK", "500 Oops"].map(|status| {
+                let (mut connection, _client) = listener.accept().unwrap();
+                let (mut head, mut byte) = (Vec::new(), [0]);
+                while !head.ends_with(b"\r\n\r\n") && connection.read(&mut byte).is_ok_and(|n| n == 1) {
+                    head.push(byte[0]);
+                }
+                write!(connection, "HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n").unwrap();
+                String::from_utf8(head).unwrap().to_lowercase()
+            })
+        });
+        let headers = json!([{"name": "X-Hook", "value": "1"}]);
+        let stop = json!({"httpGet": {"path": "/stop", "port": "web", "httpHeaders": headers}});
+        call(stop.clone()).run().await.unwrap();
+        // Any answer will do.
+        call(stop.clone()).run().await.unwrap();
+        let [head, _again] = server.join().unwrap();
+        call(stop).run().await.expect_err("no server listens");
+        assert!(head.starts_with("get /stop http/1.1\r\n") && head.contains("x-hook: 1\r\n"), "{head}");
+        assert!(head.contains("user-agent: kube-lifecycle/"), "{head}");
+        let error = call(json!({"httpGet": {"port": "other"}})).run().await.unwrap_err();
+        assert!(error.contains("no port with the name \"other\""), "{error}");
+    }
+}

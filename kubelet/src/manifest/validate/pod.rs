@@ -7,8 +7,8 @@ use super::{
     Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, all_containers, lifecycle, names, network, sources, storage,
 };
 use crate::objects::{
-    Container, DnsPolicy, MountPropagation, Pod, PodSpec, SeccompProfile, SeccompProfileType, Volume,
-    VolumeMount, VolumeSource,
+    Container, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodSpec, SeccompProfile, SeccompProfileType,
+    Volume, VolumeMount, VolumeSource,
 };
 
 /// A kubelet's usual 110 pods cannot take all mounts of the node then (fs.mount-max: 100,000).
@@ -33,6 +33,7 @@ pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     network::check(&at, spec, findings);
     lifecycle::check_pod(&at, pod, findings);
     check_dns(&at, spec, findings);
+    check_os(&at, spec, findings);
     check_seccomp(&at, spec.security_context.seccomp_profile.as_ref(), findings);
 }
 
@@ -93,12 +94,37 @@ fn check_volume_source(at: &FieldPath, volume: &Volume, findings: &mut Findings)
         Some(VolumeSource::Ephemeral(source)) => {
             let at = at.below("ephemeral.volumeClaimTemplate");
             super::labels(&at.key("metadata"), &source.volume_claim_template.metadata, findings);
+            check_template(&at.key("metadata"), &source.volume_claim_template.metadata, findings);
             storage::check_claim_spec(&at.key("spec"), &source.volume_claim_template.spec, findings);
         }
         None if volume.sources().next().is_none() => {
             findings.add(at.clone(), "Required value: must specify a volume type");
         }
         None => findings.add(at.clone(), "Forbidden: may not specify more than 1 volume type"),
+    }
+}
+
+/// A claim that is made for a pod has its name and its owner from the pod.
+fn check_template(at: &FieldPath, meta: &ObjectMeta, findings: &mut Findings) {
+    for (name, is_set) in [
+        ("name", !meta.name.is_empty()),
+        ("namespace", !meta.namespace.is_empty()),
+        ("uid", !meta.uid.is_empty()),
+        ("creationTimestamp", meta.creation_timestamp.is_some()),
+        ("deletionTimestamp", meta.deletion_timestamp.is_some()),
+        ("deletionGracePeriodSeconds", meta.deletion_grace_period_seconds.is_some()),
+        ("ownerReferences", !meta.owner_references.is_empty()),
+    ] {
+        if is_set {
+            findings.add(at.key(name), "Forbidden: cannot be set");
+        }
+    }
+}
+
+fn check_os(at: &FieldPath, spec: &PodSpec, findings: &mut Findings) {
+    if let Some(os) = spec.os.as_ref().filter(|os| os.name != "linux") {
+        let message = format!("Unsupported value: {:?}: supported values: \"linux\"", os.name);
+        findings.add(at.below("os.name"), message);
     }
 }
 

@@ -251,6 +251,19 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_that_names_no_class_gets_the_default() {
+        let mut default = (*class("usual", "Immediate")).clone();
+        let annotation = "storageclass.kubernetes.io/is-default-class";
+        default.metadata.annotations.insert(annotation.to_owned(), "true".to_owned());
+        let classes = [class("other", "Immediate"), Arc::new(default)];
+        let size = serde_json::json!({"requests": {"storage": "1Gi"}});
+        let wants = claim(serde_json::json!({"accessModes": ["ReadWriteOnce"], "resources": size}));
+        let usual = Decision::Provision { class: Arc::clone(&classes[1]) };
+        assert_eq!(decide(&wants, &[], &classes, false), usual);
+        assert!(matches!(decide(&wanting_1gi(""), &[], &classes, false), Decision::Wait { .. }));
+    }
+
+    #[test]
     fn an_unknown_class_is_named() {
         let Decision::Wait { reason, message, .. } = decide(&wanting_1gi("nope"), &[], &[], true) else {
             panic!("waits")

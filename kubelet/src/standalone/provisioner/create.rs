@@ -127,3 +127,47 @@ fn failed(message: String) -> Failure {
 fn not_kept(error: store::Error) -> Failure {
     failed(linux::chain(&error))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_is_made_as_claim_and_class_say() {
+        let claim: PersistentVolumeClaim = serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data", "uid": "c1"},
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "resources": {"requests": {"storage": "1Ki"}, "limits": {"storage": "2Ki"}},
+            },
+        }))
+        .unwrap();
+        let class: StorageClass = serde_json::from_value(serde_json::json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "hawser"},
+            "provisioner": "csi.example.com", "reclaimPolicy": "Retain", "mountOptions": ["noatime"],
+            "parameters": {"tier": "fast", "csi.storage.k8s.io/fstype": "ext4"},
+        }))
+        .unwrap();
+        let asked = request(&claim, &class);
+        let range = asked.capacity_range.unwrap();
+        assert_eq!((asked.name.as_str(), range.required_bytes, range.limit_bytes), ("pvc-c1", 1024, 2048));
+        assert_eq!(asked.parameters, [("tier".to_owned(), "fast".to_owned())].into());
+        let Some(csi::volume_capability::AccessType::Mount(mount)) =
+            asked.volume_capabilities[0].access_type.clone()
+        else {
+            panic!("a file system is asked for: {:?}", asked.volume_capabilities)
+        };
+        assert_eq!((mount.fs_type.as_str(), mount.mount_flags), ("ext4", vec!["noatime".to_owned()]));
+
+        let created = csi::Volume { volume_id: "v1".to_owned(), ..csi::Volume::default() };
+        let volume = volume("pvc-c1", &claim, &class, created).unwrap();
+        assert_eq!(volume.spec.capacity["storage"], Quantity::from_bytes(1024));
+        assert_eq!(volume.spec.persistent_volume_reclaim_policy, class.reclaim_policy);
+        assert_eq!(
+            (volume.spec.storage_class_name, volume.spec.mount_options),
+            ("hawser".to_owned(), class.mount_options)
+        );
+        let csi = volume.spec.csi.unwrap();
+        assert_eq!((csi.driver.as_str(), csi.volume_handle.as_str()), ("csi.example.com", "v1"));
+    }
+}

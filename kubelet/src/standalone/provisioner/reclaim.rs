@@ -156,3 +156,24 @@ pub(super) fn settle_volumes(store: &Store) -> bool {
 fn not_kept(error: store::Error) -> Failure {
     Failure { reason: "VolumeFailedDelete", message: linux::chain(&error) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_that_was_made_for_a_claim_goes_with_it_unless_it_is_retained() {
+        let volume = |policy: &str, annotations: serde_json::Value| -> PersistentVolume {
+            serde_json::from_value(serde_json::json!({
+                "apiVersion": "v1", "kind": "PersistentVolume",
+                "metadata": {"name": "v", "annotations": annotations},
+                "spec": {"persistentVolumeReclaimPolicy": policy},
+            }))
+            .unwrap()
+        };
+        let made = serde_json::json!({PROVISIONED_BY: "csi.example.com"});
+        assert!(goes_with_its_claim(&volume("Delete", made.clone())));
+        assert!(!goes_with_its_claim(&volume("Retain", made)));
+        assert!(!goes_with_its_claim(&volume("Delete", serde_json::json!({}))));
+    }
+}
