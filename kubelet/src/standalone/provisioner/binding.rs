@@ -251,19 +251,6 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_names_no_class_gets_the_default() {
-        let mut default = (*class("usual", "Immediate")).clone();
-        let annotation = "storageclass.kubernetes.io/is-default-class";
-        default.metadata.annotations.insert(annotation.to_owned(), "true".to_owned());
-        let classes = [class("other", "Immediate"), Arc::new(default)];
-        let size = serde_json::json!({"requests": {"storage": "1Gi"}});
-        let wants = claim(serde_json::json!({"accessModes": ["ReadWriteOnce"], "resources": size}));
-        let usual = Decision::Provision { class: Arc::clone(&classes[1]) };
-        assert_eq!(decide(&wants, &[], &classes, false), usual);
-        assert!(matches!(decide(&wanting_1gi(""), &[], &classes, false), Decision::Wait { .. }));
-    }
-
-    #[test]
     fn an_unknown_class_is_named() {
         let Decision::Wait { reason, message, .. } = decide(&wanting_1gi("nope"), &[], &[], true) else {
             panic!("waits")
@@ -326,5 +313,18 @@ mod tests {
         let mine = serde_json::json!({"namespace": "default", "name": "data"});
         let wants_more = named(serde_json::json!({"resources": {"requests": {"storage": "1Gi"}}}));
         assert_eq!(decision(&wants_more, &volume("v", "512Mi", mine)), bind);
+    }
+
+    #[test]
+    fn a_claim_that_names_no_class_gets_the_default() {
+        let mut default = (*class("usual", "Immediate")).clone();
+        let annotation = "storageclass.kubernetes.io/is-default-class";
+        default.metadata.annotations.insert(annotation.to_owned(), "true".to_owned());
+        let classes = [class("other", "Immediate"), Arc::new(default)];
+        let size = serde_json::json!({"requests": {"storage": "1Gi"}});
+        let wants = claim(serde_json::json!({"accessModes": ["ReadWriteOnce"], "resources": size}));
+        let usual = Decision::Provision { class: Arc::clone(&classes[1]) };
+        assert_eq!(decide(&wants, &[], &classes, false), usual);
+        assert!(matches!(decide(&wanting_1gi(""), &[], &classes, false), Decision::Wait { .. }));
     }
 }
