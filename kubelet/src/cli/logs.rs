@@ -16,6 +16,7 @@ pub(super) async fn logs(args: &LogsArgs, out: &mut dyn Write) -> Result<(), Err
         container: container.clone(),
         follow: args.follow,
         previous: args.previous,
+        ..LogsRequest::default()
     };
     let mut chunks = kubelet.logs(request).await?.into_inner();
     while let Some(chunk) = chunks.message().await? {

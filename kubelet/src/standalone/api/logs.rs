@@ -1,6 +1,7 @@
 //! `logs`: a container's output without the prefixes of CRI's log format, with
 //! what was rotated away and is still there.
 
+mod lines;
 mod rotated;
 
 use std::io::ErrorKind;
@@ -19,6 +20,7 @@ use super::Error;
 use crate::engine::Handle;
 use crate::objects::ContainerState;
 use crate::standalone::store::Store;
+use lines::Lines;
 use rotated::FileId;
 
 /// How soon `--follow` notices that its container has ended: that is no write to the log.
@@ -60,6 +62,7 @@ impl Tail {
 
     async fn copy(&self, answers: &Answers) -> std::io::Result<()> {
         let mut path = self.path.clone();
+        let mut lines = Lines::new(&self.request);
         let mut is_first = true;
         loop {
             let (mut writes, file) = match open_when_there(&path).await {
@@ -70,8 +73,11 @@ impl Tail {
                 opened => opened?,
             };
             let id = FileId::of(&file.metadata().await?);
-            if std::mem::take(&mut is_first) && !self.send_before(id, answers).await? {
-                return Ok(());
+            if std::mem::take(&mut is_first) {
+                match self.send_before(id, lines, answers).await? {
+                    Some(more) => lines = more,
+                    None => return Ok(()),
+                }
             }
             let mut log = BufReader::new(file);
             let mut line = Vec::new();
@@ -79,7 +85,7 @@ impl Tail {
                 let has_ended = !self.request.follow || !self.is_running();
                 // Before the read: what was written until then is in this file.
                 let next = rotated::next_after(&self.path, id);
-                if !send_lines(&mut log, &mut line, answers).await? {
+                if !send_lines(&mut log, &mut line, &mut lines, answers).await? {
                     return Ok(());
                 }
                 match next {
@@ -94,11 +100,21 @@ impl Tail {
         }
     }
 
-    /// `false` when the client has gone.
-    async fn send_before(&self, current: FileId, answers: &Answers) -> std::io::Result<bool> {
-        let (log, answers) = (self.path.clone(), answers.clone());
-        let sent = tokio::task::spawn_blocking(move || rotated::send_before(&log, current, &answers)).await;
-        sent.map_err(std::io::Error::other)?
+    /// `None` when the client has gone, or has all that it asked for.
+    async fn send_before(
+        &self,
+        current: FileId,
+        mut lines: Lines,
+        answers: &Answers,
+    ) -> std::io::Result<Option<Lines>> {
+        let (log, answers, tail) = (self.path.clone(), answers.clone(), self.request.tail_lines);
+        let sent = tokio::task::spawn_blocking(move || {
+            if let Some(tail) = tail {
+                lines.skip(rotated::count(&log)?.saturating_sub(tail));
+            }
+            Ok(rotated::send_before(&log, current, &mut lines, &answers)?.then_some(lines))
+        });
+        sent.await.map_err(std::io::Error::other)?
     }
 
     fn is_running(&self) -> bool {
@@ -148,39 +164,25 @@ async fn next_of(changes: &mut Changes) {
 }
 
 /// Sends every whole line from here on; a line that is still being written
-/// stays in `line`. `false` when the client has gone.
+/// stays in `line`. `false` when the client has gone, or has all that it asked for.
 async fn send_lines(
     log: &mut BufReader<File>,
     line: &mut Vec<u8>,
+    lines: &mut Lines,
     answers: &Answers,
 ) -> std::io::Result<bool> {
     let mut data = Vec::new();
     while log.read_until(b'\n', line).await? > 0 && line.ends_with(b"\n") {
-        data.extend_from_slice(&output_of(line));
+        lines.push(line, &mut data);
         line.clear();
-        if data.len() > CHUNK_BYTES
-            && answers.send(Ok(LogsChunk { data: std::mem::take(&mut data) })).await.is_err()
+        if (data.len() > CHUNK_BYTES || lines.are_complete())
+            && (answers.send(Ok(LogsChunk { data: std::mem::take(&mut data) })).await.is_err()
+                || lines.are_complete())
         {
             return Ok(false);
         }
     }
     Ok(data.is_empty() || answers.send(Ok(LogsChunk { data })).await.is_ok())
-}
-
-/// What the program wrote: `<time> <stream> <P|F> <text>`, where P says that
-/// the program's own line goes on in the next one. Anything else is shown as it is.
-fn output_of(line: &[u8]) -> Vec<u8> {
-    let mut fields = line.splitn(4, |byte| *byte == b' ');
-    let (Some(_time), Some(_stream), Some(tag), Some(text)) =
-        (fields.next(), fields.next(), fields.next(), fields.next())
-    else {
-        return line.to_vec();
-    };
-    match tag {
-        b"F" => text.to_vec(),
-        b"P" => text.strip_suffix(b"\n").unwrap_or(text).to_vec(),
-        _ => line.to_vec(),
-    }
 }
 
 #[cfg(test)]
@@ -200,18 +202,5 @@ mod tests {
         tokio::task::yield_now().await;
         std::fs::write(&log, "").unwrap();
         opening.await.unwrap().unwrap();
-    }
-
-    #[test]
-    fn prefixes_go_and_parts_are_joined() {
-        let lines = [
-            "2026-11-20T17:53:02.596223978Z stdout F hello world\n",
-            "2026-11-20T17:53:02.596223978Z stdout P a long \n",
-            "2026-11-20T17:53:02.596223978Z stderr F line\n",
-            "2026-11-20T17:53:02.596223978Z stdout F \n",
-            "no prefix\n",
-        ];
-        let output: Vec<u8> = lines.iter().flat_map(|line| output_of(line.as_bytes())).collect();
-        assert_eq!(String::from_utf8(output).unwrap(), "hello world\na long line\n\nno prefix\n");
     }
 }
