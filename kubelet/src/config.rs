@@ -1,10 +1,14 @@
 //! The command line: the daemon's flags and the client's verbs.
 
+mod endpoints;
+
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::sockets;
+
+pub use self::endpoints::{EndpointArgs, TlsListener};
 
 /// Pods with volumes on one machine, without a cluster.
 ///
@@ -110,6 +114,8 @@ pub struct RunArgs {
     /// Use this CRI runtime (unix:///run/containerd/containerd.sock) instead of the embedded one
     #[arg(long, value_name = "SOCKET", value_parser = unix_socket)]
     pub container_runtime_endpoint: Option<PathBuf>,
+    #[command(flatten)]
+    pub endpoints: EndpointArgs,
     /// Append one JSON line for each finished step to this file
     #[arg(long, value_name = "FILE")]
     pub trace_file: Option<PathBuf>,
@@ -146,6 +152,11 @@ impl RootDir {
 /// The API socket of the kubelet with this root directory, unless the disk was full at its start.
 pub fn socket_in(root_dir: &Path) -> PathBuf {
     root_dir.join("hawser").join("kubelet.sock")
+}
+
+/// The socket of the HTTP endpoints, in the same way.
+pub fn http_socket_in(root_dir: &Path) -> PathBuf {
+    root_dir.join("hawser").join("http.sock")
 }
 
 #[derive(Debug, Args)]

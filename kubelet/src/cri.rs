@@ -46,6 +46,11 @@ impl Error {
     pub(crate) fn is_survival(&self) -> bool {
         self.method == "StopContainer" && self.code == Code::FailedPrecondition
     }
+
+    /// Whether the runtime does not have this call.
+    pub(crate) fn is_unimplemented(&self) -> bool {
+        self.code == Code::Unimplemented
+    }
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;
@@ -251,9 +256,9 @@ impl Cri {
         Ok(call("Attach", &container, DEADLINE, async move { runtime.attach(request).await }).await?.url)
     }
 
-    pub(crate) async fn port_forward(&self, sandbox_id: &str, port: i32) -> Result<String> {
+    pub(crate) async fn port_forward(&self, sandbox_id: &str, port: Vec<i32>) -> Result<String> {
         let mut runtime = self.runtime.clone();
-        let request = cri::PortForwardRequest { pod_sandbox_id: sandbox_id.to_owned(), port: vec![port] };
+        let request = cri::PortForwardRequest { pod_sandbox_id: sandbox_id.to_owned(), port };
         let reply =
             call("PortForward", sandbox_id, DEADLINE, async move { runtime.port_forward(request).await });
         Ok(reply.await?.url)
@@ -278,6 +283,20 @@ impl Cri {
         Ok(reply.await?.stats.into_iter().filter_map(used).collect())
     }
 
+    /// What all containers have used.
+    pub(crate) async fn list_container_stats(&self) -> Result<Vec<cri::ContainerStats>> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::ListContainerStatsRequest { filter: None };
+        let reply =
+            call(
+                "ListContainerStats",
+                "",
+                DEADLINE,
+                async move { runtime.list_container_stats(request).await },
+            );
+        Ok(reply.await?.stats)
+    }
+
     pub(crate) async fn images(&self) -> Result<Vec<cri::Image>> {
         let mut images = self.images.clone();
         let request = cri::ListImagesRequest::default();
@@ -299,6 +318,28 @@ impl Cri {
         });
         let file_systems = reply.await?.image_filesystems.into_iter();
         Ok(file_systems.filter_map(|usage| usage.fs_id).map(|id| id.mountpoint.into()).collect())
+    }
+
+    /// What all pods have used; `None` if the runtime does not count that.
+    pub(crate) async fn list_pod_stats(&self) -> Result<Option<Vec<cri::PodSandboxStats>>> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::ListPodSandboxStatsRequest { filter: None };
+        let reply = call("ListPodSandboxStats", "", DEADLINE, async move {
+            runtime.list_pod_sandbox_stats(request).await
+        });
+        match reply.await {
+            Err(error) if error.is_unimplemented() => Ok(None),
+            reply => Ok(Some(reply?.stats)),
+        }
+    }
+
+    /// What images take of the runtime's file systems.
+    pub(crate) async fn image_file_systems(&self) -> Result<Vec<cri::FilesystemUsage>> {
+        let mut images = self.images.clone();
+        let reply = call("ImageFsInfo", "", DEADLINE, async move {
+            images.image_fs_info(cri::ImageFsInfoRequest::default()).await
+        });
+        Ok(reply.await?.image_filesystems)
     }
 
     /// `None` if the image is not present.

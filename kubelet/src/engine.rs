@@ -36,6 +36,7 @@ use crate::volumes::Volumes;
 use crate::worker::{FileWork, Starts, Tools, host_ip};
 use workers::Workers;
 
+pub(crate) use handle::Streams;
 pub use handle::{Handle, LogPathError, StreamError};
 pub use runtime_process::{EmbeddedRuntime, RuntimeEndpoint};
 

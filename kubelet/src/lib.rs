@@ -7,6 +7,7 @@
 //!
 //! - `cli` (client commands) and `run` (the daemon) use everything; `run` chooses sources and
 //!   sinks.
+//! - `endpoints`: kubelet's HTTP endpoints.
 //! - `standalone::api` and `standalone::provisioner`: the client API, and the work of a cluster's
 //!   controllers.
 //! - `engine`, and its parts: `worker`, `volumes`, `eviction`, `logs`, `plugins`. They do not
@@ -26,6 +27,7 @@ mod cri;
 mod critical;
 mod csi;
 mod dns;
+pub mod endpoints;
 pub mod engine;
 mod environment;
 mod etc_hosts;

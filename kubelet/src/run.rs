@@ -10,7 +10,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::config::{RootDir, RunArgs, socket_in};
+use crate::config::{RootDir, RunArgs, http_socket_in, socket_in};
+use crate::endpoints::{self, Endpoints};
 use crate::engine::{self, EmbeddedRuntime, RuntimeEndpoint};
 use crate::eviction::ImageGc;
 use crate::logs;
@@ -55,6 +56,8 @@ pub enum Error {
     Store(#[from] store::Error),
     #[error(transparent)]
     Api(#[from] api::Error),
+    #[error(transparent)]
+    Endpoints(#[from] endpoints::Error),
     #[error(transparent)]
     Engine(#[from] engine::Error),
     #[error(transparent)]
@@ -104,8 +107,12 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     // This source has no objects at first; it starts once it can answer.
     let (listener, socket) = api::listen(&socket_in(&root))?;
     let clients = Api { store: store.clone(), engine: handle, stopping: stopping.clone() };
+    let (http_listener, http_socket) = api::listen(&http_socket_in(&root))?;
+    let endpoints = Endpoints::new(clients.clone(), root.clone(), http_listener, args.endpoints.listener());
+    let endpoints = endpoints.await?;
     sources.push(Box::new(ClientSocket::new(clients, listener)));
     let mut following = JoinSet::new();
+    following.spawn(endpoints.serve(Box::pin(ended.clone().wait())));
     for source in sources {
         following.spawn(source.follow(Box::pin(ended.clone().wait())));
     }
@@ -118,7 +125,9 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     // A source that is still busy is aborted.
     let _elapsed = tokio::time::timeout(SHUTDOWN_TIMEOUT, all_end).await;
     // Remove the socket, so that clients find none instead of one that refuses connections.
-    let _may_be_gone = std::fs::remove_file(&socket);
+    for socket in [socket, http_socket] {
+        let _may_be_gone = std::fs::remove_file(&socket);
+    }
     Ok(result?)
 }
 

@@ -497,12 +497,12 @@ const RULES: [Rule; 15] = [
     Rule {
         package: "kubelet",
         modules: &["engine", "worker", "volumes", "eviction", "logs", "plugins"],
-        must_not_use: &["cli", "run", "source", "standalone::api", "standalone::provisioner"],
+        must_not_use: &["cli", "run", "endpoints", "source", "standalone::api", "standalone::provisioner"],
     },
     Rule {
         package: "kubelet",
         modules: &["standalone::api", "standalone::provisioner"],
-        must_not_use: &["cli", "run"],
+        must_not_use: &["cli", "run", "endpoints"],
     },
     // What a backend sees knows nothing of FUSE, nor of the daemon around it.
     Rule {

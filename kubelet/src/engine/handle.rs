@@ -49,7 +49,12 @@ pub enum StreamError {
 pub(crate) enum Streams {
     Exec(cri::ExecRequest),
     Attach(cri::AttachRequest),
-    PortForward { pod: String, pod_uid: String, port: i32 },
+    /// Without ports: each stream names its own.
+    PortForward {
+        pod: String,
+        pod_uid: String,
+        ports: Vec<i32>,
+    },
 }
 
 /// Work that only the engine's own loop can do.
@@ -59,6 +64,8 @@ pub(super) enum Request {
     ReleaseNode(oneshot::Sender<Result<(), Error>>),
     /// Asks the runtime for a URL.
     Streams(Streams, oneshot::Sender<Result<String, StreamError>>),
+    /// Connects a client with the runtime.
+    Runtime(oneshot::Sender<Cri>),
 }
 
 /// Why a container has no log.
@@ -238,7 +245,40 @@ impl Handle {
         let missing = || LogPathError::NoPod { namespace: namespace.clone(), pod: pod.clone() };
         let found = self.store.pod(&namespace, &pod).ok_or_else(missing)?;
         let (pod_uid, port) = (found.metadata.uid.clone(), i32::try_from(port).unwrap_or(i32::MAX));
-        self.streams(Streams::PortForward { pod, pod_uid, port }).await
+        self.streams(Streams::PortForward { pod, pod_uid, ports: vec![port] }).await
+    }
+
+    /// The URL of streams that `request` describes, for the id of a running container.
+    pub(crate) async fn streams_of_container(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+        request: impl FnOnce(String) -> Streams,
+    ) -> Result<String, StreamError> {
+        let pod = self.pod(namespace, pod)?;
+        let container_id = running_container(&pod, one_container(&pod, container)?)?;
+        self.streams(request(container_id)).await
+    }
+
+    /// The URL of connections to ports of a pod.
+    pub(crate) async fn ports_of_pod(
+        &self,
+        namespace: &str,
+        pod: &str,
+        ports: Vec<i32>,
+    ) -> Result<String, StreamError> {
+        let found = self.pod(namespace, pod)?;
+        let (pod, pod_uid) = (pod.to_owned(), found.metadata.uid.clone());
+        self.streams(Streams::PortForward { pod, pod_uid, ports }).await
+    }
+
+    /// The runtime. Waits until the engine has started it; an answer also means that the engine's loop works.
+    pub(crate) async fn runtime(&self) -> Result<Cri, StreamError> {
+        let (answer, answered) = oneshot::channel();
+        let asked = self.requests.send(Request::Runtime(answer)).await;
+        asked.map_err(|_engine_gone| StreamError::Ending)?;
+        answered.await.map_err(|_engine_gone| StreamError::Ending)
     }
 
     async fn streams(&self, streams: Streams) -> Result<String, StreamError> {
@@ -284,12 +324,12 @@ impl Streams {
         match self {
             Self::Exec(request) => Ok(cri.exec(request).await?),
             Self::Attach(request) => Ok(cri.attach(request).await?),
-            Self::PortForward { pod, pod_uid, port } => {
+            Self::PortForward { pod, pod_uid, ports } => {
                 let sandboxes = cri.list_pod_sandboxes(Some(&pod_uid)).await?;
                 let ready =
                     sandboxes.iter().find(|found| found.state() == cri::PodSandboxState::SandboxReady);
                 let sandbox = ready.ok_or(StreamError::NoSandbox { pod })?;
-                Ok(cri.port_forward(&sandbox.id, port).await?)
+                Ok(cri.port_forward(&sandbox.id, ports).await?)
             }
         }
     }
@@ -299,6 +339,10 @@ impl Request {
     pub(super) async fn answer(self, config: &Config, tools: &Tools) {
         let answer = match self {
             Self::ReleaseNode(answer) => answer,
+            Self::Runtime(answer) => {
+                let _client_gone = answer.send(tools.cri.clone());
+                return;
+            }
             Self::Streams(streams, answer) => {
                 let cri = tools.cri.clone();
                 // A runtime that does not answer stops nothing else.

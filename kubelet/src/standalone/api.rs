@@ -34,6 +34,8 @@ use crate::standalone::store::{self, Store};
 const AROUND_DOCUMENTS: usize = 64 << 10;
 /// Answers that may wait for a slow client.
 const ANSWERS_KEPT: usize = 16;
+/// Of a log: each has 32 KiB, and there may be hundreds of slow readers.
+const LOG_CHUNKS_KEPT: usize = 2;
 
 /// Why a client's call is refused; its words are what the client prints.
 #[derive(Debug, thiserror::Error)]
@@ -179,7 +181,7 @@ impl Kubelet for Api {
     async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<Answers<LogsChunk>>, Status> {
         let request = request.into_inner();
         let tail = logs::Tail::open(&self.store, &self.engine, &request)?;
-        let (answers, stream) = mpsc::channel(ANSWERS_KEPT);
+        let (answers, stream) = mpsc::channel(LOG_CHUNKS_KEPT);
         tokio::spawn(tail.send(answers));
         Ok(Response::new(as_answers(stream)))
     }
