@@ -28,6 +28,7 @@ const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 const NFT_MSG_NEWTABLE: u16 = 10 << 8;
 const NFT_MSG_GETTABLE: u16 = (10 << 8) | 1;
+const NFT_MSG_DELTABLE: u16 = (10 << 8) | 2;
 const NFT_MSG_NEWCHAIN: u16 = (10 << 8) | 3;
 const NFT_MSG_GETCHAIN: u16 = (10 << 8) | 4;
 const NFT_MSG_NEWRULE: u16 = (10 << 8) | 6;
@@ -205,18 +206,33 @@ pub fn create_bridge(name: &str, address: Ipv4Addr) -> Result<()> {
 
 /// Creates an empty nf_tables table of family ip.
 pub fn create_nft_table(name: &str) -> Result<()> {
-    let subsystem = NFNL_SUBSYS_NFTABLES.to_be_bytes();
-    let batch_header = [0, 0, subsystem[0], subsystem[1]];
     let mut table = vec![NFPROTO_IPV4, 0, 0, 0];
     table.extend(attribute(NFTA_TABLE_NAME, format!("{name}\0").as_bytes()));
+    change_nft(NFT_MSG_NEWTABLE, NLM_F_REQUEST | NLM_F_CREATE | NLM_F_ACK, &table)
+        .with_context(|| format!("create table {name}"))
+}
+
+/// Deletes the table with all that is in it: `2 hawser`, as [`nft_tables`] names it.
+pub fn delete_nft_table(table: &str) -> Result<()> {
+    let (family, name) = table.split_once(' ').context("a table without a family")?;
+    let mut body = vec![family.parse().context("the family of a table")?, 0, 0, 0];
+    body.extend(attribute(NFTA_TABLE_NAME, format!("{name}\0").as_bytes()));
+    change_nft(NFT_MSG_DELTABLE, NLM_F_REQUEST | NLM_F_ACK, &body)
+        .with_context(|| format!("delete table {name}"))
+}
+
+/// One change of nf_tables, in a transaction of its own.
+fn change_nft(kind: u16, flags: u16, body: &[u8]) -> Result<()> {
+    let subsystem = NFNL_SUBSYS_NFTABLES.to_be_bytes();
+    let batch_header = [0, 0, subsystem[0], subsystem[1]];
     let batch = [
         message(NFNL_MSG_BATCH_BEGIN, NLM_F_REQUEST, &batch_header)?,
-        message(NFT_MSG_NEWTABLE, NLM_F_REQUEST | NLM_F_CREATE | NLM_F_ACK, &table)?,
+        message(kind, flags, body)?,
         message(NFNL_MSG_BATCH_END, NLM_F_REQUEST, &batch_header)?,
     ];
     let netlink = Netlink::open(SockProtocol::NetlinkNetFilter)?;
     netlink.send(&batch.concat())?;
-    netlink.acknowledged().with_context(|| format!("create table {name}"))
+    netlink.acknowledged()
 }
 
 /// Deletes the link, which must be there.

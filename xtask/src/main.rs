@@ -8,6 +8,7 @@ mod check;
 mod demo;
 mod install;
 mod launch;
+mod local_node;
 mod test;
 
 use std::ffi::OsString;
@@ -34,6 +35,10 @@ struct Arguments {
 enum Task {
     /// Run two pods that share a volume and talk over the bridge, and take everything down again
     Demo(DemoArguments),
+    /// Start a node on this machine to try things with, and print what to type next
+    Up(local_node::UpArguments),
+    /// Remove the node of `up` without a trace: pods, volumes, network, directory
+    Down(local_node::Directory),
     /// rustfmt, clippy and rustdoc, warnings as errors; licences and sources of dependencies
     Check {
         /// Also fetch the advisory database from github.com, and fail for vulnerable, unsound,
@@ -115,6 +120,8 @@ fn main() -> ExitCode {
     };
     let done = match task {
         Task::Demo(arguments) => demo::run(&arguments),
+        Task::Up(arguments) => local_node::up(&arguments),
+        Task::Down(directory) => local_node::down(&directory),
         Task::Check { advisories } => check::run(advisories),
         Task::Test { filter, long } => test::run(filter.as_deref(), long),
         Task::Conformance(passed) => launch("conformance", "conformance", &passed.arguments),

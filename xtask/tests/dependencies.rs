@@ -81,7 +81,7 @@ const RULES: &[Rule] = &[
     Rule { package: "demo-app", may_use: &[], must_not_use: &["tonic", "tokio"] },
     Rule { package: "tests", may_use: &["linux", "proto", "trace"], must_not_use: &[] },
     // A launcher: of what it starts it knows the command line only.
-    Rule { package: "xtask", may_use: &["tests", "trace"], must_not_use: &["tokio", "tonic"] },
+    Rule { package: "xtask", may_use: &["linux", "tests", "trace"], must_not_use: &["tokio", "tonic"] },
     Rule { package: "bench", may_use: &["linux", "proto", "tests", "trace", "xtask"], must_not_use: &[] },
     Rule { package: "conformance", may_use: &["linux", "proto", "tests", "xtask"], must_not_use: &[] },
 ];

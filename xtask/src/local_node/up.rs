@@ -1,0 +1,92 @@
+//! `up`: from nothing to a node that runs pods with volumes.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use xtask::build::{products, require_root};
+use xtask::progress::{complain, part, say, step};
+
+use super::daemons;
+use super::network;
+use super::place::Place;
+use super::prepare;
+use super::record::Record;
+use super::{DEFAULT_DIR, UpArguments};
+
+pub(crate) fn up(arguments: &UpArguments) -> Result<()> {
+    require_root("up")?;
+    let place = Place::new(&arguments.directory.path)?;
+    let cgroup = &arguments.cgroup;
+    ensure!(
+        cgroup.is_absolute() && cgroup.components().count() == 2,
+        "--cgroup {}: a group directly below the root is needed, such as /hawser-up",
+        cgroup.display()
+    );
+    if place.record().is_file() && daemons::are_up(&place)? {
+        say(&format!("the node in {} is up", place.dir().display()));
+        print_next(&place);
+        return Ok(());
+    }
+    let built = part("build the static binaries", products)?;
+    let _lock = place.lock_or_create()?;
+    start(&place, arguments, &built).inspect_err(|_| {
+        if place.record().is_file() {
+            complain(&format!("to remove what is there: cargo xtask down{}", directory_flag(&place)));
+        }
+    })?;
+    say(&format!("\nthe node in {} is up", place.dir().display()));
+    print_next(&place);
+    Ok(())
+}
+
+fn start(place: &Place, arguments: &UpArguments, built: &Path) -> Result<()> {
+    let record = match Record::read(place)? {
+        // It describes the machine before an earlier `up`.
+        Some(record) => record,
+        None => {
+            let record = step("look at the machine's network, as it is before", || {
+                network::require_free()?;
+                Record::take(&arguments.cgroup)
+            });
+            // Nothing was changed yet.
+            let record = record.inspect_err(|_| drop(place.remove_unused()))?;
+            record.write(place)?;
+            record
+        }
+    };
+    step(&format!("copy the programs and plugins to {}", place.programs().display()), || {
+        prepare::copy_programs(place, built)
+    })?;
+    step("make the sample image and the image of volume daemons", || prepare::make_images(place))?;
+    step("write the network's configuration and the examples", || prepare::write_configuration(place))?;
+    step("start hawser-kubelet and hawser-csi", || daemons::ensure_running(place, &record))?;
+    step("create the StorageClass hawser", || daemons::apply_class(place))
+}
+
+fn print_next(place: &Place) {
+    let command = place.command();
+    let command = command.display();
+    say("type next, to run two pods that share a volume:\n");
+    say(&format!("  {command} apply -f {}", place.examples().display()));
+    say(&format!("  {command} get pods -o wide"));
+    say(&format!("  {command} logs two"));
+    say(&format!("\n{command} is hawser-kubelet for this node: {command} --help"));
+    say(&format!(
+        "logs: {}, {}",
+        place.log_of(daemons::KUBELET).display(),
+        place.log_of(daemons::DRIVER).display()
+    ));
+    say(&format!(
+        "to remove everything, pods and volumes included: cargo xtask down{}",
+        directory_flag(place)
+    ));
+}
+
+/// What `down` needs to find the node.
+fn directory_flag(place: &Place) -> String {
+    if place.dir() == Path::new(DEFAULT_DIR) {
+        String::new()
+    } else {
+        format!(" --dir {}", place.dir().display())
+    }
+}
