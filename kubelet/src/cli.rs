@@ -4,9 +4,14 @@ mod age;
 mod apply;
 mod attach;
 mod client;
+mod completion;
+mod containers;
+mod cp;
 mod delete;
 mod describe;
+mod events;
 mod exec;
+mod failures;
 mod files;
 mod get;
 mod kinds;
@@ -14,11 +19,16 @@ mod logs;
 mod pod_words;
 mod port_forward;
 mod printable;
+mod printer;
 mod remote_command;
 mod rows;
 mod stop;
 mod streams;
 mod table;
+mod tables;
+mod top;
+mod wait;
+mod watch;
 mod yaml;
 
 use std::io::{self, Write};
@@ -84,6 +94,40 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error(transparent)]
+    Selector(crate::selectors::UnknownField),
+    #[error("error executing jsonpath")]
+    Template(#[source] crate::jsonpath::Error),
+    /// kubectl's words.
+    #[error("timed out waiting for the condition on {subject}")]
+    TimedOut { subject: String },
+    #[error("the copy takes longer than {seconds} s (--timeout)")]
+    CopyTakesTooLong { seconds: f64 },
+    #[error("condition not met for {subject}")]
+    NotMet { subject: String },
+    #[error("the kubelet ended")]
+    KubeletEnds,
+    #[error(
+        "you are attempting to follow {number} log streams, but maximum allowed concurrency is {most}, \
+         use --max-log-requests to increase the limit"
+    )]
+    TooManyLogs { number: usize, most: usize },
+    #[error("{} doesn't exist in local filesystem", path.display())]
+    NoSource { path: PathBuf },
+    #[error("write {}", path.display())]
+    WriteFile {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("read the container's archive")]
+    Archive(#[source] io::Error),
+    #[error("tar contents corrupted: {problem}")]
+    Corrupt { problem: String },
+    #[error("container {container} of pod {pod} cannot run tar, which cp needs there: {message}")]
+    NoTar { pod: String, container: String, message: String },
+    #[error("{program} in the container has neither read nor written anything for {seconds} s")]
+    Stalled { program: String, seconds: u64 },
     #[error("write to stdout")]
     Output(#[source] io::Error),
     #[error("wait for the kubelet to exit")]
@@ -100,7 +144,7 @@ impl From<tonic::Status> for Error {
 pub fn execute(cli: Cli) -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(*args).map_err(Error::from),
-        Command::Client(command) => execute_client(command),
+        Command::Client(command) => execute_client(*command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -132,6 +176,11 @@ async fn ask(command: ClientCommand, out: &mut dyn Write) -> Result<(), Error> {
         ClientCommand::Exec(args) => exec::exec(&args, out).await,
         ClientCommand::Attach(args) => attach::attach(&args, out).await,
         ClientCommand::PortForward(args) => port_forward::port_forward(&args, out).await,
+        ClientCommand::Events(args) => events::events(&args, out).await,
+        ClientCommand::Wait(args) => wait::wait(&args, out).await,
+        ClientCommand::Top(args) => top::top(&args, out).await,
+        ClientCommand::Cp(args) => cp::cp(&args).await,
+        ClientCommand::Completion(args) => completion::completion(&args, out),
         ClientCommand::Delete(args) => delete::delete(&args, out).await,
         ClientCommand::Stop(args) => stop::stop(&args, out).await,
     }

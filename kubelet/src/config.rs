@@ -1,12 +1,19 @@
 //! The command line: the daemon's flags and the client's verbs.
 
 mod endpoints;
+mod keyboard;
+mod output;
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::sockets;
+use crate::selectors::{FieldSelector, LabelSelector};
+use crate::{durations, sockets};
+pub use keyboard::{
+    CompletionArgs, CopyArgs, CopyPlace, EventsArgs, LogsArgs, Shell, Since, Top, TopArgs, WaitArgs, WaitFor,
+};
+pub use output::{Column, OutputFormat};
 
 pub use self::endpoints::{EndpointArgs, TlsListener};
 
@@ -26,7 +33,7 @@ pub enum Command {
     /// Run the kubelet until SIGTERM; pods keep running and the next start adopts them
     Run(Box<RunArgs>),
     #[command(flatten)]
-    Client(ClientCommand),
+    Client(Box<ClientCommand>),
 }
 
 /// A request to a running kubelet.
@@ -38,18 +45,28 @@ pub enum ClientCommand {
     Get(GetArgs),
     /// Show an object in detail, with its events
     Describe(DescribeArgs),
-    /// Print the log of a container
+    /// Print the logs of containers
     Logs(LogsArgs),
+    /// List events, the newest last
+    Events(EventsArgs),
+    /// Wait until objects have a condition or a value, or are gone
+    Wait(WaitArgs),
+    /// Show what pods or the node use of processors and memory
+    Top(TopArgs),
     /// Run a program in a container
     Exec(ExecArgs),
     /// Connect to the program that a container runs
     Attach(AttachArgs),
     /// Forward ports of 127.0.0.1 to a pod
     PortForward(PortForwardArgs),
+    /// Copy files and directories to or from a container that has tar
+    Cp(CopyArgs),
     /// Delete objects; the reclaim policy decides about a claim's data
     Delete(DeleteArgs),
     /// Stop the kubelet
     Stop(StopArgs),
+    /// Print the shell code that completes commands and flags
+    Completion(CompletionArgs),
 }
 
 #[derive(Debug, Args)]
@@ -166,6 +183,41 @@ pub struct ApplyArgs {
     /// File, directory (its .yaml, .yml and .json), or - for stdin; may be given more than once
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     pub filenames: Vec<PathBuf>,
+    /// Fields that Kubernetes does not have: refuse their object (strict, true), warn (warn), or drop them (ignore, false)
+    #[arg(long, value_name = "HOW", value_enum, hide_possible_values = true, default_value = "strict", default_missing_value = "strict", num_args = 0..=1, require_equals = true)]
+    pub validate: Validation,
+}
+
+/// What `apply` does about fields that Kubernetes does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Validation {
+    #[value(alias = "true")]
+    Strict,
+    Warn,
+    #[value(alias = "false")]
+    Ignore,
+}
+
+/// Selects objects by what they contain.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Selection {
+    /// Objects with these labels: app=web,tier!=db, 'env in (a,b)', key, '!key'
+    #[arg(short = 'l', long, value_name = "SELECTOR")]
+    pub selector: Option<LabelSelector>,
+    /// Objects with these fields: metadata.name=web, status.phase!=Running
+    #[arg(long, value_name = "SELECTOR")]
+    pub field_selector: Option<FieldSelector>,
+}
+
+impl Selection {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.selector.is_none() && self.field_selector.is_none()
+    }
+
+    pub(crate) fn matches(&self, object: &serde_json::Value) -> bool {
+        self.selector.as_ref().is_none_or(|selector| selector.matches(object))
+            && self.field_selector.as_ref().is_none_or(|selector| selector.matches(object))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -174,25 +226,40 @@ pub struct GetArgs {
     pub root: RootDir,
     #[command(flatten)]
     pub scope: Scope,
-    /// pods, pvc, pv, sc, csidrivers, events or nodes; or KIND/NAME
+    #[command(flatten)]
+    pub selection: Selection,
+    /// pods, pvc, pv, sc, csidrivers, configmaps, secrets, events or nodes; several with commas; or KIND/NAME
     #[arg(value_name = "KIND")]
     pub kind: String,
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
-    /// Output format
-    #[arg(short, long, value_enum)]
+    /// Output format: wide, yaml, json, name, jsonpath=TEMPLATE, or custom-columns=HEADER:.path,...
+    #[arg(short, long, value_name = "FORMAT")]
     pub output: Option<OutputFormat>,
     /// Omit the table's header
     #[arg(long)]
     pub no_headers: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OutputFormat {
-    Wide,
-    Yaml,
-    Json,
-    Name,
+    /// Add a column with all labels
+    #[arg(long)]
+    pub show_labels: bool,
+    /// Add a column for each of these labels
+    #[arg(short = 'L', long, value_name = "KEY", value_delimiter = ',')]
+    pub label_columns: Vec<String>,
+    /// Show names as KIND/NAME
+    #[arg(long)]
+    pub show_kind: bool,
+    /// Sort by this field: .metadata.creationTimestamp
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["watch", "watch_only"])]
+    pub sort_by: Option<String>,
+    /// List the objects, then print each change
+    #[arg(short, long)]
+    pub watch: bool,
+    /// Print changes only
+    #[arg(long)]
+    pub watch_only: bool,
+    /// Ignore objects that do not exist
+    #[arg(long)]
+    pub ignore_not_found: bool,
 }
 
 #[derive(Debug, Args)]
@@ -205,13 +272,31 @@ pub struct Scope {
     pub all_namespaces: bool,
 }
 
+impl Scope {
+    /// Empty: every namespace.
+    pub(crate) fn wanted(&self) -> &str {
+        if self.all_namespaces { "" } else { &self.namespace }
+    }
+
+    /// How messages end that nothing is there.
+    pub(crate) fn place(&self, is_namespaced: bool) -> String {
+        if is_namespaced && !self.all_namespaces {
+            format!(" in {} namespace.", self.namespace)
+        } else {
+            String::new()
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub struct DescribeArgs {
     #[command(flatten)]
     pub root: RootDir,
     #[command(flatten)]
     pub scope: Scope,
-    /// pod, pvc, pv, sc or csidriver; or KIND/NAME
+    #[command(flatten)]
+    pub selection: Selection,
+    /// pod, pvc, pv, sc, csidriver, configmap or secret; or KIND/NAME
     #[arg(value_name = "KIND")]
     pub kind: String,
     #[arg(value_name = "NAME")]
@@ -242,21 +327,9 @@ impl PodArgs {
 pub struct ContainerArgs {
     #[command(flatten)]
     pub pod: PodArgs,
-    /// Container [default: the only one of the pod]
+    /// Container [default: the first one, or that of the annotation kubectl.kubernetes.io/default-container]
     #[arg(short, long, default_value = "", hide_default_value = true)]
     pub container: String,
-}
-
-#[derive(Debug, Args)]
-pub struct LogsArgs {
-    #[command(flatten)]
-    pub of: ContainerArgs,
-    /// Follow the log until the container ends
-    #[arg(short, long)]
-    pub follow: bool,
-    /// Print the log of the previous instance
-    #[arg(short, long)]
-    pub previous: bool,
 }
 
 #[derive(Debug, Args)]
@@ -327,26 +400,42 @@ impl std::str::FromStr for Forward {
 pub struct DeleteArgs {
     #[command(flatten)]
     pub root: RootDir,
-    /// Namespace
-    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
-    pub namespace: String,
-    /// pod, pvc, pv, sc or csidriver; or KIND/NAME
+    #[command(flatten)]
+    pub scope: Scope,
+    #[command(flatten)]
+    pub selection: Selection,
+    /// pod, pvc, pv, sc, csidriver, configmap or secret; several with commas; or KIND/NAME
     #[arg(value_name = "KIND", required_unless_present = "filenames")]
     pub kind: Option<String>,
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
     /// Delete the objects that this file, directory or - (stdin) describes
-    #[arg(short, long = "filename", value_name = "FILE", conflicts_with = "kind")]
+    #[arg(short, long = "filename", value_name = "FILE", conflicts_with_all = ["kind", "all", "selector", "field_selector"])]
     pub filenames: Vec<PathBuf>,
-    /// Seconds between SIGTERM and SIGKILL [default: the pod's own]
+    /// Delete all objects of the kind in the namespace
+    #[arg(long, conflicts_with_all = ["selector", "names"])]
+    pub all: bool,
+    /// Seconds between SIGTERM and SIGKILL; 0 kills at once [default: the pod's own]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(0..))]
     pub grace_period: Option<i64>,
+    /// Kill after one second: --grace-period 1
+    #[arg(long, conflicts_with = "grace_period")]
+    pub now: bool,
+    /// Kill at once: --grace-period 0
+    #[arg(long, conflicts_with = "now")]
+    pub force: bool,
     /// Wait until the objects are gone; --wait=false returns at once
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
     pub wait: bool,
+    /// How long to wait; 0: without limit
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = durations::positive)]
+    pub timeout: std::time::Duration,
     /// Ignore objects that do not exist
     #[arg(long)]
     pub ignore_not_found: bool,
+    /// Print names only
+    #[arg(short, long, value_name = "name", value_parser = ["name"])]
+    pub output: Option<String>,
 }
 
 /// The longest grace period of a pod when the node stops; `--grace-period` changes it.
@@ -392,9 +481,12 @@ mod tests {
 
     #[test]
     fn delete_waits_by_default() {
-        let wait = |words: &str| match Cli::parse_from(words.split(' ')).command {
-            Command::Client(ClientCommand::Delete(args)) => args.wait,
-            other => panic!("{other:?}"),
+        let wait = |words: &str| {
+            let Command::Client(command) = Cli::parse_from(words.split(' ')).command else {
+                panic!("{words}")
+            };
+            let ClientCommand::Delete(args) = *command else { panic!("{words}") };
+            args.wait
         };
         assert!(wait("hawser-kubelet delete pod web"));
         assert!(wait("hawser-kubelet delete pod web --wait"));

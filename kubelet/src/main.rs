@@ -8,5 +8,12 @@ fn main() -> ExitCode {
     if let Some(exit_code) = runtime::reexec::run_if_asked() {
         return exit_code;
     }
-    kubelet::cli::execute(kubelet::config::Cli::parse())
+    match kubelet::config::Cli::try_parse() {
+        Ok(cli) => kubelet::cli::execute(cli),
+        Err(error) => {
+            let _no_reader = error.print();
+            // A wrong flag is an error like any other, as with kubectl.
+            if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        }
+    }
 }

@@ -13,11 +13,13 @@ mod fields;
 mod json;
 mod kubernetes;
 mod limits;
+mod list;
 mod path;
 mod read;
 mod scalar;
 mod tree;
 mod validate;
+mod workloads;
 
 use std::fmt;
 
@@ -25,7 +27,6 @@ use serde::de::DeserializeOwned;
 
 use crate::objects::{Document, Kind};
 use crate::standalone::store::{AnyObject, Described};
-use document::Section;
 use fields::Judgement;
 pub use fields::{FIELD_TABLE, FieldRule, Verdict};
 use limits::{DOCUMENTS, Deadline};
@@ -97,9 +98,23 @@ impl fmt::Display for Place {
     }
 }
 
+/// What becomes of a field that Kubernetes does not have, as `apply --validate` says.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum UnknownFields {
+    #[default]
+    Refuse,
+    Warn,
+    Ignore,
+}
+
 /// Reads every document of `bytes`; `file` is what errors call it. Takes `TIME`
 /// at most, and refuses the whole file where that is too short.
 pub fn parse(bytes: &[u8], file: &str) -> Parsed {
+    parse_with(bytes, file, UnknownFields::Refuse)
+}
+
+/// Like [`parse`], where fields that Kubernetes does not have may be allowed.
+pub fn parse_with(bytes: &[u8], file: &str, unknown: UnknownFields) -> Parsed {
     let deadline = Deadline::start();
     let text = match text_of(bytes, file) {
         Ok(text) => text,
@@ -112,16 +127,23 @@ pub fn parse(bytes: &[u8], file: &str) -> Parsed {
     }
     let mut parsed = Parsed::default();
     for section in &sections {
-        let read = read_document(section, file, deadline);
+        let document = document::Document::read(section, file, deadline);
+        match document.and_then(list::parts) {
+            Ok(parts) => {
+                for part in parts.iter().take_while(|_| !deadline.has_passed()) {
+                    match read_document(part, unknown) {
+                        Ok(manifest) => parsed.manifests.push(manifest),
+                        Err(errors) => parsed.errors.extend(errors),
+                    }
+                }
+            }
+            Err(error) => parsed.errors.push(error),
+        }
         if deadline.has_passed() {
             let seconds = TIME.as_secs();
             let message = format!("reading this file takes longer than {seconds} s, the limit: split it");
             let errors = vec![whole_file(file, section.line(), message)];
             return Parsed { errors, out_of_time: true, ..Parsed::default() };
-        }
-        match read {
-            Ok(manifest) => parsed.manifests.push(manifest),
-            Err(errors) => parsed.errors.extend(errors),
         }
     }
     parsed.errors.truncate(SHOWN);
@@ -160,19 +182,21 @@ fn whole_file(file: &str, line: usize, message: String) -> ManifestError {
 }
 
 fn read_document(
-    section: &Section<'_>,
-    file: &str,
-    deadline: Deadline,
+    document: &document::Document<'_>,
+    unknown: UnknownFields,
 ) -> Result<Manifest, Vec<ManifestError>> {
-    let document = &document::Document::read(section, file, deadline).map_err(|error| vec![error])?;
     match kind_of(document).map_err(|(field, message)| vec![document.error_at(&field, None, &message)])? {
-        Kind::Pod => read_object(document, |pod| AnyObject::Pod(Box::new(pod))),
-        Kind::PersistentVolume => read_object(document, |volume| AnyObject::Volume(Box::new(volume))),
-        Kind::PersistentVolumeClaim => read_object(document, |claim| AnyObject::Claim(Box::new(claim))),
-        Kind::StorageClass => read_object(document, |class| AnyObject::Class(Box::new(class))),
-        Kind::CsiDriver => read_object(document, |driver| AnyObject::CsiDriver(Box::new(driver))),
-        Kind::ConfigMap => read_object(document, |map| AnyObject::ConfigMap(Box::new(map))),
-        Kind::Secret => read_object(document, |secret| AnyObject::Secret(Box::new(secret))),
+        Kind::Pod => read_object(document, unknown, |pod| AnyObject::Pod(Box::new(pod))),
+        Kind::PersistentVolume => {
+            read_object(document, unknown, |volume| AnyObject::Volume(Box::new(volume)))
+        }
+        Kind::PersistentVolumeClaim => {
+            read_object(document, unknown, |claim| AnyObject::Claim(Box::new(claim)))
+        }
+        Kind::StorageClass => read_object(document, unknown, |class| AnyObject::Class(Box::new(class))),
+        Kind::CsiDriver => read_object(document, unknown, |driver| AnyObject::CsiDriver(Box::new(driver))),
+        Kind::ConfigMap => read_object(document, unknown, |map| AnyObject::ConfigMap(Box::new(map))),
+        Kind::Secret => read_object(document, unknown, |secret| AnyObject::Secret(Box::new(secret))),
         kind @ (Kind::Event | Kind::Node) => {
             let message = format!("{kind} is written by the kubelet, not by manifests");
             Err(vec![document.error_at(&FieldPath::root().key("kind"), None, &message)])
@@ -191,6 +215,9 @@ fn kind_of(document: &document::Document<'_>) -> Result<Kind, (FieldPath, String
         return Err((at("kind"), "Required value".to_owned()));
     };
     let kind: Kind = name.parse().map_err(|_| {
+        if let Some(instead) = workloads::instead(name) {
+            return (at("kind"), format!("Unsupported value: {name:?}: {instead}"));
+        }
         let known =
             "Pod, PersistentVolume, PersistentVolumeClaim, StorageClass, CSIDriver, ConfigMap, Secret";
         (at("kind"), format!("Unsupported value: {name:?}: supported values: {known}"))
@@ -208,6 +235,7 @@ fn kind_of(document: &document::Document<'_>) -> Result<Kind, (FieldPath, String
 
 fn read_object<T: DeserializeOwned>(
     document: &document::Document<'_>,
+    unknown_fields: UnknownFields,
     wrap: fn(T) -> AnyObject,
 ) -> Result<Manifest, Vec<ManifestError>> {
     let (object, unknown) = document.object::<T>().map_err(|error| vec![error])?;
@@ -219,12 +247,21 @@ fn read_object<T: DeserializeOwned>(
     let mut not_shown = 0;
     for unknown in unknown {
         let field = &unknown.path;
+        let place = || document.at(unknown.node.at);
         match fields::judge(object.kind(), &unknown) {
             Judgement::Harmless => {}
-            Judgement::Ignored(_) if warnings.len() == SHOWN => not_shown += 1,
+            Judgement::Misspelt(_) if unknown_fields == UnknownFields::Ignore => {}
+            Judgement::Misspelt(message) if unknown_fields == UnknownFields::Refuse => {
+                if errors.len() < SHOWN {
+                    errors.push(document.error_at(field, Some(&title), &message));
+                }
+            }
+            Judgement::Ignored(_) | Judgement::Misspelt(_) if warnings.len() == SHOWN => not_shown += 1,
+            Judgement::Misspelt(message) => {
+                warnings.push(document::clipped(format!("{}: {field}: {message}", place())));
+            }
             Judgement::Ignored(effect) => {
-                let place = document.at(unknown.node.at);
-                warnings.push(document::clipped(format!("{place}: {field} is not supported: {effect}")));
+                warnings.push(document::clipped(format!("{}: {field} is not supported: {effect}", place())));
             }
             Judgement::Refused(_) if errors.len() == SHOWN => {}
             Judgement::Refused(message) => errors.push(document.error_at(field, Some(&title), &message)),

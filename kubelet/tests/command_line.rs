@@ -51,10 +51,32 @@ fn a_user_other_than_root_gets_one_line() {
 }
 
 #[test]
+fn a_wrong_flag_is_an_error_like_any_other() {
+    let output = Command::new(BINARY).args(["get", "pods", "--outptu", "yaml"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).starts_with("error: unexpected argument '--outptu' found"), "{output:?}");
+    let output = Command::new(BINARY).arg("--version").output().unwrap();
+    assert!(output.status.success() && output.stdout.starts_with(b"hawser-kubelet "), "{output:?}");
+}
+
+#[test]
 fn every_command_has_help() {
-    for command in
-        ["run", "apply", "get", "describe", "logs", "exec", "attach", "port-forward", "delete", "stop"]
-    {
+    for command in [
+        "run",
+        "apply",
+        "get",
+        "describe",
+        "logs",
+        "events",
+        "wait",
+        "top",
+        "exec",
+        "attach",
+        "port-forward",
+        "cp",
+        "delete",
+        "stop",
+    ] {
         let output = Command::new(BINARY).args([command, "--help"]).output().unwrap();
         let help = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success() && help.contains("--root-dir <DIR>"), "{command}: {help}");

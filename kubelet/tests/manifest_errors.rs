@@ -51,8 +51,8 @@ fn lines_count_from_the_top_of_the_file_in_every_document() {
 #[test]
 fn unknown_kinds_and_versions_are_refused_with_the_known_ones() {
     assert_eq!(
-        errors("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n"),
-        "web.yaml:2:7: kind: Unsupported value: \"Deployment\": supported values: Pod, PersistentVolume, \
+        errors("apiVersion: v1\nkind: Endpoints\nmetadata: {name: x}\n"),
+        "web.yaml:2:7: kind: Unsupported value: \"Endpoints\": supported values: Pod, PersistentVolume, \
          PersistentVolumeClaim, StorageClass, CSIDriver, ConfigMap, Secret"
     );
     assert_eq!(

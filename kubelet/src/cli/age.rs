@@ -1,10 +1,19 @@
 //! Durations as kubectl prints them: `45s`, `5m3s`, `3d4h`.
 
-use crate::objects::Time;
+use crate::objects::{Event, Time};
 
 /// The age, or `<unknown>` without a time.
 pub(super) fn since(then: Option<Time>, now: Time) -> String {
     then.map_or_else(|| "<unknown>".to_owned(), |then| human(now.as_second() - then.as_second()))
+}
+
+/// `3s`, or `3s (x5 over 2m)` for a repeated event.
+pub(super) fn of_event(event: &Event, now: Time) -> String {
+    let last = since(Some(event.last_timestamp), now);
+    match event.count {
+        0 | 1 => last,
+        count => format!("{last} (x{count} over {})", since(Some(event.first_timestamp), now)),
+    }
 }
 
 /// Prints two units while the larger one is small.

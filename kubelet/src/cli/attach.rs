@@ -6,17 +6,18 @@ use proto::kubelet::{AttachRequest, AttachedAt};
 use rustix::termios;
 
 use super::remote_command::Session;
-use super::{Error, client};
+use super::{Error, client, containers};
 use crate::config::{AttachArgs, ContainerArgs};
 
 /// Ends with the container, and, with `-i`, with stdin.
 pub(super) async fn attach(args: &AttachArgs, out: &mut dyn Write) -> Result<(), Error> {
     let ContainerArgs { pod, container } = &args.of;
     let mut kubelet = client::connect(&pod.root).await?;
+    let container = containers::one(&mut kubelet, &pod.namespace, pod.name(), container).await?;
     let request = AttachRequest {
         namespace: pod.namespace.clone(),
         pod: pod.name().to_owned(),
-        container: container.clone(),
+        container,
         stdin: args.stdin,
     };
     let AttachedAt { url, container, tty, stdin, restarts } = kubelet.attach(request).await?.into_inner();

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tonic::transport::Channel;
 
 use super::Error;
-use crate::config::RootDir;
+use crate::config::{RootDir, Scope, Selection};
 use crate::objects::Kind;
 use crate::unix_channel;
 
@@ -46,6 +46,25 @@ pub(super) async fn get_whole(
 ) -> Result<Vec<Value>, Error> {
     let (namespace, name) = (namespace.to_owned(), name.to_owned());
     ask(client, GetRequest { kind: kind.to_string(), namespace, name, whole: true }).await
+}
+
+/// The objects of a kind that are selected, without the manifest fields that the kubelet ignores.
+pub(super) async fn select(
+    client: &mut KubeletClient<Channel>,
+    kind: Kind,
+    scope: &Scope,
+    selection: &Selection,
+) -> Result<Vec<Value>, Error> {
+    check(selection, kind)?;
+    let mut objects = get::<Value>(client, kind, scope.wanted(), "").await?;
+    objects.retain(|object| selection.matches(object));
+    Ok(objects)
+}
+
+/// Whether objects of the kind are selected by these fields.
+pub(super) fn check(selection: &Selection, kind: Kind) -> Result<(), Error> {
+    let fields = selection.field_selector.as_ref();
+    fields.map_or(Ok(()), |fields| fields.check(kind).map_err(Error::Selector))
 }
 
 async fn ask<T: DeserializeOwned>(

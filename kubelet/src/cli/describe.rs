@@ -59,9 +59,14 @@ async fn describe_kind<T: Describe>(
     names: &[String],
 ) -> Result<Vec<String>, Error> {
     let namespace = if args.scope.all_namespaces { "" } else { &args.scope.namespace };
+    if !names.is_empty() && !args.selection.is_empty() {
+        return Err(Error::Usage("name cannot be provided when a selector is specified"));
+    }
     let mut objects: Vec<T> = Vec::new();
     if names.is_empty() {
-        objects = client::get(kubelet, T::KIND, namespace, "").await?;
+        let selected = client::select(kubelet, T::KIND, &args.scope, &args.selection).await?;
+        let typed = selected.into_iter().map(|object| serde_json::from_value(object).map_err(Error::Answer));
+        objects = typed.collect::<Result<_, _>>()?;
     }
     for name in names {
         objects.extend(client::get::<T>(kubelet, T::KIND, namespace, name).await?);
@@ -114,19 +119,10 @@ fn describe_events<T: Object>(object: &T, events: &[Event], now: Time, report: &
         table.push(vec![
             event.event_type.as_str().to_owned(),
             event.reason.clone(),
-            event_age(event, now),
+            age::of_event(event, now),
             event.source.component.clone(),
             event.message.trim().to_owned(),
         ]);
     }
-    report.table(1, &table);
-}
-
-/// `3s`, or `3s (x5 over 2m)` for a repeated event.
-fn event_age(event: &Event, now: Time) -> String {
-    let last = age::since(Some(event.last_timestamp), now);
-    match event.count {
-        0 | 1 => last,
-        count => format!("{last} (x{count} over {})", age::since(Some(event.first_timestamp), now)),
-    }
+    report.table(1, table);
 }

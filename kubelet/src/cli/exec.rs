@@ -6,7 +6,7 @@ use proto::kubelet::ExecRequest;
 use rustix::termios;
 
 use super::remote_command::Session;
-use super::{Error, client};
+use super::{Error, client, containers};
 use crate::config::{ContainerArgs, ExecArgs};
 
 /// The program's exit code is that of the command (`Error::Exited`).
@@ -17,10 +17,11 @@ pub(super) async fn exec(args: &ExecArgs, out: &mut dyn Write) -> Result<(), Err
     if args.tty && !has_terminal {
         let _no_reader = writeln!(io::stderr(), "Unable to use a TTY - input is not a terminal");
     }
+    let container = containers::one(&mut kubelet, &pod.namespace, pod.name(), container).await?;
     let request = ExecRequest {
         namespace: pod.namespace.clone(),
         pod: pod.name().to_owned(),
-        container: container.clone(),
+        container,
         command: args.command.clone(),
         stdin: args.stdin,
         tty: args.tty,

@@ -6,7 +6,8 @@ use crate::objects::Kind;
 /// Any of kubectl's names: `po`, `pod`, `pods`, `Pod`.
 pub(super) fn parse(word: &str) -> Result<Kind, Error> {
     let kind = match word.to_lowercase().as_str() {
-        "po" | "pod" | "pods" => Kind::Pod,
+        // kubectl's `all` has no other kind of these.
+        "po" | "pod" | "pods" | "all" => Kind::Pod,
         "pvc" | "persistentvolumeclaim" | "persistentvolumeclaims" => Kind::PersistentVolumeClaim,
         "pv" | "persistentvolume" | "persistentvolumes" => Kind::PersistentVolume,
         "sc" | "storageclass" | "storageclasses" => Kind::StorageClass,
@@ -30,11 +31,25 @@ pub(super) fn select(kind: &str, names: &[String]) -> Result<Vec<(Kind, Vec<Stri
                     "there is no need to specify a resource type as a separate argument when passing arguments in resource/name form",
                 ));
             };
-            selected.push((parse(kind)?, vec![name.to_owned()]));
+            let kind = parse(kind)?;
+            match selected.last_mut() {
+                Some((last, names)) if *last == kind => names.push(name.to_owned()),
+                _ => selected.push((kind, vec![name.to_owned()])),
+            }
         }
         return Ok(selected);
     }
     kind.split(',').map(|word| Ok((parse(word)?, names.to_vec()))).collect()
+}
+
+/// `pods/web`, as errors of kubectl name an object.
+pub(super) fn subject(kind: Kind, name: &str) -> String {
+    let resource = resource(kind);
+    let (singular, group) =
+        resource.split_once('.').map_or((resource.as_str(), ""), |(one, group)| (one, group));
+    let plural = if singular.ends_with('s') { "es" } else { "s" };
+    let dot = if group.is_empty() { "" } else { "." };
+    format!("{singular}{plural}{dot}{group}/{name}")
 }
 
 /// The name in `-o name`, with the group where there is one.

@@ -12,14 +12,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::streams::{Message, Socket, channel, message};
 use super::{Error, streams};
 
-const PROTOCOL: &str = "v5.channel.k8s.io";
+pub(super) const PROTOCOL: &str = "v5.channel.k8s.io";
 
-const STDIN: u8 = 0;
-const STDOUT: u8 = 1;
-const STDERR: u8 = 2;
-const STATUS: u8 = 3;
+pub(super) const STDIN: u8 = 0;
+pub(super) const STDOUT: u8 = 1;
+pub(super) const STDERR: u8 = 2;
+pub(super) const STATUS: u8 = 3;
 const RESIZE: u8 = 4;
-const CLOSE: u8 = 255;
+pub(super) const CLOSE: u8 = 255;
 
 /// What the command connects with its own stdin, stdout and stderr.
 #[derive(Debug)]
@@ -63,7 +63,12 @@ async fn receive(mut from: SplitStream<Socket>, out: &mut dyn Write) -> Result<(
             Some(_) | None => {}
         }
     }
-    serde_json::from_slice::<Status>(&status).map_err(Error::Answer)?.outcome()
+    outcome(&status)
+}
+
+/// The program's end, from what was sent on its channel.
+pub(super) fn outcome(status: &[u8]) -> Result<(), Error> {
+    serde_json::from_slice::<Status>(status).map_err(Error::Answer)?.outcome()
 }
 
 /// Returns when nothing can be sent any more.

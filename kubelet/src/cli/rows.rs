@@ -183,26 +183,6 @@ impl Tabular for Event {
     }
 }
 
-/// The table's header; the namespace comes first if there are several.
-pub(super) fn head<T: Tabular>(wide: bool, namespaced: bool) -> Vec<String> {
-    let (narrow, more) = T::head();
-    let namespace = if namespaced && T::KIND.is_namespaced() { &["NAMESPACE"][..] } else { &[] };
-    let more = if wide { more } else { &[] };
-    [namespace, narrow, more].concat().into_iter().map(str::to_owned).collect()
-}
-
-/// A row with the columns of `head`.
-pub(super) fn row<T: Tabular>(object: &T, wide: bool, namespaced: bool, now: Time) -> Vec<String> {
-    let mut row = object.row(now);
-    if !wide {
-        row.truncate(T::head().0.len());
-    }
-    if namespaced && T::KIND.is_namespaced() {
-        row.insert(0, object.metadata().namespace.clone());
-    }
-    row
-}
-
 pub(super) fn access_modes(modes: &[AccessMode]) -> String {
     modes.iter().map(|mode| mode.short()).collect::<Vec<_>>().join(",")
 }

@@ -11,39 +11,36 @@ const GAP: usize = 3;
 #[derive(Debug)]
 pub(super) struct Table {
     rows: Vec<Vec<String>>,
+    /// Of each column, with its gap. They never shrink.
+    widths: Vec<usize>,
 }
 
 impl Table {
     pub(super) fn new(head: Option<Vec<String>>) -> Self {
-        Self { rows: head.into_iter().collect() }
+        Self { rows: head.into_iter().collect(), widths: Vec::new() }
     }
 
     pub(super) fn push(&mut self, row: Vec<String>) {
         self.rows.push(row.iter().map(|cell| printable_line(cell).into_owned()).collect());
     }
 
-    pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        let widths = self.widths();
+    /// Writes the rows that were added since the last time.
+    pub(super) fn flush(&mut self, out: &mut dyn Write) -> io::Result<()> {
         for row in &self.rows {
+            self.widths.resize(self.widths.len().max(row.len()), NARROWEST);
+            for (width, cell) in self.widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.chars().count() + GAP);
+            }
+        }
+        for row in self.rows.drain(..) {
             let mut line = String::new();
             for (at, cell) in row.iter().enumerate() {
-                let width = widths[at];
+                // The last column has no gap.
+                let width = if at + 1 == self.widths.len() { 0 } else { self.widths[at] };
                 line.push_str(&format!("{cell:<width$}"));
             }
             writeln!(out, "{line}")?;
         }
         Ok(())
-    }
-
-    fn widths(&self) -> Vec<usize> {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
-        let widest =
-            |at: usize| self.rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max();
-        let mut widths: Vec<usize> =
-            (0..columns).map(|at| (widest(at).unwrap_or_default() + GAP).max(NARROWEST)).collect();
-        if let Some(last) = widths.last_mut() {
-            *last = 0;
-        }
-        widths
     }
 }

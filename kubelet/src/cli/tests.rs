@@ -1,6 +1,8 @@
 //! The commands against a real API socket, as transcripts. No engine runs: the tests change the
 //! store in its place.
 
+mod keyboard;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,7 +10,7 @@ use clap::Parser;
 use tokio::sync::watch;
 
 use super::{ask, describe_error};
-use crate::config::{Cli, Command, socket_in};
+use crate::config::{Cli, ClientCommand, Command, socket_in};
 use crate::engine::{self, RuntimeEndpoint};
 use crate::node::Node;
 use crate::objects::{
@@ -68,18 +70,35 @@ impl Fixture {
         path.display().to_string()
     }
 
-    /// Runs a command; returns its output, or its error as the user sees it.
-    async fn run(&self, words: &str) -> Result<String, String> {
+    /// A command; blanks separate its words.
+    fn command(&self, words: &str) -> ClientCommand {
         let root = self.dir.path().join("root").display().to_string();
         let words = ["hawser-kubelet"].into_iter().chain(words.split(' ')).chain(["--root-dir", &root]);
-        let Command::Client(command) = Cli::try_parse_from(words).unwrap().command else {
-            panic!("a client command")
-        };
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Client(command) => *command,
+            Command::Run(_) => panic!("a client command"),
+        }
+    }
+
+    /// Runs a command; returns its output, and its error as the user sees it.
+    async fn both(&self, words: &str) -> (String, Option<String>) {
+        let mut out = Vec::new();
+        let error = ask(self.command(words), &mut out).await.err();
+        (String::from_utf8(out).unwrap(), error.map(|error| self.shown(&error)))
+    }
+
+    /// Runs a command; returns its output, or its error as the user sees it.
+    async fn run(&self, words: &str) -> Result<String, String> {
+        let command = self.command(words);
         let mut out = Vec::new();
         match ask(command, &mut out).await {
             Ok(()) => Ok(String::from_utf8(out).unwrap()),
-            Err(error) => Err(describe_error(&error).replace(self.dir.path().to_str().unwrap(), "DIR")),
+            Err(error) => Err(self.shown(&error)),
         }
+    }
+
+    fn shown(&self, error: &super::Error) -> String {
+        describe_error(error).replace(self.dir.path().to_str().unwrap(), "DIR")
     }
 
     fn set_status(&self, name: &str, status: PodStatus) {
@@ -141,17 +160,19 @@ async fn apply_reports_the_outcome_of_each_object() {
 }
 
 #[tokio::test]
-async fn apply_applies_a_whole_file_or_nothing() {
+async fn one_bad_object_does_not_keep_the_others_from_being_applied() {
     let fixture = Fixture::new();
-    let file = fixture.file("bad.yaml", &format!("{CLAIM}---\n{}", POD.replace("name: c", "name: C")));
-    let error = fixture.run(&format!("apply -f {file}")).await.unwrap_err();
+    let text = format!("{CLAIM}---\n{}---\n{POD}", POD.replace("name: c", "name: C"));
+    let file = fixture.file("bad.yaml", &text);
+    let (output, error) = fixture.both(&format!("apply -f {file}")).await;
+    assert_eq!(output, "persistentvolumeclaim/data created\npod/web created\n");
+    let error = error.unwrap();
     assert!(
         error.starts_with(
             "error: DIR/bad.yaml:14:11: Pod \"web\" is invalid: spec.containers[0].name: Invalid value: \"C\""
         ),
         "{error}"
     );
-    assert!(fixture.store.claims().is_empty());
     let missing = fixture.run("apply -f /none.yaml").await.unwrap_err();
     assert_eq!(missing, "error: the path \"/none.yaml\" does not exist");
 }
@@ -442,7 +463,8 @@ async fn describe_shows_how_long_a_secret_is_and_not_what_it_is() {
     let stable = |text: String| text.replace("1s\n", "0s\n");
     assert_eq!(
         stable(fixture.run("get cm,secret").await.unwrap()),
-        "NAME       DATA   AGE\nsettings   1      0s\nNAME    TYPE     DATA   AGE\ntoken   Opaque   1      0s\n"
+        "NAME                 DATA   AGE\nconfigmap/settings   1      0s\n\n\
+         NAME           TYPE     DATA   AGE\nsecret/token   Opaque   1      0s\n"
     );
     let shown = fixture.run("describe cm settings").await.unwrap();
     assert!(shown.contains("\nData\n====\ngreeting:\n----\ngood\nday\n"), "{shown}");

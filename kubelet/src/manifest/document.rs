@@ -106,6 +106,11 @@ impl<'a> Document<'a> {
         self.line
     }
 
+    /// A part of it, which is read like a document.
+    pub(super) fn part(&self, root: Rc<Node<'a>>) -> Self {
+        Self { line: self.lines_before + root.at.line, root, ..*self }
+    }
+
     pub(super) fn root(&self) -> &Node<'a> {
         &self.root
     }

@@ -159,6 +159,8 @@ pub(super) enum Judgement {
     Ignored(&'static str),
     /// The object is not taken; the message says what is wrong with the field.
     Refused(String),
+    /// Kubernetes does not have the field; the message says so.
+    Misspelt(String),
 }
 
 /// A field of Kubernetes in no row of the table.
@@ -171,7 +173,7 @@ pub(super) fn judge(kind: Kind, unknown: &Unknown<'_>) -> Judgement {
     if (verdict == NO_RULE || matches!(verdict, Refused(_)))
         && let Lookup::Unknown { similar } = kubernetes::look_up(kind, &unknown.path)
     {
-        return Judgement::Refused(misspelt(similar));
+        return Judgement::Misspelt(misspelt(similar));
     }
     match verdict {
         _ if asks_for_nothing(unknown) => Judgement::Harmless,

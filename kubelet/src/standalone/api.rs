@@ -5,6 +5,8 @@ mod apply;
 mod delete;
 mod get;
 mod logs;
+mod usage;
+mod watching;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use proto::kubelet::kubelet_server::{Kubelet, KubeletServer};
 use proto::kubelet::{
     ApplyRequest, ApplyResponse, AttachRequest, AttachedAt, DeleteProgress, DeleteRequest, ExecRequest,
     GetRequest, GetResponse, LogsChunk, LogsRequest, PortForwardRequest, StopProgress, StopRequest,
-    StreamsAt,
+    StreamsAt, UsageRequest, UsageResponse, WatchEvent,
 };
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
@@ -68,6 +70,12 @@ pub enum Error {
     },
     #[error(transparent)]
     Streams(StreamError),
+    #[error("read {path}")]
+    ReadUsage {
+        path: &'static str,
+        #[source]
+        source: io::Error,
+    },
     #[error("stop pods")]
     Stop(#[source] crate::engine::Error),
 }
@@ -102,7 +110,9 @@ impl From<Error> for Status {
                 Self::failed_precondition(text)
             }
             Error::Streams(StreamError::Runtime(_) | StreamError::Ending) => Self::unavailable(text),
-            Error::Serve { .. } | Error::ReadLog { .. } | Error::Stop(_) => Self::internal(text),
+            Error::Serve { .. } | Error::ReadLog { .. } | Error::ReadUsage { .. } | Error::Stop(_) => {
+                Self::internal(text)
+            }
         }
     }
 }
@@ -176,6 +186,17 @@ impl Kubelet for Api {
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         Ok(Response::new(get::get(&self.store, self.engine.capacity(), &request.into_inner())?))
+    }
+
+    async fn watch(&self, request: Request<GetRequest>) -> Result<Response<Answers<WatchEvent>>, Status> {
+        let watch = watching::Watch::begin(self, request.into_inner())?;
+        let (answers, stream) = mpsc::channel(ANSWERS_KEPT);
+        tokio::spawn(watch.send(answers));
+        Ok(Response::new(as_answers(stream)))
+    }
+
+    async fn usage(&self, _request: Request<UsageRequest>) -> Result<Response<UsageResponse>, Status> {
+        Ok(Response::new(usage::usage(&self.engine).await?))
     }
 
     async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<Answers<LogsChunk>>, Status> {

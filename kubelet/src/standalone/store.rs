@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 
 use crate::objects::{
     ConfigMap, CsiDriver, Document, Event, EventType, Kind, Object, ObjectRef, PersistentVolume,
@@ -132,6 +132,8 @@ struct Inner {
     writing: Mutex<()>,
     state: Mutex<State>,
     changes: broadcast::Sender<Change>,
+    /// Notified of each new status of a pod.
+    statuses: watch::Sender<()>,
     /// The node is stopping with its pods.
     refuses_pods: AtomicBool,
 }
@@ -169,6 +171,7 @@ impl Store {
             writing: Mutex::new(()),
             state: Mutex::new(state),
             changes: broadcast::Sender::new(CHANGES_KEPT),
+            statuses: watch::Sender::new(()),
             refuses_pods: AtomicBool::new(false),
         };
         let store = Self { inner: Arc::new(inner) };
@@ -246,6 +249,11 @@ impl Store {
     /// Future changes.
     pub fn subscribe(&self) -> broadcast::Receiver<Change> {
         self.inner.changes.subscribe()
+    }
+
+    /// Future statuses of pods, which are no changes.
+    pub fn subscribe_statuses(&self) -> watch::Receiver<()> {
+        self.inner.statuses.subscribe()
     }
 
     /// All pods, including those being torn down, by namespace and name.
@@ -353,6 +361,7 @@ impl Store {
                 *before = PodStatus { phase, reason, message, ..std::mem::take(before) };
             }
         }
+        self.inner.statuses.send_replace(());
     }
 
     pub fn pod_status(&self, uid: &str) -> Option<PodStatus> {

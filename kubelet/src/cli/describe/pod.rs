@@ -120,7 +120,7 @@ fn describe_gates(pod: &Pod, report: &mut Report) {
         let status = condition.map_or("<none>".to_owned(), |c| format!("{:?}", c.status));
         table.push(vec![gate.condition_type.clone(), status]);
     }
-    report.table(1, &table);
+    report.table(1, table);
 }
 
 fn describe_state(title: &str, state: &ContainerState, report: &mut Report) {
@@ -173,7 +173,7 @@ fn describe_conditions(pod: &Pod, report: &mut Report) {
         let (kind, status) = (condition.condition_type.clone(), format!("{:?}", condition.status));
         table.push(vec![kind, status, condition.reason.clone()]);
     }
-    report.table(1, &table);
+    report.table(1, table);
 }
 
 fn describe_volumes(volumes: &[Volume], report: &mut Report) {

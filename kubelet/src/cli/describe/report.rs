@@ -60,9 +60,9 @@ impl Report {
         }
     }
 
-    pub(super) fn table(&mut self, level: usize, table: &Table) {
+    pub(super) fn table(&mut self, level: usize, mut table: Table) {
         let mut text = Vec::new();
-        table.write(&mut text).expect("writing to memory");
+        table.flush(&mut text).expect("writing to memory");
         for line in String::from_utf8_lossy(&text).lines() {
             self.plain(level, line.trim_end());
         }

@@ -1,47 +1,34 @@
-//! `apply`: the documents of a client, all or none.
+//! `apply`: the documents of a client.
 
+use proto::kubelet::apply_request::UnknownFields as WireUnknownFields;
 use proto::kubelet::apply_response::result::Outcome as WireOutcome;
 use proto::kubelet::{ApplyRequest, ApplyResponse, ObjectKey, apply_response};
 
 use super::Error;
-use crate::manifest::{self, Manifest, ManifestError};
+use crate::manifest::{self, Manifest, UnknownFields};
 use crate::objects::EventType;
 use crate::standalone::store::{Outcome, Source, Store};
 
-/// An error travels in an HTTP header, where 16 KiB is the client's limit for
-/// all of them and some characters take three bytes.
-const ANSWER_BYTES: usize = 4 << 10;
-
-/// Refuses all of a text that has one mistake: a client waits for the answer
-/// and corrects it, where a file must be made the best of.
+/// Each object on its own: one that is refused does not keep the others from being applied.
 pub(super) fn apply(store: &Store, request: &ApplyRequest) -> Result<ApplyResponse, Error> {
-    let parsed = manifest::parse(&request.documents, &request.source);
-    if !parsed.errors.is_empty() {
-        return Err(Error::Invalid { mistakes: shown(&parsed.errors) });
-    }
-    if parsed.manifests.is_empty() {
+    let unknown = match request.unknown_fields() {
+        WireUnknownFields::Refuse => UnknownFields::Refuse,
+        WireUnknownFields::Warn => UnknownFields::Warn,
+        WireUnknownFields::Ignore => UnknownFields::Ignore,
+    };
+    let parsed = manifest::parse_with(&request.documents, &request.source, unknown);
+    if parsed.manifests.is_empty() && parsed.errors.is_empty() {
         return Err(Error::Invalid { mistakes: vec![format!("{}: no objects in it", request.source)] });
     }
-    let results: Result<Vec<_>, Error> =
-        parsed.manifests.into_iter().map(|manifest| apply_one(store, manifest)).collect();
-    Ok(ApplyResponse { results: results? })
-}
-
-/// The first mistakes, as many as fit.
-fn shown(errors: &[ManifestError]) -> Vec<String> {
-    let mut bytes = 0;
-    let mut mistakes: Vec<String> = errors.iter().map(ToString::to_string).collect();
-    let fitting = mistakes.iter().take_while(|mistake| {
-        bytes += mistake.len();
-        bytes <= ANSWER_BYTES
-    });
-    let fitting = fitting.count().max(1);
-    if fitting < mistakes.len() {
-        let more = mistakes.len() - fitting;
-        mistakes.truncate(fitting);
-        mistakes.push(format!("{more} more mistakes"));
+    let mut answer = ApplyResponse::default();
+    answer.failures.extend(parsed.errors.iter().map(ToString::to_string));
+    for manifest in parsed.manifests {
+        match apply_one(store, manifest) {
+            Ok(result) => answer.results.push(result),
+            Err(error) => answer.failures.push(linux::chain(&error)),
+        }
     }
-    mistakes
+    Ok(answer)
 }
 
 fn apply_one(store: &Store, manifest: Manifest) -> Result<apply_response::Result, Error> {

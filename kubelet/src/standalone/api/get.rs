@@ -10,9 +10,27 @@ use crate::admission::Capacity;
 use crate::objects::{Kind, Object};
 use crate::standalone::store::Store;
 
+/// An object as JSON.
+#[derive(Debug)]
+pub(super) struct Listed {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) uid: String,
+    pub(super) json: Vec<u8>,
+}
+
 pub(super) fn get(store: &Store, capacity: Capacity, request: &GetRequest) -> Result<GetResponse, Error> {
+    let objects = listed(store, capacity, request)?;
+    if objects.is_empty() && !request.name.is_empty() {
+        return Err(Error::NotFound { plural: plural(request.kind.parse()?), name: request.name.clone() });
+    }
+    Ok(GetResponse { objects: objects.into_iter().map(|object| object.json).collect() })
+}
+
+/// By namespace and name.
+pub(super) fn listed(store: &Store, capacity: Capacity, request: &GetRequest) -> Result<Vec<Listed>, Error> {
     let kind: Kind = request.kind.parse()?;
-    let objects = match kind {
+    Ok(match kind {
         Kind::Pod => select(store, store.pods(), request),
         Kind::PersistentVolumeClaim => select(store, store.claims(), request),
         Kind::PersistentVolume => select(store, store.volumes(), request),
@@ -22,11 +40,7 @@ pub(super) fn get(store: &Store, capacity: Capacity, request: &GetRequest) -> Re
         Kind::Secret => select(store, store.secrets(), request),
         Kind::Event => select(store, store.events(), request),
         Kind::Node => node(store.node_name(), capacity, request),
-    };
-    if objects.is_empty() && !request.name.is_empty() {
-        return Err(Error::NotFound { plural: plural(kind), name: request.name.clone() });
-    }
-    Ok(GetResponse { objects })
+    })
 }
 
 /// How kubectl calls a kind in messages: `persistentvolumeclaims`.
@@ -45,17 +59,20 @@ pub(super) fn plural(kind: Kind) -> String {
     }
 }
 
-fn select<T: Object>(store: &Store, objects: Vec<Arc<T>>, request: &GetRequest) -> Vec<Vec<u8>> {
+fn select<T: Object>(store: &Store, objects: Vec<Arc<T>>, request: &GetRequest) -> Vec<Listed> {
     let wanted = objects.into_iter().filter(|object| {
         let meta = object.metadata();
         let in_namespace =
             !T::KIND.is_namespaced() || request.namespace.is_empty() || request.namespace == meta.namespace;
         in_namespace && (request.name.is_empty() || request.name == meta.name)
     });
-    if request.whole {
-        return wanted.map(|object| to_json(&whole(store, &*object))).collect();
-    }
-    wanted.map(|object| to_json(&*object)).collect()
+    let json = |object: &T| if request.whole { to_json(&whole(store, object)) } else { to_json(object) };
+    let listed = wanted.map(|object| {
+        let meta = object.metadata();
+        let (namespace, name, uid) = (meta.namespace.clone(), meta.name.clone(), meta.uid.clone());
+        Listed { namespace, name, uid, json: json(&object) }
+    });
+    listed.collect()
 }
 
 /// The object with the fields on which the kubelet does not act.
@@ -69,7 +86,7 @@ fn whole<T: Object>(store: &Store, object: &T) -> Value {
 }
 
 /// There is one node, and it answers. All of it is for pods.
-fn node(name: &str, capacity: Capacity, request: &GetRequest) -> Vec<Vec<u8>> {
+fn node(name: &str, capacity: Capacity, request: &GetRequest) -> Vec<Listed> {
     if !request.name.is_empty() && request.name != name {
         return Vec::new();
     }
@@ -90,7 +107,8 @@ fn node(name: &str, capacity: Capacity, request: &GetRequest) -> Vec<Vec<u8>> {
             "nodeInfo": {"kubeletVersion": concat!("hawser-", env!("CARGO_PKG_VERSION"))},
         },
     });
-    vec![to_json(&node)]
+    let name = name.to_owned();
+    vec![Listed { namespace: String::new(), uid: name.clone(), name, json: to_json(&node) }]
 }
 
 fn to_json(object: &impl serde::Serialize) -> Vec<u8> {

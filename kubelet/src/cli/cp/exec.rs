@@ -1,0 +1,144 @@
+//! A program in a container whose streams are those of this process's tasks.
+
+use std::cell::Cell;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt, StreamExt};
+use proto::kubelet::ExecRequest;
+use proto::kubelet::kubelet_client::KubeletClient;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tonic::transport::Channel;
+
+use super::super::printable::printable;
+use super::super::remote_command::{CLOSE, PROTOCOL, STATUS, STDERR, STDIN, STDOUT, outcome};
+use super::super::streams::{self, Message, Socket, channel, message};
+use crate::cli::Error;
+
+/// A container whose streams rest that long has stopped.
+const IDLE: Duration = Duration::from_secs(60);
+/// Of a program's stderr; the rest is dropped.
+const STDERR_BYTES: usize = 64 << 10;
+/// Of a program's status.
+const STATUS_BYTES: usize = 64 << 10;
+
+#[derive(Debug)]
+pub(super) struct Container {
+    pub(super) kubelet: KubeletClient<Channel>,
+    pub(super) namespace: String,
+    pub(super) pod: String,
+    pub(super) container: String,
+}
+
+/// Since when nothing has moved; `None` while this side is the one that waits for the disk.
+type Idle = Cell<Option<Instant>>;
+
+impl Container {
+    /// Returns at the program's end. Its stderr is this command's.
+    pub(super) async fn run(
+        &self,
+        command: &[&str],
+        input: Option<mpsc::Receiver<Vec<u8>>>,
+        output: Option<mpsc::Sender<Vec<u8>>>,
+    ) -> Result<(), Error> {
+        let request = ExecRequest {
+            namespace: self.namespace.clone(),
+            pod: self.pod.clone(),
+            container: self.container.clone(),
+            command: command.iter().map(|word| (*word).to_owned()).collect(),
+            stdin: input.is_some(),
+            tty: false,
+        };
+        let url = self.kubelet.clone().exec(request).await?.into_inner().url;
+        let (to, from) = streams::connect(&url, PROTOCOL).await?.split();
+        let idle = Cell::new(Some(Instant::now()));
+        tokio::select! {
+            ended = receive(from, output, &idle) => ended,
+            problem = send(to, input, &idle) => Err(problem),
+            () = rests(&idle) => Err(Error::Stalled { program: command[0].to_owned(), seconds: IDLE.as_secs() }),
+        }
+    }
+
+    /// What it means that tar could not be started.
+    pub(super) fn needs_tar(&self, error: Error) -> Error {
+        match error {
+            Error::Exec { message } => {
+                Error::NoTar { pod: self.pod.clone(), container: self.container.clone(), message }
+            }
+            other => other,
+        }
+    }
+}
+
+/// Returns at the program's end, or when its output is not wanted any more.
+async fn receive(
+    mut from: SplitStream<Socket>,
+    output: Option<mpsc::Sender<Vec<u8>>>,
+    idle: &Idle,
+) -> Result<(), Error> {
+    let (mut status, mut said) = (Vec::new(), 0);
+    while let Some(received) = from.next().await {
+        let received = received.map_err(|source| Error::Stream(Box::new(source)))?;
+        match channel(&received) {
+            Some((STDOUT, bytes)) => {
+                idle.set(None);
+                if let Some(output) = &output
+                    && output.send(bytes.to_vec()).await.is_err()
+                {
+                    return Ok(());
+                }
+            }
+            Some((STDERR, bytes)) => {
+                let shown = &bytes[..bytes.len().min(STDERR_BYTES - said)];
+                said += shown.len();
+                let text = String::from_utf8_lossy(shown);
+                let _no_reader = write!(io::stderr(), "{}", printable(&text));
+            }
+            Some((STATUS, bytes)) => status.extend(&bytes[..bytes.len().min(STATUS_BYTES - status.len())]),
+            Some(_) | None => {}
+        }
+        idle.set(Some(Instant::now()));
+    }
+    outcome(&status)
+}
+
+/// Returns when nothing can be sent any more.
+async fn send(
+    mut to: SplitSink<Socket, Message>,
+    mut input: Option<mpsc::Receiver<Vec<u8>>>,
+    idle: &Idle,
+) -> Error {
+    loop {
+        let sending = match &mut input {
+            None => return std::future::pending().await,
+            Some(pieces) => {
+                idle.set(None);
+                match pieces.recv().await {
+                    Some(piece) => message(STDIN, &piece),
+                    None => {
+                        input = None;
+                        message(CLOSE, &[STDIN])
+                    }
+                }
+            }
+        };
+        idle.set(Some(Instant::now()));
+        if let Err(problem) = to.send(sending).await {
+            return Error::Stream(Box::new(problem));
+        }
+        idle.set(Some(Instant::now()));
+    }
+}
+
+/// Returns when nothing has moved for [`IDLE`].
+async fn rests(idle: &Idle) {
+    loop {
+        match idle.get() {
+            Some(since) if since.elapsed() >= IDLE => return,
+            Some(since) => tokio::time::sleep_until(since + IDLE).await,
+            None => tokio::time::sleep(IDLE).await,
+        }
+    }
+}

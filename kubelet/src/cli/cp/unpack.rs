@@ -1,0 +1,337 @@
+//! A tar archive of a container, unpacked on this machine.
+//!
+//! The archive is hostile: whoever owns the container writes it. So nothing is made outside of the
+//! target directory: names with `..` and absolute ones are refused, links and devices are left out, and
+//! the kernel resolves each path below the directory and through no link (openat2(2)). Memory, entries
+//! and warnings are bounded; so is the file's size, by what the container really sends.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use tar::EntryType;
+use tokio::sync::mpsc;
+
+use crate::cli::Error;
+
+/// Of the headers of one entry: a name may have 4 KiB, and PAX headers repeat it.
+const HEADER_BYTES: u64 = 1 << 20;
+const ENTRIES: usize = 1_000_000;
+const WARNINGS: usize = 20;
+
+const WITHIN: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+
+/// Where an archive is unpacked.
+#[derive(Debug)]
+pub(super) struct Target {
+    dir: OwnedFd,
+    path: PathBuf,
+    /// What the copied file or directory is called here; `None`: its content goes into the directory.
+    name: Option<OsString>,
+    /// What it is called in the archive.
+    prefix: Vec<OsString>,
+    no_preserve: bool,
+}
+
+/// What was left out.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Skipped {
+    pub(super) shown: Vec<String>,
+    pub(super) more: usize,
+}
+
+impl Skipped {
+    fn add(&mut self, what: String) {
+        if self.shown.len() < WARNINGS { self.shown.push(what) } else { self.more += 1 }
+    }
+}
+
+impl Target {
+    /// Makes the directory if it is missing: its path is the user's own.
+    pub(super) fn open(
+        dir: &Path,
+        name: Option<OsString>,
+        prefix: Vec<OsString>,
+        no_preserve: bool,
+    ) -> Result<Self, Error> {
+        let failed = |source: io::Error| Error::WriteFile { path: dir.to_owned(), source };
+        std::fs::create_dir_all(dir).map_err(failed)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(dir, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+        Ok(Self { dir: opened, path: dir.to_owned(), name, prefix, no_preserve })
+    }
+
+    pub(super) fn unpack(&self, pieces: mpsc::Receiver<Vec<u8>>) -> Result<Skipped, Error> {
+        self.unpack_from(Pieces { pieces, piece: Vec::new(), at: 0 })
+    }
+
+    fn unpack_from(&self, stream: impl Read) -> Result<Skipped, Error> {
+        let mut skipped = Skipped::default();
+        let allowance = Rc::new(std::cell::Cell::new(0));
+        let mut archive = tar::Archive::new(Limited { stream, left: Rc::clone(&allowance) });
+        let mut entries = archive.entries().map_err(Error::Archive)?;
+        for count in 0.. {
+            allowance.set(HEADER_BYTES);
+            let Some(entry) = entries.next() else { break };
+            let mut entry = entry.map_err(Error::Archive)?;
+            if count == ENTRIES {
+                return Err(corrupt("it has more than 1,000,000 entries"));
+            }
+            allowance.set(u64::MAX);
+            let name = entry.path().map_err(Error::Archive)?.into_owned();
+            let kind = entry.header().entry_type();
+            match kind {
+                EntryType::XGlobalHeader => {}
+                EntryType::Symlink => {
+                    let to = entry.link_name().ok().flatten().unwrap_or_default().display().to_string();
+                    skipped.add(format!("symlink: {:?} -> {to:?}", name.display().to_string()));
+                }
+                EntryType::Directory | EntryType::Regular | EntryType::Continuous => {
+                    let place = self.place(&name)?;
+                    if kind == EntryType::Directory {
+                        self.make_directories(&place).map_err(|e| self.failed(&place, e.into()))?;
+                    } else {
+                        let mode = entry.header().mode().unwrap_or(0o644);
+                        self.write(&place, mode, &mut entry).map_err(|e| self.failed(&place, e))?;
+                    }
+                }
+                _ => skipped.add(format!("{:?}: no file and no directory", name.display().to_string())),
+            }
+            // The rest of an entry is content: the next read begins with a header.
+            io::copy(&mut entry, &mut io::sink()).map_err(Error::Archive)?;
+        }
+        Ok(skipped)
+    }
+
+    /// Where an entry goes, below the target directory.
+    fn place(&self, name: &Path) -> Result<Vec<OsString>, Error> {
+        let mut names = Vec::new();
+        for component in name.components() {
+            match component {
+                Component::Normal(name) => names.push(name.to_owned()),
+                Component::CurDir => {}
+                Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
+                    return Err(corrupt(&format!("{:?} leads out of the copied directory", shown(name))));
+                }
+            }
+        }
+        let Some(rest) = names.strip_prefix(self.prefix.as_slice()) else {
+            return Err(corrupt(&format!("{:?} was not asked for", shown(name))));
+        };
+        Ok(self.name.iter().chain(rest).cloned().collect())
+    }
+
+    fn make_directories(&self, place: &[OsString]) -> rustix::io::Result<OwnedFd> {
+        let mut dir = within(self.dir.as_fd(), OsStr::new("."), DIRECTORY, Mode::empty())?;
+        for name in place {
+            match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error),
+            }
+            dir = within(dir.as_fd(), name, DIRECTORY, Mode::empty())?;
+        }
+        Ok(dir)
+    }
+
+    fn write(&self, place: &[OsString], mode: u32, content: &mut impl Read) -> io::Result<()> {
+        let Some((name, parents)) = place.split_last() else {
+            return Err(io::ErrorKind::IsADirectory.into());
+        };
+        let dir = self.make_directories(parents)?;
+        // A FIFO of the user's in its place must not hold the copy up.
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let mode = if self.no_preserve { 0o644 } else { mode & 0o777 };
+        let mut file = File::from(within(dir.as_fd(), name, flags, Mode::from_raw_mode(mode))?);
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("it is there, and no regular file"));
+        }
+        io::copy(content, &mut file).map(drop)
+    }
+
+    fn failed(&self, place: &[OsString], source: io::Error) -> Error {
+        Error::WriteFile { path: self.path.join(place.iter().collect::<PathBuf>()), source }
+    }
+}
+
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+fn within(
+    dir: std::os::fd::BorrowedFd<'_>,
+    name: &OsStr,
+    flags: OFlags,
+    mode: Mode,
+) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat2(dir, name, flags, mode, WITHIN)
+}
+
+fn corrupt(problem: &str) -> Error {
+    Error::Corrupt { problem: problem.to_owned() }
+}
+
+/// The begin of a name, which may be long.
+fn shown(name: &Path) -> String {
+    name.display().to_string().chars().take(200).collect()
+}
+
+/// Ends with an error once the allowance of bytes is used up.
+struct Limited<R> {
+    stream: R,
+    left: Rc<std::cell::Cell<u64>>,
+}
+
+impl<R: Read> Read for Limited<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.left.get()).unwrap_or(usize::MAX).min(buffer.len());
+        if most == 0 && !buffer.is_empty() {
+            return Err(io::Error::other("the headers of an entry have more than 1 MiB"));
+        }
+        let read = self.stream.read(&mut buffer[..most])?;
+        self.left.set(self.left.get().saturating_sub(read as u64));
+        Ok(read)
+    }
+}
+
+/// What a task received, as a stream.
+struct Pieces {
+    pieces: mpsc::Receiver<Vec<u8>>,
+    piece: Vec<u8>,
+    at: usize,
+}
+
+impl Read for Pieces {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.piece.len() {
+            let Some(piece) = self.pieces.blocking_recv() else { return Ok(0) };
+            (self.piece, self.at) = (piece, 0);
+        }
+        let read = (&self.piece[self.at..]).read(buffer)?;
+        self.at += read;
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    struct Archive(tar::Builder<Vec<u8>>);
+
+    impl Archive {
+        fn new() -> Self {
+            Self(tar::Builder::new(Vec::new()))
+        }
+
+        /// A header as it is, with any name.
+        fn add(mut self, name: &str, kind: EntryType, content: &str, link: &str) -> Self {
+            let mut header = tar::Header::new_gnu();
+            header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.as_old_mut().linkname[..link.len()].copy_from_slice(link.as_bytes());
+            header.set_entry_type(kind);
+            header.set_mode(0o750);
+            header.set_size(content.len() as u64);
+            header.set_cksum();
+            self.0.append(&header, content.as_bytes()).unwrap();
+            self
+        }
+
+        fn file(self, name: &str, content: &str) -> Self {
+            self.add(name, EntryType::Regular, content, "")
+        }
+
+        fn unpack(self, dir: &Path, name: Option<&str>, prefix: &[&str]) -> Result<Skipped, Error> {
+            let prefix = prefix.iter().map(OsString::from).collect();
+            let target = Target::open(dir, name.map(OsString::from), prefix, false).unwrap();
+            target.unpack_from(self.0.into_inner().unwrap().as_slice())
+        }
+    }
+
+    #[test]
+    fn files_come_with_their_modes_and_their_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        let archive = Archive::new()
+            .add("etc/app/", EntryType::Directory, "", "")
+            .file("etc/app/a", "one")
+            .file("./etc/app/sub/b", "two");
+        assert_eq!(archive.unpack(dir.path(), Some("copy"), &["etc", "app"]).unwrap(), Skipped::default());
+        assert_eq!(fs::read_to_string(dir.path().join("copy/a")).unwrap(), "one");
+        assert_eq!(fs::read_to_string(dir.path().join("copy/sub/b")).unwrap(), "two");
+        let mode = fs::metadata(dir.path().join("copy/a")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o700, 0o700);
+        Archive::new()
+            .file("etc/hosts", "x")
+            .unpack(dir.path(), Some("copy"), &["etc", "hosts"])
+            .unwrap_err();
+        Archive::new().file("etc/hosts", "x").unpack(dir.path(), Some("file"), &["etc", "hosts"]).unwrap();
+        Archive::new().file("etc/hosts", "y").unpack(dir.path(), Some("file"), &["etc", "hosts"]).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("file")).unwrap(), "y");
+    }
+
+    #[test]
+    fn nothing_is_made_outside_of_the_target() {
+        let dir = tempfile::tempdir().unwrap();
+        let (inside, outside) = (dir.path().join("in"), dir.path().join("out"));
+        fs::create_dir(&outside).unwrap();
+        let out = outside.to_str().unwrap();
+        for name in ["d/../../out/x", "../out/x", "d/..", "/etc/x", &format!("{out}/x")] {
+            let error = Archive::new().file(name, "x").unpack(&inside, Some("d"), &["d"]).unwrap_err();
+            assert!(matches!(error, Error::Corrupt { .. }), "{name}: {error}");
+        }
+        let error = Archive::new().file("other/x", "x").unpack(&inside, Some("d"), &["d"]).unwrap_err();
+        assert_eq!(error.to_string(), "tar contents corrupted: \"other/x\" was not asked for");
+        // A link in the archive is not made, so nothing is written through it.
+        let archive = Archive::new()
+            .add("d/link", EntryType::Symlink, "", out)
+            .file("d/link/x", "x")
+            .add("d/hard", EntryType::Link, "", "/etc/passwd")
+            .add("d/pipe", EntryType::Fifo, "", "")
+            .add("d/disk", EntryType::Block, "", "");
+        let skipped = archive.unpack(&inside, Some("d"), &["d"]).unwrap();
+        assert_eq!(skipped.shown.len(), 4, "{skipped:?}");
+        assert_eq!(skipped.shown[0], format!("symlink: \"d/link\" -> {out:?}"));
+        assert!(inside.join("d/link").is_dir() && !inside.join("d/hard").exists());
+        // Nor through links that are there already.
+        symlink(&outside, inside.join("d/old")).unwrap();
+        symlink(outside.join("y"), inside.join("d/file")).unwrap();
+        for name in ["d/old/x", "d/file"] {
+            let error = Archive::new().file(name, "x").unpack(&inside, Some("d"), &["d"]).unwrap_err();
+            assert!(matches!(error, Error::WriteFile { .. }), "{name}: {error}");
+        }
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_fifo_in_the_way_does_not_hold_the_copy_up() {
+        let dir = tempfile::tempdir().unwrap();
+        nix::unistd::mkfifo(&dir.path().join("f"), nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+        Archive::new().file("f", "x").unpack(dir.path(), Some("f"), &["f"]).unwrap_err();
+    }
+
+    #[test]
+    fn headers_and_warnings_are_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut archive = Archive::new();
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(EntryType::GNULongName);
+        header.set_size(2 << 20);
+        header.set_cksum();
+        archive.0.append(&header, io::repeat(b'a').take(2 << 20)).unwrap();
+        let error = archive.file("d/x", "x").unpack(dir.path(), None, &[]).unwrap_err();
+        assert!(linux::chain(&error).contains("more than 1 MiB"), "{}", linux::chain(&error));
+        let links = (0..50)
+            .fold(Archive::new(), |archive, n| archive.add(&format!("d/{n}"), EntryType::Symlink, "", "x"));
+        let skipped = links.unpack(dir.path(), None, &[]).unwrap();
+        assert_eq!((skipped.shown.len(), skipped.more), (WARNINGS, 30));
+        // Holes are not in the stream: a small archive would be a large file.
+        let sparse = Archive::new().add("d/s", EntryType::GNUSparse, "", "");
+        assert!(sparse.unpack(dir.path(), None, &[]).is_err() || !dir.path().join("d/s").exists());
+    }
+}

@@ -1,0 +1,147 @@
+//! `watch`: the objects of a kind, and then their changes.
+//!
+//! Each time something has changed, what is there is compared with what was sent. So a client that is
+//! slow gets fewer changes, and none of them is old.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proto::kubelet::watch_event::Type;
+use proto::kubelet::{GetRequest, WatchEvent};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::get::{Listed, listed};
+use super::{Api, Error, Stopping};
+use crate::admission::Capacity;
+use crate::objects::Kind;
+use crate::standalone::store::{Change, Store};
+
+type Answers = mpsc::Sender<Result<WatchEvent, Error>>;
+type Known = BTreeMap<(String, String), Listed>;
+
+/// The time between two comparisons: a burst of changes is not a burst of work.
+const PAUSE: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+pub(super) struct Watch {
+    store: Store,
+    capacity: Capacity,
+    request: GetRequest,
+    kind: Kind,
+    changes: broadcast::Receiver<Change>,
+    statuses: watch::Receiver<()>,
+    stopping: watch::Receiver<Stopping>,
+}
+
+impl Watch {
+    pub(super) fn begin(api: &Api, request: GetRequest) -> Result<Self, Error> {
+        let store = &api.store;
+        Ok(Self {
+            stopping: api.stopping.subscribe(),
+            kind: request.kind.parse()?,
+            changes: store.subscribe(),
+            statuses: store.subscribe_statuses(),
+            store: store.clone(),
+            capacity: api.engine.capacity(),
+            request,
+        })
+    }
+
+    /// Returns when the client has gone, or the kubelet ends.
+    pub(super) async fn send(mut self, answers: Answers) {
+        let mut known = Known::new();
+        let mut is_first = true;
+        loop {
+            let now = match listed(&self.store, self.capacity, &self.request) {
+                Ok(objects) => objects,
+                Err(error) => return drop(answers.send(Err(error)).await),
+            };
+            let compared = Instant::now();
+            let bookmark = std::mem::take(&mut is_first).then(|| event(Type::Bookmark, Vec::new()));
+            for event in changed(&mut known, now).into_iter().chain(bookmark) {
+                if answers.send(Ok(event)).await.is_err() {
+                    return;
+                }
+            }
+            tokio::select! {
+                alive = self.change() => if !alive { return },
+                () = answers.closed() => return,
+            }
+            sleep_until(compared + PAUSE).await;
+        }
+    }
+
+    /// Waits for a change of the kind; `false` when there will be none.
+    async fn change(&mut self) -> bool {
+        loop {
+            tokio::select! {
+                change = self.changes.recv() => match change {
+                    Ok(change) if change.kind != self.kind => {}
+                    Ok(_) | Err(RecvError::Lagged(_)) => return true,
+                    Err(RecvError::Closed) => return false,
+                },
+                status = self.statuses.changed() => match status {
+                    Ok(()) if self.kind != Kind::Pod => {}
+                    Ok(()) => return true,
+                    Err(_) => return false,
+                },
+                _ = self.stopping.wait_for(|stopping| *stopping == Stopping::Now) => return false,
+            }
+        }
+    }
+}
+
+/// What makes `known` into `now`.
+fn changed(known: &mut Known, now: Vec<Listed>) -> Vec<WatchEvent> {
+    let now: Known =
+        now.into_iter().map(|object| ((object.namespace.clone(), object.name.clone()), object)).collect();
+    let mut events = Vec::new();
+    for (key, before) in &*known {
+        if now.get(key).is_none_or(|object| object.uid != before.uid) {
+            events.push(event(Type::Deleted, before.json.clone()));
+        }
+    }
+    for (key, object) in &now {
+        match known.get(key) {
+            Some(before) if before.uid != object.uid => events.push(event(Type::Added, object.json.clone())),
+            None => events.push(event(Type::Added, object.json.clone())),
+            Some(before) if before.json != object.json => {
+                events.push(event(Type::Modified, object.json.clone()));
+            }
+            Some(_) => {}
+        }
+    }
+    *known = now;
+    events
+}
+
+fn event(event_type: Type, object: Vec<u8>) -> WatchEvent {
+    WatchEvent { r#type: event_type.into(), object }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_successor_of_the_same_name_is_another_object() {
+        let object = |name: &str, uid: &str, json: &str| Listed {
+            namespace: "default".to_owned(),
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            json: json.as_bytes().to_vec(),
+        };
+        let mut known = Known::new();
+        let mut step = |objects: Vec<Listed>| {
+            let events = changed(&mut known, objects).into_iter();
+            let words = events
+                .map(|event| format!("{:?} {}", event.r#type(), String::from_utf8_lossy(&event.object)));
+            words.collect::<Vec<_>>()
+        };
+        assert_eq!(step(vec![object("a", "1", "a1"), object("b", "2", "b2")]), ["Added a1", "Added b2"]);
+        assert_eq!(step(vec![object("a", "1", "a1"), object("b", "2", "b3")]), ["Modified b3"]);
+        assert_eq!(step(vec![object("a", "3", "a3")]), ["Deleted a1", "Deleted b3", "Added a3"]);
+    }
+}
