@@ -1,14 +1,15 @@
 //! Whether the node has room for a pod (kubelet, lifecycle/predicate.go), and what its pods hold.
 //!
-//! A pod that serves volumes is always admitted: the pods that need it are admitted already. Unlike with
-//! kubelet, a critical pod does not preempt others.
+//! A pod that serves volumes is always admitted: the pods that need it are admitted already.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::critical::serves_volumes;
-use crate::objects::Pod;
+use crate::objects::{Pod, PodPhase};
+use crate::preemption::{Missing, Resource};
+use crate::pressure::{EVICTED, NodePressure};
 use crate::resources::{self, Requests};
 
 /// What the node offers to pods; all of it is allocatable.
@@ -41,6 +42,8 @@ impl Capacity {
 pub(crate) struct Rejection {
     pub(crate) reason: String,
     pub(crate) message: String,
+    /// What other pods would have to free; empty if that does not suffice.
+    pub(crate) missing: Vec<Missing>,
 }
 
 /// What one pod holds.
@@ -71,6 +74,7 @@ impl HostPort {
 pub(crate) struct Admission {
     node_name: String,
     capacity: Capacity,
+    pressure: NodePressure,
     /// By uid.
     shares: Arc<Mutex<BTreeMap<String, Share>>>,
 }
@@ -88,9 +92,47 @@ impl Drop for Admitted {
     }
 }
 
+impl Admitted {
+    /// Takes the share that the changed pod holds.
+    pub(crate) fn update(&self, pod: &Pod) {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        shares.insert(self.uid.clone(), Share::of(pod));
+    }
+}
+
+/// Whether a running pod can become `wanted` beside the node's other pods (kubelet, allocation_manager.go).
+/// What it does not ask more of is not judged.
+pub(crate) fn fits_resized(
+    capacity: Capacity,
+    pods: &[Arc<Pod>],
+    known: &Pod,
+    wanted: &Pod,
+) -> Result<(), Rejection> {
+    let (before, after) = (resources::requests(known), resources::requests(wanted));
+    let others = pods.iter().filter(|other| other.metadata.uid != known.metadata.uid && !has_ended(other));
+    let others: Vec<Requests> = others.map(|other| resources::requests(other)).collect();
+    let used = |of: fn(&Requests) -> i64| others.iter().map(of).fold(0, i64::saturating_add);
+    if after.cpu_millis > before.cpu_millis {
+        fits(Resource::Cpu, after.cpu_millis, used(|r| r.cpu_millis), capacity.cpu_millis)?;
+    }
+    if after.memory_bytes > before.memory_bytes {
+        fits(Resource::Memory, after.memory_bytes, used(|r| r.memory_bytes), capacity.memory_bytes)?;
+    }
+    Ok(())
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed)
+}
+
 impl Admission {
-    pub(crate) fn new(node_name: &str, capacity: Capacity) -> Self {
-        Self { node_name: node_name.to_owned(), capacity, shares: Arc::default() }
+    pub(crate) fn new(node_name: &str, capacity: Capacity, pressure: NodePressure) -> Self {
+        Self { node_name: node_name.to_owned(), capacity, pressure, shares: Arc::default() }
+    }
+
+    /// The uids of the pods that hold a share.
+    pub(crate) fn holders(&self) -> BTreeSet<String> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
     /// Takes the share of a pod. One that `has_run` is not judged.
@@ -117,16 +159,38 @@ impl Admission {
     }
 
     fn judge(&self, pod: &Pod, share: &Share, others: &[&Share]) -> Result<(), Rejection> {
+        if let Some(message) = self.pressure.refusal(pod) {
+            return Err(Rejection { reason: EVICTED.to_owned(), message, missing: Vec::new() });
+        }
+        let short = self.shortages(share, others);
+        let placed = self.judge_place(pod, share, others);
+        let Some((first, _)) = short.first() else { return placed };
+        let missing = short.iter().map(|(_, missing)| *missing).filter(|_| placed.is_ok()).collect();
+        Err(Rejection { missing, ..first.clone() })
+    }
+
+    fn shortages(&self, share: &Share, others: &[&Share]) -> Vec<(Rejection, Missing)> {
         let Capacity { cpu_millis, memory_bytes, storage_bytes, pods } = self.capacity;
         let used = |of: fn(&Requests) -> i64| {
             others.iter().map(|share| of(&share.requests)).fold(0, i64::saturating_add)
         };
         let wanted = &share.requests;
-        fits("pods", 1, i64::try_from(others.len()).unwrap_or(i64::MAX), pods.into())?;
-        fits("cpu", wanted.cpu_millis, used(|r| r.cpu_millis), cpu_millis)?;
-        fits("memory", wanted.memory_bytes, used(|r| r.memory_bytes), memory_bytes)?;
-        let storage = used(|r| r.storage_bytes);
-        fits("ephemeral-storage", wanted.storage_bytes, storage, storage_bytes)?;
+        let running = i64::try_from(others.len()).unwrap_or(i64::MAX);
+        let all = [
+            (Resource::Pods, 1, running, pods.into()),
+            (Resource::Cpu, wanted.cpu_millis, used(|r| r.cpu_millis), cpu_millis),
+            (Resource::Memory, wanted.memory_bytes, used(|r| r.memory_bytes), memory_bytes),
+            (Resource::Storage, wanted.storage_bytes, used(|r| r.storage_bytes), storage_bytes),
+        ];
+        let short = all.into_iter().filter_map(|(resource, requested, used, capacity)| {
+            let rejection = fits(resource, requested, used, capacity).err()?;
+            let amount = used.saturating_add(requested).saturating_sub(capacity);
+            Some((rejection, Missing { resource, amount }))
+        });
+        short.collect()
+    }
+
+    fn judge_place(&self, pod: &Pod, share: &Share, others: &[&Share]) -> Result<(), Rejection> {
         let node_name = pod.spec.node_name.as_str();
         if !node_name.is_empty() && node_name != self.node_name {
             return Err(predicate("NodeName", "node(s) didn't match the requested node name"));
@@ -143,11 +207,13 @@ impl Admission {
 }
 
 /// A request of 0 fits a node that is overcommitted.
-fn fits(resource: &str, requested: i64, used: i64, capacity: i64) -> Result<(), Rejection> {
+fn fits(resource: Resource, requested: i64, used: i64, capacity: i64) -> Result<(), Rejection> {
     if requested == 0 || used.saturating_add(requested) <= capacity {
         return Ok(());
     }
+    let resource = resource.as_str();
     Err(Rejection {
+        missing: Vec::new(),
         reason: format!("OutOf{resource}"),
         message: format!(
             "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
@@ -156,7 +222,8 @@ fn fits(resource: &str, requested: i64, used: i64, capacity: i64) -> Result<(), 
 }
 
 fn predicate(name: &str, why: &str) -> Rejection {
-    Rejection { reason: name.to_owned(), message: format!("Predicate {name} failed: {why}") }
+    let message = format!("Predicate {name} failed: {why}");
+    Rejection { reason: name.to_owned(), message, missing: Vec::new() }
 }
 
 impl Share {
@@ -179,7 +246,7 @@ mod tests {
 
     fn admission() -> Admission {
         let capacity = Capacity { cpu_millis: 2000, memory_bytes: 1 << 30, storage_bytes: 1 << 30, pods: 3 };
-        Admission::new("demo", capacity)
+        Admission::new("demo", capacity, NodePressure::default())
     }
 
     fn pod(uid: &str, spec: serde_json::Value) -> Pod {
@@ -205,6 +272,7 @@ mod tests {
         assert_eq!(rejection.reason, "OutOfcpu");
         let message = "Node didn't have enough resource: cpu, requested: 600, used: 1500, capacity: 2000";
         assert_eq!(rejection.message, message);
+        assert_eq!(rejection.missing, [Missing { resource: Resource::Cpu, amount: 100 }]);
         drop(first);
         let _second = admission.admit(&second, false).unwrap();
         let memory = requesting("c", "memory", "2Gi");
@@ -218,6 +286,20 @@ mod tests {
         let mut mount_pod = pod("g", serde_json::json!({}));
         mount_pod.metadata.labels = labels;
         let _served = admission.admit(&mount_pod, false).unwrap();
+    }
+
+    #[test]
+    fn a_running_pod_grows_only_into_room_that_is_free() {
+        let capacity = admission().capacity;
+        let known = requesting("a", "cpu", "500m");
+        let pods = [Arc::new(known.clone()), Arc::new(requesting("b", "cpu", "1"))];
+        let fits = |amount| fits_resized(capacity, &pods, &known, &requesting("a", "cpu", amount));
+        fits("1").unwrap();
+        let message = "Node didn't have enough resource: cpu, requested: 1001, used: 1000, capacity: 2000";
+        assert_eq!(fits("1001m").unwrap_err().message, message);
+        // On a node with too many pods already, a pod can still shrink.
+        let full = [Arc::new(known.clone()), Arc::new(requesting("b", "cpu", "3"))];
+        fits_resized(capacity, &full, &known, &requesting("a", "cpu", "100m")).unwrap();
     }
 
     #[test]
@@ -240,7 +322,7 @@ mod tests {
         let web = serde_json::json!({"containerPort": 80, "hostPort": 8080});
         let _web = admission.admit(&with_port("a", web.clone()), false).unwrap();
         let rejection = admission.admit(&with_port("b", web), false).unwrap_err();
-        assert_eq!(rejection.reason, "NodePorts");
+        assert_eq!((rejection.reason.as_str(), rejection.missing.len()), ("NodePorts", 0));
         assert!(rejection.message.starts_with("Predicate NodePorts failed: node(s) didn't have free ports"));
         let udp = serde_json::json!({"containerPort": 80, "hostPort": 8080, "protocol": "UDP"});
         drop(admission.admit(&with_port("c", udp), false).unwrap());

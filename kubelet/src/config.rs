@@ -16,6 +16,7 @@ pub use keyboard::{
 pub use output::{Column, OutputFormat};
 
 pub use self::endpoints::{EndpointArgs, TlsListener};
+use crate::pressure::{GracePeriods, PressureLimits, Thresholds, duration};
 
 /// Pods with volumes on one machine, without a cluster.
 ///
@@ -122,6 +123,8 @@ pub struct RunArgs {
     /// Seconds after which an image counts as unused
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     pub minimum_image_ttl: u64,
+    #[command(flatten)]
+    pub eviction: EvictionArgs,
     /// Start containers with this OCI runtime (runc, crun, youki) instead of the built-in one
     #[arg(long, value_name = "PROGRAM", conflicts_with = "container_runtime_endpoint")]
     pub oci_runtime: Option<PathBuf>,
@@ -139,6 +142,40 @@ pub struct RunArgs {
     /// What to log to stderr: error, warn, info, debug, trace, or a filter such as kubelet=debug
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log: String,
+}
+
+/// When pods are evicted although they are within their limits, in kubelet's syntax.
+#[derive(Debug, Args)]
+pub struct EvictionArgs {
+    /// Evict pods at once below these amounts; '' for never. Signals: memory.available, nodefs.available,
+    /// nodefs.inodesFree, imagefs.available, imagefs.inodesFree, pid.available
+    #[arg(
+        long,
+        value_name = "SIGNAL<AMOUNT,...",
+        default_value = "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%",
+        value_parser = Thresholds::parse
+    )]
+    pub eviction_hard: Thresholds,
+    /// Evict pods below these amounts after a grace period
+    #[arg(long, value_name = "SIGNAL<AMOUNT,...", default_value = "", hide_default_value = true, value_parser = Thresholds::parse)]
+    pub eviction_soft: Thresholds,
+    /// The grace period of each soft threshold: memory.available=1m30s
+    #[arg(long, value_name = "SIGNAL=DURATION,...", default_value = "", hide_default_value = true, value_parser = GracePeriods::parse)]
+    pub eviction_soft_grace_period: GracePeriods,
+    /// How long the node keeps a condition of pressure that no longer holds
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
+    pub eviction_pressure_transition_period: std::time::Duration,
+}
+
+impl EvictionArgs {
+    /// The checked form; or what is wrong with the soft thresholds.
+    pub fn limits(&self) -> Result<PressureLimits, String> {
+        let soft = self.eviction_soft.clone().with_grace(&self.eviction_soft_grace_period)?;
+        Ok(PressureLimits {
+            thresholds: self.eviction_hard.clone().and(soft),
+            transition: self.eviction_pressure_transition_period,
+        })
+    }
 }
 
 /// Selects the kubelet.

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use proto::cri;
 use sha2::{Digest, Sha256};
 
-use crate::cri::{CONTAINER_NAME_LABEL, POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL};
+use crate::cri::{
+    CONTAINER_NAME_LABEL, IMAGE_ANNOTATION, POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL,
+};
 use crate::environment::{self, Environment, Origins};
 use crate::objects::{
     Container, ContainerPort, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodDnsConfig,
@@ -250,6 +252,7 @@ fn annotations(instance: &Instance<'_>) -> HashMap<String, String> {
         ("io.kubernetes.container.terminationMessagePath", container.termination_message_path.clone()),
         ("io.kubernetes.container.terminationMessagePolicy", policy.to_owned()),
         ("io.kubernetes.pod.terminationGracePeriod", grace),
+        (IMAGE_ANNOTATION, container.image.clone()),
     ]
     .map(|(key, value)| (key.to_owned(), value))
     .into()

@@ -29,6 +29,8 @@ pub(crate) const POD_NAME_LABEL: &str = "io.kubernetes.pod.name";
 pub(crate) const POD_NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
 pub(crate) const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
 pub(crate) const CONTAINER_NAME_LABEL: &str = "io.kubernetes.container.name";
+/// The image of a container as its manifest named it: it shows a later change.
+pub(crate) const IMAGE_ANNOTATION: &str = "hawser.dev/image";
 
 /// The runtime refused a CRI call or did not answer in time.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -264,23 +266,48 @@ impl Cri {
         Ok(reply.await?.url)
     }
 
-    /// Size in bytes of the writable layers of a pod's containers, by container id, as far as the
-    /// runtime reports it.
-    pub(crate) async fn writable_layers(&self, pod_uid: &str) -> Result<HashMap<String, u64>> {
+    /// Changes limits of a created or running container; a field with its default stays as it is.
+    pub(crate) async fn update_container_resources(
+        &self,
+        id: &str,
+        resources: cri::LinuxContainerResources,
+    ) -> Result<()> {
+        let mut runtime = self.runtime.clone();
+        let request = cri::UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            linux: Some(resources),
+            ..cri::UpdateContainerResourcesRequest::default()
+        };
+        call("UpdateContainerResources", id, DEADLINE, async move {
+            runtime.update_container_resources(request).await
+        })
+        .await
+        .map(drop)
+    }
+
+    /// The writable layers of a pod's containers, by container id, as far as the runtime reports them.
+    pub(crate) async fn writable_layers(&self, pod_uid: &str) -> Result<HashMap<String, Layer>> {
+        let stats = self.container_stats(Some(pod_uid)).await?;
+        let used = |stats: cri::ContainerStats| {
+            let layer = stats.writable_layer?;
+            let inodes = layer.inodes_used.map_or(0, |used| used.value);
+            Some((stats.attributes?.id, Layer { bytes: layer.used_bytes?.value, inodes }))
+        };
+        Ok(stats.into_iter().filter_map(used).collect())
+    }
+
+    /// What the containers of one pod, or of all (`None`), use.
+    pub(crate) async fn container_stats(&self, pod_uid: Option<&str>) -> Result<Vec<cri::ContainerStats>> {
         let mut runtime = self.runtime.clone();
         let filter = cri::ContainerStatsFilter {
-            label_selector: uid_selector(Some(pod_uid)),
+            label_selector: uid_selector(pod_uid),
             ..cri::ContainerStatsFilter::default()
         };
         let request = cri::ListContainerStatsRequest { filter: Some(filter) };
-        let reply = call("ListContainerStats", pod_uid, DEADLINE, async move {
+        let reply = call("ListContainerStats", pod_uid.unwrap_or(""), DEADLINE, async move {
             runtime.list_container_stats(request).await
         });
-        let used = |stats: cri::ContainerStats| {
-            let bytes = stats.writable_layer?.used_bytes?.value;
-            Some((stats.attributes?.id, bytes))
-        };
-        Ok(reply.await?.stats.into_iter().filter_map(used).collect())
+        Ok(reply.await?.stats)
     }
 
     /// What all containers have used.
@@ -377,6 +404,13 @@ impl Cri {
     }
 }
 
+/// What a container's writable layer takes on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layer {
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
+}
+
 pub(crate) fn image_spec(image: &str) -> cri::ImageSpec {
     cri::ImageSpec {
         image: image.to_owned(),
@@ -407,7 +441,12 @@ fn span_of(method: &str, object: &str) -> Span {
         "RunPodSandbox" | "StopPodSandbox" | "RemovePodSandbox" => {
             info_span!("cri", span = name, pod = object)
         }
-        "CreateContainer" | "StartContainer" | "StopContainer" | "RemoveContainer" | "ReopenContainerLog" => {
+        "CreateContainer"
+        | "StartContainer"
+        | "StopContainer"
+        | "RemoveContainer"
+        | "ReopenContainerLog"
+        | "UpdateContainerResources" => {
             info_span!("cri", span = name, container = object)
         }
         "PullImage" | "RemoveImage" => info_span!("cri", span = name, image = object),

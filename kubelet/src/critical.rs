@@ -15,6 +15,16 @@ pub(crate) fn is_critical(pod: &Pod) -> bool {
         || pod.spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY)
 }
 
+/// Among pods, the higher one stays longer. Kubernetes writes the number of a class into the pod.
+pub(crate) fn priority(pod: &Pod) -> i32 {
+    let of_class = match pod.spec.priority_class_name.as_str() {
+        "system-node-critical" => CRITICAL_PRIORITY + 1000,
+        "system-cluster-critical" => CRITICAL_PRIORITY,
+        _ => 0,
+    };
+    pod.spec.priority.unwrap_or(of_class)
+}
+
 /// Whether a pod runs the daemon of a volume.
 pub(crate) fn is_mount_pod(pod: &Pod) -> bool {
     pod.metadata.labels.get(ROLE_LABEL).is_some_and(|role| role == ROLE)

@@ -85,6 +85,7 @@ pub struct Config {
     pub seccomp_default: bool,
     pub logs: crate::logs::Limits,
     pub image_gc: crate::eviction::ImageGc,
+    pub pressure: crate::pressure::PressureLimits,
 }
 
 /// An engine that is ready to run.
@@ -148,7 +149,10 @@ impl Engine {
         let tools = Arc::new(self.tools(cri.clone(), runtime_name)?);
         background.spawn(never_ends(logs::keep_rotating(Arc::clone(&tools), self.config.logs)));
         background.spawn(never_ends(eviction::watch_limits(Arc::clone(&tools))));
-        background.spawn(never_ends(eviction::watch_disk(Arc::clone(&tools), self.config.image_gc)));
+        let limits = std::mem::take(&mut self.config.pressure);
+        let pressure = self.handle.pressure().clone();
+        let watch = eviction::watch_node(Arc::clone(&tools), self.config.image_gc, limits, pressure);
+        background.spawn(never_ends(watch));
         let mut workers = Workers::new(Arc::clone(&tools));
         let mut container_events = events::subscribe(cri, &mut background);
         let mut changes = self.store.subscribe();
@@ -210,7 +214,11 @@ impl Engine {
             log_dir: self.config.log_dir.clone(),
             root_dir: self.config.node.root().to_owned(),
             starts: Starts::new(),
-            admission: Admission::new(&self.config.node_name, self.handle.capacity()),
+            admission: Admission::new(
+                &self.config.node_name,
+                self.handle.capacity(),
+                self.handle.pressure().clone(),
+            ),
             file_work: FileWork::default(),
         })
     }

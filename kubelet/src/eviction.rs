@@ -1,14 +1,18 @@
-//! Keeps the disk from filling up (kubernetes, pkg/kubelet/eviction and pkg/kubelet/images):
+//! Keeps the node's disk, memory and processes from running out (kubernetes, pkg/kubelet/eviction and
+//! pkg/kubelet/images):
 //! - Pods that exceed their limits are evicted.
 //! - On a nearly full disk, dead containers and unused images are removed.
-//!
-//! Node-pressure eviction (of pods within their limits) is not implemented.
+//! - While the node is under pressure, pods within their limits are evicted too.
 
 mod disk;
 mod garbage;
 mod images;
 mod limits;
 mod measure;
+mod monitor;
+mod node;
+mod observe;
+mod rank;
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -21,9 +25,12 @@ use tokio::time::{Instant, timeout};
 
 use crate::critical::is_critical;
 use crate::objects::{EventType, Object, Pod, PodPhase};
+use crate::pressure::{NodePressure, PressureLimits};
 use crate::standalone::store::EVICTED;
 use crate::worker::Tools;
+use garbage::Garbage;
 pub use garbage::ImageGc;
+use measure::Scope;
 
 /// kubelet's period.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -78,7 +85,7 @@ pub(crate) async fn watch_limits(tools: Arc<Tools>) {
 }
 
 async fn check_limits(tools: &Arc<Tools>, pod: &Arc<Pod>) {
-    let usage = match measure::of_pod(tools, pod).await {
+    let usage = match measure::of_pod(tools, pod, Scope::Limited).await {
         Ok(usage) => usage,
         Err(error) => {
             let message = format!("cannot measure the pod's disk usage: {}", linux::chain(&error));
@@ -102,7 +109,16 @@ fn may_be_evicted(pod: &Pod) -> bool {
     is_active && !pod.metadata.is_deleted() && !is_critical(pod)
 }
 
-/// Frees a disk that is nearly full. Never ends.
-pub(crate) async fn watch_disk(tools: Arc<Tools>, thresholds: ImageGc) {
-    garbage::collect_forever(tools, thresholds, PERIOD).await;
+/// Frees a disk that is nearly full, and evicts pods while the node is under pressure. Never ends.
+pub(crate) async fn watch_node(
+    tools: Arc<Tools>,
+    image_gc: ImageGc,
+    limits: PressureLimits,
+    pressure: NodePressure,
+) {
+    let garbage = Arc::new(Garbage::new(image_gc));
+    tokio::join!(
+        garbage::collect_forever(Arc::clone(&tools), Arc::clone(&garbage), PERIOD),
+        node::watch(tools, garbage, limits, pressure, PERIOD),
+    );
 }

@@ -47,6 +47,8 @@ mod plugins;
 mod pod_cgroup;
 mod pod_fields;
 mod pod_names;
+mod preemption;
+pub mod pressure;
 mod probe_results;
 mod probes;
 pub mod pull_secrets;

@@ -32,8 +32,8 @@ pub use class::{
 };
 pub use configuration::{Bytes, ConfigMap, MAX_CONFIGURATION_BYTES, Secret};
 pub use container::{
-    Container, ContainerPort, EnvFromSource, EnvVar, EnvVarSource, MountPropagation, PullPolicy,
-    ResourceRequirements, TerminationMessagePolicy, VolumeMount,
+    Container, ContainerPort, ContainerResizePolicy, EnvFromSource, EnvVar, EnvVarSource, MountPropagation,
+    PullPolicy, ResourceRequirements, TerminationMessagePolicy, VolumeMount,
 };
 pub use document::Document;
 pub use event::{Event, EventSource, EventType};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proto::cri::{self, ContainerState, PodSandboxState};
 
-use crate::cri::{CONTAINER_NAME_LABEL, Cri, POD_NAME_LABEL, POD_NAMESPACE_LABEL, Result};
+use crate::cri::{CONTAINER_NAME_LABEL, Cri, IMAGE_ANNOTATION, POD_NAME_LABEL, POD_NAMESPACE_LABEL, Result};
 use crate::objects::Time;
 
 /// Both lists are newest first.
@@ -76,6 +76,14 @@ pub(crate) fn attempt_of(sandbox: &cri::PodSandboxStatus) -> u32 {
 pub(crate) fn name_of(container: &cri::ContainerStatus) -> &str {
     let metadata = container.metadata.as_ref().map(|m| m.name.as_str());
     metadata.or(container.labels.get(CONTAINER_NAME_LABEL).map(String::as_str)).unwrap_or_default()
+}
+
+/// The image as the manifest named it when the container was made; `None` if it is not known.
+pub(crate) fn image_asked_for(container: &cri::ContainerStatus) -> Option<&str> {
+    let annotated = container.annotations.get(IMAGE_ANNOTATION);
+    // Containers of earlier builds have no annotation.
+    let as_asked = container.image.as_ref().map(|image| &image.user_specified_image);
+    annotated.or(as_asked.filter(|image| !image.is_empty())).map(String::as_str)
 }
 
 /// `namespace/pod/container`, from the labels.

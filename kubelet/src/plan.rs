@@ -6,14 +6,16 @@
 
 mod init;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use proto::cri::{ContainerState, ContainerStatus};
 
 use crate::keyed_backoff::KeyedBackoff;
 use crate::objects::{self, Pod, ProbeKind, RestartPolicy, Time};
-use crate::observed::{Observed, attempt_of, full_name_of, instance_of, name_of, time};
+use crate::observed::{Observed, attempt_of, full_name_of, image_asked_for, instance_of, name_of, time};
 use crate::probe_results::ProbeResults;
+use crate::resources::resize::Difference;
 
 /// The worker follows the order. A failed action of the pod ends the round; a failed action of a
 /// container skips the rest of that container's actions.
@@ -51,6 +53,10 @@ pub(crate) enum Action {
         number: u32,
     },
     Start(Start),
+    /// Give running containers the limits of their manifest.
+    Resize {
+        containers: Vec<Container>,
+    },
     /// Stop containers concurrently; each has the whole grace period, or its own.
     Kill {
         targets: Vec<Target>,
@@ -80,10 +86,28 @@ pub(crate) struct Target {
     pub(crate) name: String,
     /// `namespace/pod/container`.
     pub(crate) full_name: String,
-    /// The probe that ends the container.
-    pub(crate) failed_probe: Option<ProbeKind>,
+    pub(crate) cause: Cause,
     /// The probe's own grace period.
     pub(crate) grace: Option<Duration>,
+}
+
+/// Why a container is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// It goes with its pod, or its postStart hook failed.
+    End,
+    Probe(ProbeKind),
+    /// Its image has changed.
+    Changed,
+    /// A resource has changed whose policy asks for a restart.
+    Resized,
+}
+
+impl Cause {
+    /// Whether another instance starts also with restartPolicy Never: the manifest asks for it.
+    pub(crate) fn replaces(self) -> bool {
+        matches!(self, Self::Changed | Self::Resized)
+    }
 }
 
 impl Action {
@@ -99,15 +123,16 @@ impl Action {
             | Self::StopSandbox { .. }
             | Self::CreateSandbox { .. }
             | Self::EnterSandbox { .. }
+            | Self::Resize { .. }
             | Self::Kill { .. }
             | Self::Finish => None,
         }
     }
 }
 
-/// The back-off key for a container's restarts.
-pub(crate) fn restart_key(container: &str) -> String {
-    format!("restart {container}")
+/// The back-off key for a container's restarts. As with kubelet, another image starts at once.
+pub(crate) fn restart_key(container: &objects::Container) -> String {
+    format!("restart {} {}", container.name, container.image)
 }
 
 /// What a plan is made from.
@@ -117,6 +142,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) observed: &'a Observed,
     pub(crate) probes: &'a ProbeResults,
     pub(crate) restarts: &'a KeyedBackoff,
+    /// Ended containers that were stopped for another instance, by id.
+    pub(crate) replaced: &'a BTreeSet<String>,
     pub(crate) now: Time,
 }
 
@@ -138,13 +165,14 @@ pub(crate) fn run(situation: &Situation<'_>) -> Vec<Action> {
     if lost && pod.spec.restart_policy == RestartPolicy::Never {
         return vec![Action::Finish];
     }
-    let (mut starts, mut kills) = (Vec::new(), Vec::new());
+    let (mut starts, mut kills, mut resizes) = (Vec::new(), Vec::new(), Vec::new());
     let mut has_ended = true;
     for (index, container) in pod.spec.containers.iter().enumerate() {
         let step = next(observed.newest(&container.name), ready.is_some(), situation, container);
         has_ended &= matches!(step, Next::Nothing);
         match step {
             Next::Nothing | Next::KeepRunning => {}
+            Next::Resize => resizes.push(pod.spec.init_containers.len() + index),
             Next::Kill(target) => kills.push(target),
             Next::Start => {
                 let place = pod.spec.init_containers.len() + index;
@@ -167,19 +195,23 @@ pub(crate) fn run(situation: &Situation<'_>) -> Vec<Action> {
         starts.clear();
     }
     starts.splice(0..0, init.starts);
-    start_all(situation, starts)
+    resizes.extend(init.resizes);
+    start_all(situation, starts, resizes)
 }
 
-fn start_all(situation: &Situation<'_>, starts: Vec<Start>) -> Vec<Action> {
+fn start_all(situation: &Situation<'_>, starts: Vec<Start>, resizes: Vec<Container>) -> Vec<Action> {
     let Situation { pod, observed, restarts, now, .. } = *situation;
     let mut plan = Vec::new();
     let mut due = Vec::new();
     for start in starts {
-        let key = restart_key(&pod.spec.container_at(start.container).name);
+        let key = restart_key(pod.spec.container_at(start.container));
         match start.after.and_then(|ended| restarts.remaining(&key, ended, now)) {
             Some(remaining) => plan.push(Action::BackOff { container: start.container, remaining }),
             None => due.push(start),
         }
+    }
+    if !resizes.is_empty() {
+        plan.push(Action::Resize { containers: resizes });
     }
     if due.is_empty() {
         return plan;
@@ -206,14 +238,19 @@ impl Target {
             id: container.id.clone(),
             name: name_of(container).to_owned(),
             full_name: full_name_of(container),
-            failed_probe: None,
+            cause: Cause::End,
             grace: None,
         }
     }
 
-    fn of_probe(running: &ContainerStatus, container: &objects::Container, kind: ProbeKind) -> Self {
-        let grace = container.probe(kind).and_then(|probe| probe.termination_grace_period_seconds);
-        Self { failed_probe: Some(kind), grace: grace.map(Duration::from_secs), ..Self::of(running) }
+    /// The probe's own grace period counts where a probe ends the container.
+    fn because(running: &ContainerStatus, container: &objects::Container, cause: Cause) -> Self {
+        let probe = match cause {
+            Cause::Probe(kind) => container.probe(kind),
+            Cause::End | Cause::Changed | Cause::Resized => None,
+        };
+        let grace = probe.and_then(|probe| probe.termination_grace_period_seconds);
+        Self { cause, grace: grace.map(Duration::from_secs), ..Self::of(running) }
     }
 }
 
@@ -253,6 +290,7 @@ fn removals<'a>(
 enum Next {
     Nothing,
     KeepRunning,
+    Resize,
     Kill(Target),
     Start,
 }
@@ -264,25 +302,50 @@ fn next(
     container: &objects::Container,
 ) -> Next {
     let Some(newest) = newest else { return Next::Start };
-    let failed = situation.probes.failed(&newest.id);
-    match (newest.state(), failed) {
-        (ContainerState::ContainerRunning, Some(kind)) if sandbox_ready => {
-            Next::Kill(Target::of_probe(newest, container, kind))
+    match newest.state() {
+        ContainerState::ContainerRunning if sandbox_ready => {
+            match cause_of_restart(situation, newest, container) {
+                Some(cause) => Next::Kill(Target::because(newest, container, cause)),
+                None if difference(situation.pod, container, newest).is_any() => Next::Resize,
+                None => Next::KeepRunning,
+            }
         }
-        (ContainerState::ContainerRunning, _) if sandbox_ready => Next::KeepRunning,
-        (
-            ContainerState::ContainerRunning
-            | ContainerState::ContainerCreated
-            | ContainerState::ContainerUnknown,
-            _,
-        ) => Next::Start,
-        (ContainerState::ContainerExited, _) => match situation.pod.spec.restart_policy {
+        ContainerState::ContainerRunning
+        | ContainerState::ContainerCreated
+        | ContainerState::ContainerUnknown => Next::Start,
+        ContainerState::ContainerExited if situation.replaced.contains(&newest.id) => Next::Start,
+        ContainerState::ContainerExited => match situation.pod.spec.restart_policy {
             RestartPolicy::Never => Next::Nothing,
             // After a failed probe, the exit code only says how the program takes SIGTERM.
-            RestartPolicy::OnFailure if newest.exit_code == 0 && failed.is_none() => Next::Nothing,
+            RestartPolicy::OnFailure
+                if newest.exit_code == 0 && situation.probes.failed(&newest.id).is_none() =>
+            {
+                Next::Nothing
+            }
             RestartPolicy::OnFailure | RestartPolicy::Always => Next::Start,
         },
     }
+}
+
+/// Why a running container must end for another instance (kubelet: computePodActions).
+fn cause_of_restart(
+    situation: &Situation<'_>,
+    running: &ContainerStatus,
+    container: &objects::Container,
+) -> Option<Cause> {
+    if image_asked_for(running).is_some_and(|image| image != container.image) {
+        return Some(Cause::Changed);
+    }
+    if let Some(kind) = situation.probes.failed(&running.id) {
+        return Some(Cause::Probe(kind));
+    }
+    difference(situation.pod, container, running).needs_restart(container).then_some(Cause::Resized)
+}
+
+/// None if the runtime does not report a container's resources.
+fn difference(pod: &Pod, container: &objects::Container, running: &ContainerStatus) -> Difference {
+    let actual = running.resources.as_ref().and_then(|resources| resources.linux.as_ref());
+    actual.map(|actual| Difference::of(pod, container, actual)).unwrap_or_default()
 }
 
 /// The container's next instance.

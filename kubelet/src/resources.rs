@@ -1,5 +1,7 @@
 //! Derives QoS class, cgroup values and OOM score from a pod's requests and limits.
 
+pub(crate) mod resize;
+
 use std::path::Path;
 
 use proto::cri::LinuxContainerResources;

@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::admission::Capacity;
 use crate::config::{RootDir, RunArgs, http_socket_in, socket_in};
 use crate::endpoints::{self, Endpoints};
 use crate::engine::{self, EmbeddedRuntime, RuntimeEndpoint};
@@ -46,6 +47,8 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("--{flag}: {problem}")]
+    Eviction { flag: &'static str, problem: String },
     #[error("read the host name: set --node-name NAME instead")]
     HostName(#[source] io::Error),
     #[error("start the daemon's threads and signals")]
@@ -90,6 +93,7 @@ async fn run_parts(args: RunArgs) -> Result<(), Error> {
     let root = node.root().to_owned();
     let node_name = node_name(args.node_name.as_deref())?;
     let store = Store::open(&root, &node_name)?;
+    store.set_capacity(Capacity::of_machine(&root, args.max_pods));
     let manifests = absolute("manifests", &args.manifests)?;
     let state_file = root.join("hawser").join("manifests.json");
     let directory = DirectorySource::new(source::Config { dir: manifests, state_file }, store.clone());
@@ -208,6 +212,10 @@ fn engine_config(args: &RunArgs, node: Node, node_name: String) -> Result<engine
             low_percent: args.image_gc_low_threshold.min(args.image_gc_high_threshold).into(),
             min_age: Duration::from_secs(args.minimum_image_ttl),
         },
+        pressure: args
+            .eviction
+            .limits()
+            .map_err(|problem| Error::Eviction { flag: "eviction-soft", problem })?,
     })
 }
 

@@ -5,15 +5,16 @@
 mod conditions;
 mod phase;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proto::cri;
 
 use crate::objects::{
     ConditionStatus, Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
-    ContainerStateWaiting, ContainerStatus, Pod, PodCondition, PodIp, PodPhase, PodStatus, Time,
+    ContainerStateWaiting, ContainerStatus, Pod, PodCondition, PodIp, PodPhase, PodStatus,
+    ResourceRequirements, Time,
 };
-use crate::observed::{Observed, instance_of, time};
+use crate::observed::{Observed, image_asked_for, instance_of, time};
 use crate::probe_results::ProbeResults;
 use crate::resources;
 use conditions::Verdict;
@@ -36,6 +37,10 @@ pub(crate) struct Sources<'a> {
     pub(crate) probes: &'a ProbeResults,
     /// By container id.
     pub(crate) termination_messages: &'a BTreeMap<String, String>,
+    /// Ended containers that another instance follows, by id.
+    pub(crate) replaced: &'a BTreeSet<String>,
+    /// Why the containers do not have the limits of their manifest.
+    pub(crate) resize_problem: Option<&'a str>,
     pub(crate) runtime_name: &'a str,
     pub(crate) host_ip: &'a str,
     pub(crate) now: Time,
@@ -50,6 +55,8 @@ impl Sources<'_> {
         let containers: Vec<ContainerStatus> = spec.containers.iter().map(|c| self.container(c)).collect();
         let phase = match previous.phase {
             ended @ (PodPhase::Succeeded | PodPhase::Failed) => ended,
+            // A container that ended for its successor ends no pod.
+            before if self.is_replacing() => before,
             _ => phase::of(spec, &init, &containers),
         };
         let ips = if spec.host_network { vec![self.host_ip.to_owned()] } else { self.observed.pod_ips() };
@@ -67,6 +74,11 @@ impl Sources<'_> {
             container_statuses: containers,
             qos_class: Some(resources::qos_class(self.pod)),
         }
+    }
+
+    fn is_replacing(&self) -> bool {
+        let mut newest = self.pod.spec.all_containers().filter_map(|c| self.observed.newest(&c.name));
+        newest.any(|c| self.replaced.contains(&c.id))
     }
 
     /// An earlier kubelet's pod started with its first sandbox.
@@ -105,7 +117,9 @@ impl Sources<'_> {
                     let running = ContainerStateRunning { started_at: second(c.started_at) };
                     (ContainerState::Running(running), before.map(terminated))
                 }
-                cri::ContainerState::ContainerExited if self.waiting.contains_key(name) => {
+                cri::ContainerState::ContainerExited
+                    if self.waiting.contains_key(name) || self.replaced.contains(&c.id) =>
+                {
                     (waiting(), Some(terminated(c)))
                 }
                 cri::ContainerState::ContainerExited => (terminated(c), before.map(terminated)),
@@ -122,7 +136,9 @@ impl Sources<'_> {
             state,
             last_state,
             restart_count: newest.map_or(0, instance_of),
-            image: container.image.clone(),
+            // It may have changed since.
+            image: newest.and_then(image_asked_for).unwrap_or(&container.image).to_owned(),
+            resources: resources_of(container, running),
             image_id: newest.map(image_id).unwrap_or_default(),
             container_id: newest.map(|c| self.container_id(c)).unwrap_or_default(),
         }
@@ -173,6 +189,10 @@ impl Sources<'_> {
             let verdict = Verdict { holds: false, reason: DEVICE_CONTROL_MISSING, message };
             conditions.push((DEVICE_CONTROL, verdict));
         }
+        if let Some(problem) = self.resize_problem {
+            let verdict = Verdict { holds: true, reason: "Error", message: problem.to_owned() };
+            conditions.push(("PodResizeInProgress", verdict));
+        }
         conditions.into_iter().map(|(name, verdict)| self.condition(name, verdict)).collect()
     }
 
@@ -189,6 +209,19 @@ impl Sources<'_> {
             message: verdict.message,
         }
     }
+}
+
+/// What is in force; without a running container, what will be.
+fn resources_of(
+    container: &Container,
+    running: Option<&cri::ContainerStatus>,
+) -> Option<ResourceRequirements> {
+    let linux = running.and_then(|c| c.resources.as_ref()?.linux.as_ref());
+    let found = match linux {
+        Some(linux) => resources::resize::actual(container, linux),
+        None => container.resources.clone(),
+    };
+    (!found.limits.is_empty() || !found.requests.is_empty()).then_some(found)
 }
 
 fn image_id(container: &cri::ContainerStatus) -> String {
@@ -223,6 +256,8 @@ mod tests {
             waiting: &waiting,
             probes: &ProbeResults::default(),
             termination_messages: &BTreeMap::new(),
+            replaced: &BTreeSet::new(),
+            resize_problem: None,
             runtime_name: "hawser",
             host_ip: "192.0.2.1",
             now: Time::UNIX_EPOCH,
@@ -280,6 +315,8 @@ mod tests {
             waiting,
             probes: &ProbeResults::default(),
             termination_messages: &BTreeMap::new(),
+            replaced: &BTreeSet::new(),
+            resize_problem: None,
             runtime_name: "hawser",
             host_ip: "192.0.2.1",
             now: Time::UNIX_EPOCH,

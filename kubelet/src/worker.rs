@@ -12,6 +12,7 @@ mod hooks;
 mod images;
 mod messages;
 mod own_files;
+mod resize;
 mod stop;
 mod sub_paths;
 mod sync_pod;
@@ -25,12 +26,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tracing::warn;
 
-use crate::admission::Admitted;
+use crate::admission::{Admitted, Rejection};
 use crate::backoff::Backoff;
+use crate::critical::is_critical;
 use crate::keyed_backoff::KeyedBackoff;
-use crate::objects::{EventType, Object, Pod, PodCondition, RestartPolicy, Time};
+use crate::objects::{EventType, Object, Pod, PodCondition, PodPhase, RestartPolicy, Time};
 use crate::observed::Observed;
-use crate::plan::{self, Situation, Target};
+use crate::plan::{self, Cause, Situation, Target};
+use crate::preemption::{self, PREEMPTING};
 use crate::probes::Probes;
 use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
@@ -42,6 +45,9 @@ use tools::IsSlow;
 pub(crate) use own_files::FileWork;
 pub(crate) use termination::tear_down_orphan;
 pub(crate) use tools::{Starts, Tools, host_ip};
+
+/// While other pods end.
+const ROOM_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -62,6 +68,11 @@ pub(crate) struct Worker {
     started: Option<Time>,
     /// The pod's share of the node, until it has ended.
     admitted: Option<Admitted>,
+    /// The pods that make room for this one, by uid, until they have ended.
+    preempted: BTreeSet<String>,
+    /// Ended containers that were stopped for another instance, by id.
+    replaced: BTreeSet<String>,
+    resize_problem: Option<String>,
     /// Containers whose preStop hook has begun, by id: it runs once.
     pre_stopped: BTreeSet<String>,
     finished: bool,
@@ -101,6 +112,9 @@ impl Worker {
             probes,
             started: None,
             admitted: None,
+            preempted: BTreeSet::new(),
+            replaced: BTreeSet::new(),
+            resize_problem: None,
             pre_stopped: BTreeSet::new(),
             tools,
             pod: Arc::unwrap_or_clone(pod),
@@ -148,6 +162,7 @@ impl Worker {
             self.end_failed().await;
             return Next::Finished;
         }
+        self.follow_changes();
         let observed = match Observed::of(&self.tools.cri, self.uid()).await {
             Ok(observed) => observed,
             Err(error) => {
@@ -163,13 +178,19 @@ impl Worker {
             self.end_failed().await;
             return Next::Finished;
         }
+        if self.waits_for_room() {
+            self.publish_status(&observed).await;
+            return Next::Within(Some(ROOM_PAUSE));
+        }
         let plan = plan::run(&Situation {
             pod: &self.pod,
             observed: &observed,
             probes: &self.probes.results(),
             restarts: &self.restarts,
+            replaced: &self.replaced,
             now: Time::now(),
         });
+        self.forget_changes(&plan, &observed);
         match (self.carry_out(plan, &observed).await, self.until_deadline()) {
             (Next::Within(pause), Some(left)) => Next::Within(Some(pause.map_or(left, |p| p.min(left)))),
             (next, _) => next,
@@ -188,6 +209,7 @@ impl Worker {
                 self.admitted = Some(admitted);
                 true
             }
+            Err(rejection) if self.preempt(&rejection) => true,
             Err(rejection) => {
                 self.record(EventType::Warning, &rejection.reason, &rejection.message);
                 let message = format!("Pod was rejected: {}", rejection.message);
@@ -195,6 +217,43 @@ impl Worker {
                 false
             }
         }
+    }
+
+    /// Has less important pods end, so that a critical pod has room (kubelet, preemption.go); whether that
+    /// suffices. The pod takes its share at once, so that no other pod takes the room meanwhile.
+    fn preempt(&mut self, rejection: &Rejection) -> bool {
+        if rejection.missing.is_empty() || !is_critical(&self.pod) {
+            return false;
+        }
+        let holders = self.tools.admission.holders();
+        let mut running = self.tools.store.pods();
+        running.retain(|pod| {
+            let has_ended = matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
+            holders.contains(&pod.metadata.uid) && pod.metadata.uid != self.uid() && !has_ended
+        });
+        let Some(victims) = preemption::victims(&self.pod, &running, &rejection.missing) else {
+            return false;
+        };
+        let Ok(admitted) = self.tools.admission.admit(&self.pod, true) else { return false };
+        self.admitted = Some(admitted);
+        for victim in victims {
+            let uid = &victim.metadata.uid;
+            if self.tools.store.fail_pod(uid, PREEMPTING, preemption::MESSAGE) {
+                let pod = victim.reference();
+                self.tools.sinks.record(&pod, EventType::Warning, PREEMPTING, preemption::MESSAGE);
+            }
+            self.preempted.insert(uid.clone());
+        }
+        true
+    }
+
+    /// Whether pods that make room for this one have not ended yet.
+    fn waits_for_room(&mut self) -> bool {
+        if !self.preempted.is_empty() {
+            let holders = self.tools.admission.holders();
+            self.preempted.retain(|uid| holders.contains(uid));
+        }
+        !self.preempted.is_empty()
     }
 
     fn uid(&self) -> &str {
@@ -241,6 +300,8 @@ impl Worker {
             waiting: &self.waiting,
             probes: &self.probes.results(),
             termination_messages: self.messages.by_container_id(),
+            replaced: &self.replaced,
+            resize_problem: self.resize_problem.as_deref(),
             runtime_name: &self.tools.runtime_name,
             host_ip: &self.tools.host_ip,
             now: crate::objects::now(),
@@ -262,9 +323,11 @@ impl Worker {
     fn announce(&self, targets: &[Target]) {
         for target in targets {
             let name = &target.name;
-            let message = match target.failed_probe {
-                None => format!("Stopping container {name}"),
-                Some(kind) => {
+            let message = match target.cause {
+                Cause::End => format!("Stopping container {name}"),
+                Cause::Changed => format!("Container {name} definition changed, will be restarted"),
+                Cause::Resized => format!("Container {name} resize requires restart, will be restarted"),
+                Cause::Probe(kind) => {
                     let kind = kind.as_str().to_lowercase();
                     let restarts = self.pod.spec.restart_policy != RestartPolicy::Never
                         || self.pod.spec.container_named(name).is_some_and(|c| c.is_sidecar());
@@ -348,7 +411,7 @@ mod tests {
             log_dir: root.join("logs"),
             root_dir: root.to_owned(),
             starts: Starts::new(),
-            admission: Admission::new("node", capacity),
+            admission: Admission::new("node", capacity, crate::pressure::NodePressure::default()),
             file_work: FileWork::default(),
         };
         let pod = store.pods().remove(0);

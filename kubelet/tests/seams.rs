@@ -120,6 +120,7 @@ fn config(root: &Path) -> engine::Config {
         seccomp_default: false,
         logs: kubelet::logs::Limits { max_size: 1 << 20, max_files: 2 },
         image_gc: ImageGc { high_percent: 100, low_percent: 100, min_age: Duration::ZERO },
+        pressure: kubelet::pressure::PressureLimits::default(),
     }
 }
 

@@ -329,7 +329,10 @@ async fn files_behind_a_swapped_link_are_followed() {
     .await;
     assert!(node.runs("web"));
     version(&node.dir, 2, "demo:2");
-    node.until("the old pod is deleted", |node| !node.runs("web")).await;
+    node.until("the new image", |node| {
+        node.runs("web") && node.store.pods()[0].spec.containers[0].image == "demo:2"
+    })
+    .await;
 }
 
 /// A file that grows endlessly is read up to the limit.

@@ -21,6 +21,14 @@ fn pod(image: &str) -> Described {
     ))
 }
 
+/// The same pod with another command.
+fn commanded(command: &str) -> Described {
+    object(&format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers:\n  \
+         - {{name: c, image: demo:1, command: [{command}]}}\n"
+    ))
+}
+
 fn file(name: &str) -> Source {
     Source::File(format!("/manifests/{name}").into())
 }
@@ -106,11 +114,11 @@ fn a_withdrawn_description_marks_a_claim_and_deletes_a_pod() {
 #[test]
 fn a_changed_pod_follows_once_its_predecessor_is_forgotten() {
     let fixture = Fixture::new();
-    fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap();
+    fixture.store.apply(commanded("old"), file("p.yaml")).unwrap();
     let first = fixture.store.pod("default", "web").unwrap();
-    assert_eq!(fixture.store.apply(pod("demo:1"), file("p.yaml")).unwrap(), Outcome::Unchanged);
+    assert_eq!(fixture.store.apply(commanded("old"), file("p.yaml")).unwrap(), Outcome::Unchanged);
 
-    assert_eq!(fixture.store.apply(pod("demo:2"), file("p.yaml")).unwrap(), Outcome::Configured);
+    assert_eq!(fixture.store.apply(commanded("new"), file("p.yaml")).unwrap(), Outcome::Configured);
     let terminating = fixture.store.pod("default", "web").unwrap();
     assert_eq!(terminating.metadata.uid, first.metadata.uid);
     assert!(terminating.metadata.is_deleted());
@@ -120,7 +128,7 @@ fn a_changed_pod_follows_once_its_predecessor_is_forgotten() {
     let second = fixture.store.pod("default", "web").unwrap();
     assert_ne!(second.metadata.uid, first.metadata.uid);
     assert!(!second.metadata.is_deleted());
-    assert_eq!(second.spec.containers[0].image, "demo:2");
+    assert_eq!(second.spec.containers[0].command, ["new"]);
 
     fixture.store.mark_pod_deleted("default", "web", Some(3)).unwrap();
     fixture.store.mark_pod_deleted("default", "web", Some(9)).unwrap();
@@ -129,6 +137,46 @@ fn a_changed_pod_follows_once_its_predecessor_is_forgotten() {
     fixture.store.forget_pod(&second.metadata.uid).unwrap();
     assert!(fixture.store.pods().is_empty());
     assert!(fixture.reopen().store.pods().is_empty());
+}
+
+#[test]
+fn a_running_pod_takes_over_a_new_image_and_keeps_its_command() {
+    for source in [file("p.yaml"), Source::Api] {
+        let fixture = Fixture::new();
+        fixture.store.apply(pod("demo:1"), source.clone()).unwrap();
+        let first = fixture.store.pod("default", "web").unwrap();
+        let running = PodStatus { phase: PodPhase::Running, ..first.status.clone() };
+        fixture.store.set_pod_status(&first.metadata.uid, running);
+        assert_eq!(fixture.store.apply(pod("demo:2"), source.clone()).unwrap(), Outcome::Configured);
+        let changed = fixture.store.pod("default", "web").unwrap();
+        assert_eq!(
+            (changed.metadata.uid.as_str(), changed.metadata.is_deleted()),
+            (&*first.metadata.uid, false)
+        );
+        assert_eq!(
+            (changed.spec.containers[0].image.as_str(), changed.status.phase),
+            ("demo:2", PodPhase::Running)
+        );
+        let fixture = fixture.reopen();
+        assert_eq!(fixture.store.apply(pod("demo:2"), source).unwrap(), Outcome::Unchanged);
+    }
+}
+
+#[test]
+fn a_client_cannot_change_the_command_of_a_running_pod() {
+    let fixture = Fixture::new();
+    fixture.store.apply(commanded("old"), Source::Api).unwrap();
+    let error = fixture.store.apply(commanded("new"), Source::Api).unwrap_err().to_string();
+    let said = "pod \"web\" is invalid: spec.containers[0].command[0]: Forbidden: a running pod keeps it \
+                (\"old\"; wanted: \"new\")";
+    assert!(error.starts_with(said), "{error}");
+    assert_eq!(fixture.store.pod("default", "web").unwrap().spec.containers[0].command, ["old"]);
+    // One that has ended makes room.
+    let first = fixture.store.pod("default", "web").unwrap();
+    let ended = PodStatus { phase: PodPhase::Succeeded, ..first.status.clone() };
+    fixture.store.set_pod_status(&first.metadata.uid, ended);
+    assert_eq!(fixture.store.apply(commanded("new"), Source::Api).unwrap(), Outcome::Configured);
+    assert!(fixture.store.pod("default", "web").unwrap().metadata.is_deleted());
 }
 
 #[test]
@@ -222,7 +270,7 @@ fn an_events_message_is_cut() {
 fn probed(port: u16) -> Described {
     object(&format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers:\n  - name: c\n    image: demo:1\n    \
-         resizePolicy: {{tcpSocket: {{port: {port}}}}}\n    restartPolicyRules: [1, null]\n"
+         restartPolicyRules: [{{port: {port}}}, 1, null]\n"
     ))
 }
 
@@ -237,7 +285,7 @@ fn a_document_is_kept_whole_and_survives() {
     let whole = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
         "spec": {"containers": [{
-            "name": "c", "image": "demo:1", "resizePolicy": {"tcpSocket": {"port": 80}}, "restartPolicyRules": [1, null],
+            "name": "c", "image": "demo:1", "restartPolicyRules": [{"port": 80}, 1, null],
         }]},
     });
     assert_eq!(document(&fixture.store), whole);
@@ -254,7 +302,7 @@ fn a_change_of_an_ignored_field_is_kept_and_the_pod_keeps_running() {
     let fixture = fixture.reopen();
     let pod = fixture.store.pod("default", "web").unwrap();
     assert!(pod.metadata.uid == uid && !pod.metadata.is_deleted());
-    assert_eq!(document(&fixture.store)["spec"]["containers"][0]["resizePolicy"]["tcpSocket"]["port"], 81);
+    assert_eq!(document(&fixture.store)["spec"]["containers"][0]["restartPolicyRules"][0]["port"], 81);
 }
 
 /// A record of a build without documents, from the same manifest.
@@ -295,7 +343,7 @@ fn records_of_builds_without_documents_are_read_and_completed() {
     let pod = fixture.store.pod("default", "web").unwrap();
     assert_eq!(pod.metadata.uid, "of-the-older-build");
     assert!(!pod.metadata.is_deleted(), "it runs on");
-    assert_eq!(document(&fixture.reopen().store)["spec"]["containers"][0]["restartPolicyRules"][0], 1);
+    assert_eq!(document(&fixture.reopen().store)["spec"]["containers"][0]["restartPolicyRules"][1], 1);
 }
 
 #[test]

@@ -491,6 +491,10 @@ impl<'a> Node<'a> {
         if let Some(runtime) = &self.options.oci_runtime {
             command.arg("--oci-runtime").arg(runtime);
         }
+        // A machine whose disk is nearly full runs the tests too.
+        if !self.options.kubelet_flags.iter().any(|flag| flag.starts_with("--eviction-hard")) {
+            command.arg("--eviction-hard=");
+        }
         command.args(&self.options.kubelet_flags);
         Ok(command)
     }

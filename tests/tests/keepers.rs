@@ -298,9 +298,9 @@ fn a_driver_with_another_image_replaces_the_keeper_in_its_pod_under_load() {
     };
     let pod = uid(&node);
     node.set_volume_image("hawser.dev/hawser-volume:next").expect("another image");
-    wait_for_another_keeper(&node, keeper).expect("the kubelet replaces the pod");
+    wait_for_another_keeper(&node, keeper).expect("the kubelet replaces the container");
     assert_ne!(written(&manifest), first);
-    assert_ne!(uid(&node), pod);
+    assert_eq!(uid(&node), pod);
     progress(&node);
     wait_until_held(&node);
     kill_daemon(&node);

@@ -1,6 +1,6 @@
 //! The manifest of the keeper's pod, once a driver has started.
 //!
-//! A kubelet replaces the pod of a manifest that changes, and all that the keeper holds goes with it.
+//! A kubelet replaces the pod of a manifest that changes, or its container, and all that the keeper holds goes with it.
 //! So the driver changes nothing before it holds the same itself.
 
 use std::sync::Arc;

@@ -55,6 +55,7 @@ impl Fixture {
                 low_percent: 100,
                 min_age: std::time::Duration::ZERO,
             },
+            pressure: crate::pressure::PressureLimits::default(),
         };
         let (engine, handle) = engine::new(config, store.clone(), Sinks::new(store.clone(), Vec::new()));
         let (listener, _socket) = api::listen(&socket_in(&root)).unwrap();
@@ -127,6 +128,7 @@ fn container(name: &str, state: ContainerState) -> ContainerStatus {
         image_id: String::new(),
         container_id: "hawser://1".to_owned(),
         started: None,
+        resources: None,
     }
 }
 

@@ -13,6 +13,7 @@ use crate::admission::Capacity;
 use crate::cri::Cri;
 use crate::critical::serves_volumes;
 use crate::objects::{ContainerState, EventType, Object, Pod, RestartPolicy, now};
+use crate::pressure::NodePressure;
 use crate::sink::Sinks;
 use crate::standalone::store::{self, Store};
 use crate::volumes::Volumes;
@@ -26,6 +27,7 @@ pub struct Handle {
     volumes: Volumes,
     log_dir: PathBuf,
     capacity: Capacity,
+    pressure: NodePressure,
     requests: mpsc::Sender<Request>,
 }
 
@@ -92,7 +94,7 @@ impl Handle {
         capacity: Capacity,
         requests: mpsc::Sender<Request>,
     ) -> Self {
-        Self { store, sinks, volumes, log_dir, capacity, requests }
+        Self { store, sinks, volumes, log_dir, capacity, pressure: NodePressure::default(), requests }
     }
 
     /// Stops and removes every pod:
@@ -175,6 +177,11 @@ impl Handle {
     /// What the node offers to pods.
     pub(crate) fn capacity(&self) -> Capacity {
         self.capacity
+    }
+
+    /// The node's conditions.
+    pub(crate) fn pressure(&self) -> &NodePressure {
+        &self.pressure
     }
 
     pub(crate) fn volumes(&self) -> &Volumes {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::cri::{Container, ContainerState};
+use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -33,8 +34,43 @@ pub struct ImageGc {
     pub min_age: Duration,
 }
 
-pub(super) async fn collect_forever(tools: Arc<Tools>, limits: ImageGc, period: Duration) {
-    let mut images = Images::default();
+/// What is known of images; shared by all that remove them.
+#[derive(Debug)]
+pub(super) struct Garbage {
+    limits: ImageGc,
+    images: Mutex<Images>,
+}
+
+impl Garbage {
+    pub(super) fn new(limits: ImageGc) -> Self {
+        Self { limits, images: Mutex::default() }
+    }
+
+    /// Removes every dead container and unused image that may go.
+    pub(super) async fn remove_all(&self, tools: &Tools) {
+        remove_dead_containers(tools).await;
+        if let Err(error) = self.remove_unused_images(tools).await {
+            warn!(%error, "unused images not removed");
+        }
+    }
+
+    async fn remove_unused_images(&self, tools: &Tools) -> crate::cri::Result<()> {
+        let present = tools.cri.images().await?;
+        let containers = tools.cri.list_containers(None).await?;
+        let mut images = self.images.lock().await;
+        images.record_use(&present, &containers, Instant::now());
+        for image in images.candidates(&present, &containers, self.limits.min_age, Instant::now()) {
+            info!(image = image.id, tags = ?image.repo_tags, "removing an unused image: the node lacks disk space");
+            if let Err(error) = tools.cri.remove_image(&image.id).await {
+                warn!(%error, "unused image not removed");
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) async fn collect_forever(tools: Arc<Tools>, garbage: Arc<Garbage>, period: Duration) {
+    let limits = garbage.limits;
     let mut scanned_at: Option<Instant> = None;
     loop {
         tokio::time::sleep(period).await;
@@ -56,7 +92,9 @@ pub(super) async fn collect_forever(tools: Arc<Tools>, limits: ImageGc, period: 
             continue;
         }
         scanned_at = Some(Instant::now());
+        let mut images = garbage.images.lock().await;
         let collected = collect_images(&tools, limits, &mut images, &directories).await;
+        drop(images);
         if let Err(error) = collected {
             warn!(%error, "unused images not removed");
         }

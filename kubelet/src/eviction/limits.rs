@@ -15,6 +15,8 @@ pub(super) struct Usage {
     pub(super) empty_dirs: BTreeMap<String, u64>,
     /// Writable layer, logs, /etc/hosts and termination messages, by container.
     pub(super) containers: BTreeMap<String, u64>,
+    /// Of everything that was measured.
+    pub(super) inodes: u64,
     pub(super) is_complete: bool,
 }
 
@@ -108,7 +110,7 @@ mod tests {
 
     fn usage(empty_dirs: &[(&str, u64)], containers: &[(&str, u64)]) -> Usage {
         let map = |pairs: &[(&str, u64)]| pairs.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
-        Usage { empty_dirs: map(empty_dirs), containers: map(containers), is_complete: true }
+        Usage { empty_dirs: map(empty_dirs), containers: map(containers), inodes: 0, is_complete: true }
     }
 
     #[test]

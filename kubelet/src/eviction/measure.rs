@@ -31,7 +31,15 @@ pub(super) enum Error {
     Thread,
 }
 
-pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod) -> Result<Usage, Error> {
+/// What of a pod is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// What its limits are about.
+    Limited,
+    Whole,
+}
+
+pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod, scope: Scope) -> Result<Usage, Error> {
     let mut usage = Usage { is_complete: true, ..Usage::default() };
     let uid = &pod.metadata.uid;
     let empty_dirs: Vec<_> =
@@ -40,22 +48,25 @@ pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod) -> Result<Usage, Error
     for volume in empty_dirs {
         let used = of_directory(tools.volumes.empty_dir(uid, &volume.name), &mut shares).await?;
         usage.is_complete &= used.is_complete;
+        usage.inodes = usage.inodes.saturating_add(used.inodes);
         usage.empty_dirs.insert(volume.name.clone(), used.bytes);
     }
-    if !limits::has_storage_limit(pod) {
+    if scope == Scope::Limited && !limits::has_storage_limit(pod) {
         return Ok(usage);
     }
     let logs = log_directory(&tools.log_dir, &pod.metadata);
     for container in pod.spec.all_containers() {
         let logs = of_directory(logs.join(&container.name), &mut shares).await?;
         let own_files = of_directory(tools.own_files_dir(uid, &container.name), &mut shares).await?;
+        usage.inodes = usage.inodes.saturating_add(logs.inodes).saturating_add(own_files.inodes);
         usage.containers.insert(container.name.clone(), logs.bytes.saturating_add(own_files.bytes));
     }
     let layers = tools.cri.writable_layers(uid).await?;
     for container in tools.cri.list_containers(Some(uid)).await? {
         let name = container.labels.get(CONTAINER_NAME_LABEL).cloned().unwrap_or_default();
         if let (Some(used), Some(layer)) = (usage.containers.get_mut(&name), layers.get(&container.id)) {
-            *used = used.saturating_add(*layer);
+            *used = used.saturating_add(layer.bytes);
+            usage.inodes = usage.inodes.saturating_add(layer.inodes);
         }
     }
     Ok(usage)

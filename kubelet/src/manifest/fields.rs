@@ -106,7 +106,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.containers[*].lifecycle.stopSignal", Ignored("the image's signal is sent, or SIGTERM")),
     pod("spec.containers[*].lifecycle.postStart.tcpSocket", Refused("hooks are exec, httpGet and sleep")),
     pod("spec.containers[*].lifecycle.preStop.tcpSocket", Refused("hooks are exec, httpGet and sleep")),
-    pod("spec.containers[*].resizePolicy", Harmless("a pod whose resources change is another pod")),
     pod("spec.containers[*].env[*].valueFrom", Refused("the variable would be empty")),
     pod("spec.containers[*].resources.claims", Refused("there are no devices to claim")),
     pod("spec.containers[*].volumeDevices", Refused("volumes are file systems")),

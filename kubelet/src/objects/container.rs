@@ -31,6 +31,9 @@ pub struct Container {
     pub ports: Vec<ContainerPort>,
     #[serde(default, deserialize_with = "null_as_default")]
     pub resources: ResourceRequirements,
+    /// Whether a change of a resource restarts the container; not if there is no policy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
+    pub resize_policy: Vec<ContainerResizePolicy>,
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     pub volume_mounts: Vec<VolumeMount>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -175,6 +178,15 @@ pub struct ResourceRequirements {
     /// A limit without a request is its request too (see `manifest`).
     #[serde(skip_serializing_if = "Resources::is_empty", deserialize_with = "null_as_default")]
     pub requests: Resources,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerResizePolicy {
+    /// `cpu` or `memory`.
+    pub resource_name: String,
+    /// `NotRequired` or `RestartContainer`.
+    pub restart_policy: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@
 
 use proto::cri::{ContainerState, ContainerStatus};
 
-use super::{Container, Situation, Start, Target, instance_to_start};
+use super::{Container, Situation, Start, Target, cause_of_restart, difference, instance_to_start};
 use crate::objects::{self, RestartPolicy};
 
 /// The next steps of a pod's init containers.
@@ -13,6 +13,7 @@ use crate::objects::{self, RestartPolicy};
 pub(super) struct Steps {
     pub(super) starts: Vec<Start>,
     pub(super) kills: Vec<Target>,
+    pub(super) resizes: Vec<Container>,
     pub(super) state: State,
 }
 
@@ -51,6 +52,7 @@ pub(super) fn steps(situation: &Situation<'_>) -> Steps {
             steps.apply(situation, place, of_sidecar(situation, sidecar));
         }
     }
+    steps.resizes = sidecars_to_resize(situation);
     let Some(place) = next.filter(|place| *place < spec.init_containers.len()) else {
         steps.state = State::Done;
         return steps;
@@ -83,11 +85,21 @@ impl Steps {
     }
 }
 
+fn sidecars_to_resize(situation: &Situation<'_>) -> Vec<Container> {
+    let sidecars = situation.pod.spec.init_containers.iter().enumerate().filter(|(_, c)| c.is_sidecar());
+    let differ = sidecars.filter(|(_, sidecar)| {
+        let newest = situation.current(&sidecar.name);
+        let running = newest.filter(|newest| newest.state() == ContainerState::ContainerRunning);
+        running.is_some_and(|running| difference(situation.pod, sidecar, running).is_any())
+    });
+    differ.map(|(place, _)| place).collect()
+}
+
 fn of_sidecar(situation: &Situation<'_>, sidecar: &objects::Container) -> Step {
     let Some(newest) = situation.current(&sidecar.name) else { return Step::Start };
     match newest.state() {
-        ContainerState::ContainerRunning => match situation.probes.failed(&newest.id) {
-            Some(kind) => Step::Kill(Target::of_probe(newest, sidecar, kind)),
+        ContainerState::ContainerRunning => match cause_of_restart(situation, newest, sidecar) {
+            Some(cause) => Step::Kill(Target::because(newest, sidecar, cause)),
             None if situation.probes.is_started(sidecar, &newest.id) => Step::Next,
             None => Step::Wait,
         },

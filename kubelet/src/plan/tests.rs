@@ -1,6 +1,7 @@
 use proto::cri::{ContainerMetadata, PodSandboxMetadata, PodSandboxState, PodSandboxStatus};
 
 use super::*;
+use crate::cri::IMAGE_ANNOTATION;
 
 fn pod(policy: &str) -> Pod {
     serde_json::from_value(serde_json::json!({
@@ -45,7 +46,8 @@ fn plan(policy: &str, observed: &Observed) -> Vec<Action> {
 }
 
 fn plan_of(pod: &Pod, observed: &Observed, probes: &ProbeResults) -> Vec<Action> {
-    run(&Situation { pod, observed, probes, restarts: &KeyedBackoff::default(), now: now() })
+    let (restarts, replaced) = (KeyedBackoff::default(), BTreeSet::new());
+    run(&Situation { pod, observed, probes, restarts: &restarts, replaced: &replaced, now: now() })
 }
 
 fn now() -> Time {
@@ -74,6 +76,7 @@ fn words(plan: &[Action]) -> String {
             let ids: Vec<String> = targets.iter().map(id).collect();
             format!("kill:{}:{}s", ids.join("+"), grace.as_secs())
         }
+        Action::Resize { containers } => format!("resize:{containers:?}"),
         Action::Finish => "finish".to_owned(),
     };
     plan.iter().map(word).collect::<Vec<_>>().join(" ")
@@ -121,11 +124,19 @@ fn a_lost_sandbox_is_replaced_unless_the_pod_never_restarts() {
 fn a_crashing_container_waits_while_its_back_off_lasts() {
     let of_a = |b| observed(sandbox(Ready), &[container("a", Exited, 1), container("b", b, 1)]);
     let mut restarts = KeyedBackoff::default();
-    restarts.step(&restart_key("a"), now(), now());
+    restarts.step(&restart_key(&pod("Always").spec.containers[0]), now(), now());
     let plan = |observed: Observed| {
         let (pod, probes) = (pod("Always"), ProbeResults::default());
         let now = now();
-        words(&run(&Situation { pod: &pod, observed: &observed, probes: &probes, restarts: &restarts, now }))
+        let replaced = &BTreeSet::new();
+        words(&run(&Situation {
+            pod: &pod,
+            observed: &observed,
+            probes: &probes,
+            restarts: &restarts,
+            replaced,
+            now,
+        }))
     };
     assert_eq!(plan(of_a(Running)), "back-off:0:9s");
     assert_eq!(plan(of_a(Exited)), "back-off:0:9s prepare mount enter:s:3 pull:1 start:1:5");
@@ -270,9 +281,10 @@ fn a_container_that_runs_in_the_ready_sandbox_is_never_removed() {
         observed: &observed,
         probes: &ProbeResults::default(),
         restarts: &KeyedBackoff::default(),
+        replaced: &BTreeSet::new(),
         now: now(),
     };
-    let plan = start_all(&situation, vec![start]);
+    let plan = start_all(&situation, vec![start], Vec::new());
     assert_eq!(words(&plan), "prepare mount enter:s:3 pull:0 remove:0:a7:7 start:0:10");
 }
 
@@ -290,4 +302,60 @@ fn a_failed_probe_ends_its_container_and_another_starts() {
     let startup = probed(&[("s4", ProbeKind::Startup, false)]);
     let sidecar = observed(sandbox(Ready), &[container("s", Running, 0)]);
     assert_eq!(words(&plan_of(&pod_with_init("Never"), &sidecar, &startup)), "kill:s4(3s):30s");
+}
+
+#[test]
+fn a_changed_image_restarts_its_container_with_any_policy() {
+    let mut pod = pod("Never");
+    pod.spec.containers[0].image = "demo:2".to_owned();
+    let started_with = |image: &str, container: ContainerStatus| {
+        let annotations = [(IMAGE_ANNOTATION.to_owned(), image.to_owned())].into();
+        ContainerStatus { annotations, ..container }
+    };
+    let both = [started_with("demo:1", container("a", Running, 0)), container("b", Running, 0)];
+    let mut observed = observed(sandbox(Ready), &both);
+    let stops = plan_of(&pod, &observed, &ProbeResults::default());
+    let [Action::Kill { targets, .. }] = stops.as_slice() else { panic!("{stops:?}") };
+    assert_eq!((targets.len(), targets[0].cause), (1, Cause::Changed));
+
+    observed.containers[0] = started_with("demo:1", container("a", Exited, 0));
+    let (restarts, probes) = (KeyedBackoff::default(), ProbeResults::default());
+    let plan_with = |replaced: &BTreeSet<String>| {
+        words(&run(&Situation {
+            pod: &pod,
+            observed: &observed,
+            probes: &probes,
+            restarts: &restarts,
+            replaced,
+            now: now(),
+        }))
+    };
+    assert_eq!(plan_with(&BTreeSet::from(["a4".to_owned()])), "prepare mount enter:s:3 pull:0 start:0:5");
+    assert_eq!(plan_with(&BTreeSet::new()), "", "one that ended by itself stays");
+    observed.containers[0] = started_with("demo:2", container("a", Running, 0));
+    assert_eq!(plan_of(&pod, &observed, &ProbeResults::default()), []);
+}
+
+#[test]
+fn running_containers_and_sidecars_get_the_limits_of_a_changed_manifest() {
+    use proto::cri::{ContainerResources, LinuxContainerResources};
+    let mut pod = pod("Always");
+    let limits = serde_json::json!({"name": "s", "restartPolicy": "Always", "resources": {"limits": {"memory": "2Mi"}}});
+    pod.spec.init_containers = vec![serde_json::from_value(limits).unwrap()];
+    pod.spec.containers[1].resources = pod.spec.init_containers[0].resources.clone();
+    let limited = |name: &str, bytes: i64| {
+        let linux =
+            LinuxContainerResources { memory_limit_in_bytes: bytes, ..LinuxContainerResources::default() };
+        let resources = Some(ContainerResources { linux: Some(linux) });
+        ContainerStatus { resources, ..container(name, Running, 0) }
+    };
+    let all = |bytes| [limited("s", bytes), limited("a", bytes), limited("b", bytes)];
+    let plan = |pod: &Pod, bytes| {
+        words(&plan_of(pod, &observed(sandbox(Ready), &all(bytes)), &ProbeResults::default()))
+    };
+    assert_eq!(plan(&pod, 2 << 20), "");
+    assert_eq!(plan(&pod, 1 << 20), "resize:[2, 0]");
+    let policy = serde_json::json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
+    pod.spec.containers[1].resize_policy = serde_json::from_value(policy).unwrap();
+    assert_eq!(plan(&pod, 1 << 20), "kill:b4:30s");
 }

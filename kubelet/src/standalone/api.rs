@@ -93,6 +93,8 @@ impl From<Error> for Status {
             Error::Store(error) => match error {
                 store::Error::OtherSource { .. }
                 | store::Error::Immutable { .. }
+                | store::Error::RunningPod { .. }
+                | store::Error::NoRoom { .. }
                 | store::Error::Terminating { .. } => Self::failed_precondition(text),
                 store::Error::Keep { .. }
                 | store::Error::Read { .. }
@@ -185,7 +187,7 @@ impl Kubelet for Api {
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
-        Ok(Response::new(get::get(&self.store, self.engine.capacity(), &request.into_inner())?))
+        Ok(Response::new(get::get(&self.store, &self.engine, &request.into_inner())?))
     }
 
     async fn watch(&self, request: Request<GetRequest>) -> Result<Response<Answers<WatchEvent>>, Status> {

@@ -15,16 +15,18 @@ mod disk;
 mod entries;
 mod events;
 mod full_disk;
+mod in_place;
 mod outcome;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
 
+use crate::admission::Capacity;
 use crate::objects::{
     ConfigMap, CsiDriver, Document, Event, EventType, Kind, Object, ObjectRef, PersistentVolume,
     PersistentVolumeClaim, Pod, PodStatus, Secret, StorageClass, VolumePhase, now,
@@ -76,6 +78,13 @@ pub enum Error {
     OtherSource { kind: Kind, name: String, holder: Source },
     #[error("{kind} {name:?} is invalid: {field}: Forbidden: {rule}")]
     Immutable { kind: Kind, name: String, field: &'static str, rule: &'static str },
+    #[error(
+        "pod {name:?} is invalid: {field}: Forbidden: a running pod keeps it ({before}; wanted: {after}): \
+         only images, cpu and memory, labels, annotations and an earlier activeDeadlineSeconds change in place"
+    )]
+    RunningPod { name: String, field: String, before: String, after: String },
+    #[error("pod {name:?} cannot be resized: {why}")]
+    NoRoom { name: String, why: String },
     #[error("{kind} {name:?} is being deleted; it can be created again once that is done")]
     Terminating { kind: Kind, name: String },
 }
@@ -136,6 +145,8 @@ struct Inner {
     statuses: watch::Sender<()>,
     /// The node is stopping with its pods.
     refuses_pods: AtomicBool,
+    /// What running pods can grow to; without it, anything.
+    capacity: OnceLock<Capacity>,
 }
 
 #[derive(Debug, Default)]
@@ -173,6 +184,7 @@ impl Store {
             changes: broadcast::Sender::new(CHANGES_KEPT),
             statuses: watch::Sender::new(()),
             refuses_pods: AtomicBool::new(false),
+            capacity: OnceLock::new(),
         };
         let store = Self { inner: Arc::new(inner) };
         for lost in set_aside {
@@ -240,6 +252,11 @@ impl Store {
             }
             std::fs::hard_link(file, place)
         })
+    }
+
+    /// Sets, once, what the node offers to pods.
+    pub(crate) fn set_capacity(&self, capacity: Capacity) {
+        self.inner.capacity.get_or_init(|| capacity);
     }
 
     pub fn node_name(&self) -> &str {

@@ -15,7 +15,7 @@ use crate::container_config::{self, Instance};
 use crate::etc_hosts::{self, Hosts};
 use crate::objects::{Container, ContainerStateWaiting, EventType, Time};
 use crate::observed::{Observed, pod_ips};
-use crate::plan::{self, Action, Start, Target, restart_key};
+use crate::plan::{self, Action, Cause, Start, Target, restart_key};
 use crate::pod_fields::PodFacts;
 use crate::pod_names::PodNames;
 
@@ -167,7 +167,16 @@ impl Worker {
                 self.waiting.remove(&container.name);
                 round.has_begun_init |= start.container < self.pod.spec.init_containers.len();
             }
-            Action::Kill { targets, grace } => self.kill(targets, *grace).await?,
+            Action::Resize { containers } => {
+                if let Some(retry) = self.resize(containers).await {
+                    round.retry = Some(round.retry.map_or(retry, |r| r.min(retry)));
+                }
+            }
+            Action::Kill { targets, grace } => {
+                let replaced = targets.iter().filter(|target| target.cause.replaces());
+                self.replaced.extend(replaced.map(|target| target.id.clone()));
+                self.kill(targets, *grace).await?;
+            }
             Action::Finish => return Err(Stop::Finished),
         }
         Ok(())
@@ -193,8 +202,9 @@ impl Worker {
 
     fn note_crash_loop(&mut self, container: plan::Container) {
         let metadata = &self.pod.metadata;
-        let name = &self.pod.spec.container_at(container).name;
-        let pause = self.restarts.pause(&restart_key(name)).as_secs();
+        let container = self.pod.spec.container_at(container);
+        let name = &container.name;
+        let pause = self.restarts.pause(&restart_key(container)).as_secs();
         let of = format!("{}_{}({})", metadata.name, metadata.namespace, metadata.uid);
         let why = ContainerStateWaiting {
             reason: "CrashLoopBackOff".to_owned(),
@@ -271,7 +281,7 @@ impl Worker {
         let id = created.map_err(|e| self.container_failed("CreateContainerError", e.message))?;
         self.record(EventType::Normal, "Created", &format!("Container created: {}", container.name));
         if let Some(ended) = start.after {
-            self.restarts.step(&restart_key(&container.name), ended, Time::now());
+            self.restarts.step(&restart_key(container), ended, Time::now());
         }
         let started =
             self.tools.cri.start_container(&id, &format!("{}/{}", self.full_name(), container.name)).await;
@@ -314,7 +324,7 @@ impl Worker {
         self.record(EventType::Warning, "FailedPostStartHook", &message);
         let full_name = format!("{}/{}", self.full_name(), container.name);
         let (id, name) = (call.id, container.name.clone());
-        let target = Target { id, name, full_name, failed_probe: None, grace: None };
+        let target = Target { id, name, full_name, cause: Cause::End, grace: None };
         let grace = Duration::from_secs(self.pod.spec.termination_grace_period_seconds);
         // An error has its event, and the container is stopped with the pod at the latest.
         let _stopped_or_deleted = self.kill(&[target], grace).await;

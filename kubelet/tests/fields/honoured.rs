@@ -117,6 +117,7 @@ pub(crate) static HONOURED: &[Row] = &[
         "spec.containers[*].ports[*].name",
         &["a_port_by_name_is_the_containers", "mistakes_in_probes_and_hooks_are_named"],
     ),
+    row(Pod, "spec.containers[*].resizePolicy", &["a_difference_names_the_resource_and_the_policy_decides"]),
     row(Pod, "spec.containers[*].resources", &["the_class_and_its_cgroup_follow_requests_and_limits"]),
     row(Pod, "spec.containers[*].volumeMounts", CONTAINER),
     row(

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use proto::cri::{ExecRequest, PortForwardRequest};
-use tests::cri::{Cri, eventually};
+use tests::cri::{Cri, eventually, eventually_within};
 
-use super::exec::running;
+use super::exec::{children, exec, running};
+use super::exec_limits::peak_memory;
 use super::spdy_client::{Client, Frame, connect};
-use super::streams::{EXEC, PORT_FORWARD, host, pair, serving};
+use super::streams::{EXEC, PORT_FORWARD, host, open_streams, pair, serving};
 
 async fn url(cri: &mut Cri, id: &str) -> String {
     let cmd = ["/demo-app", "sleep", "forever"].map(str::to_owned).to_vec();
@@ -40,6 +41,43 @@ async fn a_client_above_the_limit_learns_so_and_is_served_when_there_is_room() {
         }
     }
     drop(clients);
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+/// It keeps its connection, and does not read.
+#[tokio::test]
+async fn a_program_whose_client_does_not_read_waits_takes_little_memory_and_ends_with_the_client() {
+    let (host, mut cri) = host().await;
+    let (pod, id) = running(&host, &mut cri).await;
+    let cmd = ["/demo-app", "flood", "268435456", "0"].map(str::to_owned).to_vec();
+    let flood =
+        ExecRequest { container_id: id.clone(), cmd, tty: false, stdin: false, stdout: true, stderr: true };
+    let url = cri.runtime.exec(flood).await.unwrap().into_inner().url;
+    let (silent, _ids) = open_streams(&url, [false, true, true, false]).await;
+    eventually("the program runs", || (children(&host).len() == 2).then_some(())).await;
+    let program = *children(&host).last().unwrap();
+    let written = || {
+        let io = std::fs::read_to_string(format!("/proc/{program}/io")).unwrap();
+        let line = io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap();
+        line.parse::<u64>().unwrap()
+    };
+    // Nothing was taken since the last look: it waits.
+    let mut before = u64::MAX;
+    let waits = async || {
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        let now = written();
+        (now > 0 && std::mem::replace(&mut before, now) == now).then_some(now)
+    };
+    let kept = eventually_within(std::time::Duration::from_secs(30), "it waits", waits).await;
+    assert!(kept < 64 << 20, "{kept} bytes were taken from it");
+    let said = exec(&cri, &id, &["/demo-app", "print", "x"], 10).await.unwrap();
+    assert_eq!(said.stdout, b"x\n", "others go on");
+    let (shim, runtime) =
+        (peak_memory(host.shims()[0]), peak_memory(host.runtime.as_ref().unwrap().id().cast_signed()));
+    assert!(shim < 48 << 20 && runtime < 256 << 20, "shim: {shim} bytes, runtime: {runtime} bytes");
+    drop(silent);
+    eventually("the program's end", || (children(&host).len() == 1).then_some(())).await;
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }

@@ -145,6 +145,7 @@ fn check_container(at: &FieldPath, container: &Container, volumes: &BTreeSet<&st
     sources::check_env_from(&at.key("envFrom"), &container.env_from, findings);
     check_ports(&at.key("ports"), container, findings);
     check_resources(&at.key("resources"), container, findings);
+    check_resize_policy(&at.key("resizePolicy"), container, findings);
     check_mounts(&at.key("volumeMounts"), container, volumes, findings);
     check_security(at, container, findings);
 }
@@ -176,6 +177,29 @@ fn check_resources(at: &FieldPath, container: &Container, findings: &mut Finding
                 findings.invalid(at.key("requests").key(name), &request.to_string(), &rule);
             }
             Some(_) | None => {}
+        }
+    }
+}
+
+fn check_resize_policy(at: &FieldPath, container: &Container, findings: &mut Findings) {
+    let mut names = BTreeSet::new();
+    for (index, policy) in container.resize_policy.iter().enumerate() {
+        let at = at.index(index);
+        if !["cpu", "memory"].contains(&policy.resource_name.as_str()) {
+            let message = format!(
+                "Unsupported value: {:?}: supported values: \"cpu\", \"memory\"",
+                policy.resource_name
+            );
+            findings.add(at.key("resourceName"), message);
+        } else if !names.insert(policy.resource_name.as_str()) {
+            findings.duplicate(at.key("resourceName"), &policy.resource_name);
+        }
+        if !["NotRequired", "RestartContainer"].contains(&policy.restart_policy.as_str()) {
+            let message = format!(
+                "Unsupported value: {:?}: supported values: \"NotRequired\", \"RestartContainer\"",
+                policy.restart_policy
+            );
+            findings.add(at.key("restartPolicy"), message);
         }
     }
 }

@@ -6,7 +6,7 @@ use proto::kubelet::{GetRequest, GetResponse};
 use serde_json::{Value, json};
 
 use super::Error;
-use crate::admission::Capacity;
+use crate::engine::Handle;
 use crate::objects::{Kind, Object};
 use crate::standalone::store::Store;
 
@@ -19,8 +19,8 @@ pub(super) struct Listed {
     pub(super) json: Vec<u8>,
 }
 
-pub(super) fn get(store: &Store, capacity: Capacity, request: &GetRequest) -> Result<GetResponse, Error> {
-    let objects = listed(store, capacity, request)?;
+pub(super) fn get(store: &Store, engine: &Handle, request: &GetRequest) -> Result<GetResponse, Error> {
+    let objects = listed(store, engine, request)?;
     if objects.is_empty() && !request.name.is_empty() {
         return Err(Error::NotFound { plural: plural(request.kind.parse()?), name: request.name.clone() });
     }
@@ -28,7 +28,7 @@ pub(super) fn get(store: &Store, capacity: Capacity, request: &GetRequest) -> Re
 }
 
 /// By namespace and name.
-pub(super) fn listed(store: &Store, capacity: Capacity, request: &GetRequest) -> Result<Vec<Listed>, Error> {
+pub(super) fn listed(store: &Store, engine: &Handle, request: &GetRequest) -> Result<Vec<Listed>, Error> {
     let kind: Kind = request.kind.parse()?;
     Ok(match kind {
         Kind::Pod => select(store, store.pods(), request),
@@ -39,7 +39,7 @@ pub(super) fn listed(store: &Store, capacity: Capacity, request: &GetRequest) ->
         Kind::ConfigMap => select(store, store.config_maps(), request),
         Kind::Secret => select(store, store.secrets(), request),
         Kind::Event => select(store, store.events(), request),
-        Kind::Node => node(store.node_name(), capacity, request),
+        Kind::Node => node(store.node_name(), engine, request),
     })
 }
 
@@ -86,10 +86,13 @@ fn whole<T: Object>(store: &Store, object: &T) -> Value {
 }
 
 /// There is one node, and it answers. All of it is for pods.
-fn node(name: &str, capacity: Capacity, request: &GetRequest) -> Vec<Listed> {
+fn node(name: &str, engine: &Handle, request: &GetRequest) -> Vec<Listed> {
     if !request.name.is_empty() && request.name != name {
         return Vec::new();
     }
+    let capacity = engine.capacity();
+    let mut conditions = vec![json!({"type": "Ready", "status": "True", "reason": "KubeletReady"})];
+    conditions.extend(engine.pressure().conditions());
     let resources = json!({
         "cpu": (capacity.cpu_millis / 1000).to_string(),
         "memory": format!("{}Ki", capacity.memory_bytes / 1024),
@@ -103,7 +106,7 @@ fn node(name: &str, capacity: Capacity, request: &GetRequest) -> Vec<Listed> {
         "status": {
             "capacity": resources.clone(),
             "allocatable": resources,
-            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+            "conditions": conditions,
             "nodeInfo": {"kubeletVersion": concat!("hawser-", env!("CARGO_PKG_VERSION"))},
         },
     });

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::get::{Listed, listed};
 use super::{Api, Error, Stopping};
-use crate::admission::Capacity;
+use crate::engine::Handle;
 use crate::objects::Kind;
 use crate::standalone::store::{Change, Store};
 
@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Watch {
     store: Store,
-    capacity: Capacity,
+    engine: Handle,
     request: GetRequest,
     kind: Kind,
     changes: broadcast::Receiver<Change>,
@@ -44,7 +44,7 @@ impl Watch {
             changes: store.subscribe(),
             statuses: store.subscribe_statuses(),
             store: store.clone(),
-            capacity: api.engine.capacity(),
+            engine: api.engine.clone(),
             request,
         })
     }
@@ -54,7 +54,7 @@ impl Watch {
         let mut known = Known::new();
         let mut is_first = true;
         loop {
-            let now = match listed(&self.store, self.capacity, &self.request) {
+            let now = match listed(&self.store, &self.engine, &self.request) {
                 Ok(objects) => objects,
                 Err(error) => return drop(answers.send(Err(error)).await),
             };

@@ -9,10 +9,12 @@ use sha2::{Digest, Sha256};
 
 use super::disk::Durability;
 use super::entries::{Entry, Key, PodEntry};
+use super::in_place::{self, FixedField};
 use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Source, Store, Stored};
+use crate::admission;
 use crate::objects::{
     ConfigMap, CsiDriver, Document, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume,
-    PersistentVolumeClaim, Pod, Secret, StorageClass, new_uid, now,
+    PersistentVolumeClaim, Pod, PodPhase, Secret, StorageClass, new_uid, now,
 };
 
 /// Any object that a manifest can describe.
@@ -177,6 +179,21 @@ impl Store {
             if wanted.digest == digest && wanted.source == source {
                 return self.keep_pod_document(key, known, document);
             }
+            if known.successor.is_none() {
+                match in_place::changed(&known.current.object, &pod) {
+                    Ok(pod) => {
+                        let known = known.clone();
+                        let wanted =
+                            Entry { source, digest, object: Arc::new(pod), document: Some(document) };
+                        return self.change_in_place(key, known, wanted);
+                    }
+                    Err(FixedField { field, before, after }) if source == Source::Api && is_active(known) => {
+                        return Err(Error::RunningPod { name: key.name, field, before, after });
+                    }
+                    // Another pod takes its place.
+                    Err(_) => {}
+                }
+            }
         }
         self.identify(&mut pod, &source, &digest)?;
         let wanted = Entry { source, digest, object: Arc::new(pod), document: Some(document) };
@@ -193,6 +210,25 @@ impl Store {
                 Ok(outcome)
             }
         }
+    }
+
+    /// The pod keeps its uid: its worker makes it as `wanted` says.
+    fn change_in_place(&self, key: Key, mut known: PodEntry, wanted: Entry<Pod>) -> Result<Outcome, Error> {
+        if let Some(capacity) = self.inner.capacity.get() {
+            let pods = self.pods();
+            admission::fits_resized(*capacity, &pods, &known.current.object, &wanted.object)
+                .map_err(|why| Error::NoRoom { name: key.name.clone(), why: why.message })?;
+        }
+        known.current = wanted;
+        match self.keep_pod(key.clone(), known.clone()) {
+            // The next start reads the file again, so memory suffices.
+            Err(error) if error.is_full_disk() && known.is_of_a_file() => {
+                self.state().pods.replace(&key, known);
+                self.announce(Kind::Pod, &key);
+            }
+            kept => kept?,
+        }
+        Ok(Outcome::Configured)
     }
 
     /// Updates only the document: the kubelet's own fields are unchanged, so the pod keeps running.
@@ -432,6 +468,10 @@ fn replace_document<T>(entry: &mut Entry<T>, document: Document) -> Option<Outco
     }
     let is_known = entry.document.replace(document).is_some();
     Some(if is_known { Outcome::Configured } else { Outcome::Unchanged })
+}
+
+fn is_active(pod: &PodEntry) -> bool {
+    !matches!(pod.current.object.status.phase, PodPhase::Succeeded | PodPhase::Failed)
 }
 
 fn is_of_a_file<T>(entry: &Entry<T>) -> bool {

@@ -3,8 +3,7 @@
 use super::{Durability, PodEntry, Store};
 use crate::objects::{Kind, PodPhase, PodStatus};
 
-/// kubelet's reason for evicted pods.
-pub(crate) const EVICTED: &str = "Evicted";
+pub(crate) use crate::pressure::EVICTED;
 /// kubelet's reason for pods that were active longer than activeDeadlineSeconds.
 pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 

@@ -1,0 +1,204 @@
+//! What is left of the node's memory, disks and processes, and what pods use of it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::statvfs::statvfs;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+use super::measure::{self, Scope};
+use super::monitor::{Left, Observations};
+use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
+use crate::objects::Pod;
+use crate::pressure::Signal;
+use crate::worker::Tools;
+
+/// For the disk usage of all pods; what is not known then counts as most.
+const DISK_TIME: Duration = Duration::from_secs(60);
+const AT_A_TIME: usize = 4;
+
+/// What one pod uses of a resource.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct PodUsage {
+    pub(super) total: u64,
+    /// By container, where containers have a request of their own.
+    pub(super) containers: BTreeMap<String, u64>,
+}
+
+/// By uid; a pod whose usage is not known is not there.
+pub(super) type Usages = BTreeMap<String, PodUsage>;
+
+pub(super) async fn node(tools: &Tools) -> Observations {
+    let mut found = Observations::new();
+    if let Some(left) = memory(&tools.cgroup_root) {
+        found.insert(Signal::MemoryAvailable, left);
+    }
+    file_system(&tools.root_dir, [Signal::NodefsAvailable, Signal::NodefsInodesFree], &mut found);
+    // A runtime that does not answer has other problems.
+    for directory in tools.cri.image_directories().await.unwrap_or_default() {
+        file_system(&directory, [Signal::ImagefsAvailable, Signal::ImagefsInodesFree], &mut found);
+    }
+    if let Some(left) = processes() {
+        found.insert(Signal::PidAvailable, left);
+    }
+    found
+}
+
+/// Of the machine, or of the group of all pods and those above it, where one has a limit and less is left
+/// (kubelet: allocatableMemory.available).
+fn memory(cgroup_root: &str) -> Option<Left> {
+    let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_of_machine(&text));
+    let pods = Path::new("/").join(cgroup_root.trim_matches('/')).join("kubepods");
+    let limited = linux::cgroup::Hierarchies::detect().ok().into_iter().flat_map(|hierarchies| {
+        let groups = pods.ancestors().filter_map(move |group| {
+            let memory = hierarchies.usage(group).memory?;
+            let capacity = memory.limit?;
+            Some(Left { available: capacity.saturating_sub(memory.working_set()), capacity })
+        });
+        groups.collect::<Vec<_>>()
+    });
+    machine.into_iter().chain(limited).min_by_key(|left| left.available)
+}
+
+/// Free memory and the part of the page cache that the kernel takes back first: what is not in the working
+/// set of the machine.
+fn memory_of_machine(meminfo: &str) -> Option<Left> {
+    let bytes = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
+    };
+    let available = bytes("MemFree")?.saturating_add(bytes("Inactive(file)")?);
+    Some(Left { available, capacity: bytes("MemTotal")? })
+}
+
+/// Where several have images, the one with least counts. Some file systems have no fixed number of inodes.
+fn file_system(directory: &Path, [bytes, inodes]: [Signal; 2], found: &mut Observations) {
+    let Ok(disk) = statvfs(directory) else { return };
+    let (unit, blocks, free_blocks): (u64, u64, u64) =
+        (disk.fragment_size(), disk.blocks(), disk.blocks_available());
+    let space = Left { available: free_blocks.saturating_mul(unit), capacity: blocks.saturating_mul(unit) };
+    let files = Left { available: disk.files_free(), capacity: disk.files() };
+    for (signal, left) in [(bytes, space), (inodes, files)] {
+        if left.capacity > 0 {
+            let least = found.entry(signal).or_insert(left);
+            if left.available < least.available {
+                *least = left;
+            }
+        }
+    }
+}
+
+/// Tasks of the whole machine.
+fn processes() -> Option<Left> {
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let most = [number("/proc/sys/kernel/pid_max"), number("/proc/sys/kernel/threads-max")];
+    let capacity = most.into_iter().flatten().min()?;
+    let load = std::fs::read_to_string("/proc/loadavg").ok()?;
+    Some(Left { available: capacity.saturating_sub(tasks(&load)?), capacity })
+}
+
+/// The second number of `runnable/all`.
+fn tasks(loadavg: &str) -> Option<u64> {
+    loadavg.split(' ').nth(3)?.split_once('/')?.1.parse().ok()
+}
+
+/// What the pods use of the signal's resource.
+pub(super) async fn pods(tools: &Arc<Tools>, signal: Signal, pods: &[Arc<Pod>]) -> Usages {
+    match signal {
+        Signal::MemoryAvailable => memory_of_pods(tools, pods).await,
+        Signal::PidAvailable => tasks_of_pods(tools, pods),
+        Signal::NodefsAvailable | Signal::ImagefsAvailable => {
+            disk_of_pods(tools, pods, |usage| {
+                let empty_dirs: u64 =
+                    usage.empty_dirs.values().fold(0, |sum, used| sum.saturating_add(*used));
+                let total = usage.containers.values().fold(empty_dirs, |sum, used| sum.saturating_add(*used));
+                PodUsage { total, containers: usage.containers }
+            })
+            .await
+        }
+        Signal::NodefsInodesFree | Signal::ImagefsInodesFree => {
+            disk_of_pods(tools, pods, |usage| PodUsage { total: usage.inodes, containers: BTreeMap::new() })
+                .await
+        }
+    }
+}
+
+/// A pod without containers uses none.
+async fn memory_of_pods(tools: &Tools, pods: &[Arc<Pod>]) -> Usages {
+    let Ok(all) = tools.cri.container_stats(None).await else { return Usages::new() };
+    let mut usages: Usages = pods.iter().map(|pod| (pod.metadata.uid.clone(), PodUsage::default())).collect();
+    for stats in all {
+        let Some(attributes) = stats.attributes else { continue };
+        let label = |name| attributes.labels.get(name).map_or("", String::as_str);
+        let Some(usage) = usages.get_mut(label(POD_UID_LABEL)) else { continue };
+        let used = stats.memory.and_then(|memory| memory.working_set_bytes).map_or(0, |bytes| bytes.value);
+        usage.total = usage.total.saturating_add(used);
+        // Stats of an ended container do not replace those of its successor.
+        let of_container = usage.containers.entry(label(CONTAINER_NAME_LABEL).to_owned()).or_default();
+        *of_container = (*of_container).max(used);
+    }
+    usages
+}
+
+fn tasks_of_pods(tools: &Tools, pods: &[Arc<Pod>]) -> Usages {
+    let Ok(hierarchies) = linux::cgroup::Hierarchies::detect() else { return Usages::new() };
+    let usage = |pod: &Arc<Pod>| {
+        let group = crate::resources::cgroup_path(&tools.cgroup_root, pod);
+        let total = hierarchies.usage(Path::new(&group)).tasks?;
+        Some((pod.metadata.uid.clone(), PodUsage { total, containers: BTreeMap::new() }))
+    };
+    pods.iter().filter_map(usage).collect()
+}
+
+async fn disk_of_pods(
+    tools: &Arc<Tools>,
+    pods: &[Arc<Pod>],
+    usage_of: fn(super::limits::Usage) -> PodUsage,
+) -> Usages {
+    let permits = Arc::new(Semaphore::new(AT_A_TIME));
+    let mut measurements = JoinSet::new();
+    for pod in pods {
+        let (tools, pod, permits) = (Arc::clone(tools), Arc::clone(pod), Arc::clone(&permits));
+        measurements.spawn(async move {
+            // The semaphore is never closed.
+            let _permit = permits.acquire().await;
+            let usage = measure::of_pod(&tools, &pod, Scope::Whole).await.ok()?;
+            Some((pod.metadata.uid.clone(), usage_of(usage)))
+        });
+    }
+    let deadline = Instant::now() + DISK_TIME;
+    let mut usages = Usages::new();
+    while let Ok(Some(measured)) = timeout_at(deadline, measurements.join_next()).await {
+        usages.extend(measured.ok().flatten());
+    }
+    usages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machines_files_are_read() {
+        let meminfo = "MemTotal:  1000 kB\nMemFree:    100 kB\nInactive(file):   50 kB\nInactive:  400 kB\n";
+        let left = memory_of_machine(meminfo).unwrap();
+        assert_eq!(left, Left { available: 150 << 10, capacity: 1000 << 10 });
+        assert_eq!(memory_of_machine("MemTotal: 1 kB\n"), None);
+        assert_eq!(tasks("0.00 0.01 0.05 3/234 5678\n"), Some(234));
+        let left = processes().unwrap();
+        assert!(left.available > 0 && left.available < left.capacity, "{left:?}");
+    }
+
+    #[test]
+    fn a_file_system_without_fixed_inodes_has_no_signal_for_them() {
+        let mut found = Observations::new();
+        file_system(Path::new("/proc"), [Signal::NodefsAvailable, Signal::NodefsInodesFree], &mut found);
+        assert_eq!(found, Observations::new());
+        file_system(Path::new("/dev/shm"), [Signal::NodefsAvailable, Signal::NodefsInodesFree], &mut found);
+        assert_eq!(found.len(), 2);
+    }
+}
