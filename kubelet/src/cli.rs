@@ -22,6 +22,7 @@ mod printable;
 mod printer;
 mod remote_command;
 mod rows;
+mod snapshot_rows;
 mod stop;
 mod streams;
 mod table;

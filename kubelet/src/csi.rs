@@ -4,21 +4,25 @@
 //! Callers need to know whether a failed call may have left a mount behind: see
 //! [`Error::is_final`].
 
+mod controller;
+
 use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::csi::{
     self,
-    controller_client::ControllerClient,
     node_client::NodeClient,
     node_service_capability::{Type as NodeCapability, rpc::Type as NodeRpc},
 };
+use tokio::sync::OnceCell;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 use tracing::{Instrument, debug_span, info_span};
 
 use crate::unix_channel;
+pub(crate) use controller::ControllerCapabilities;
 
 /// kubelet's `csiTimeout`.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -70,18 +74,21 @@ pub(crate) struct NodeCapabilities {
     pub(crate) single_node_multi_writer: bool,
     /// NodeGetVolumeStats returns it.
     pub(crate) volume_condition: bool,
+    pub(crate) expand: bool,
 }
 
 /// A registered driver: its name and its socket.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Driver {
     name: String,
     endpoint: PathBuf,
+    /// They hold for this registration.
+    controller: Arc<OnceCell<ControllerCapabilities>>,
 }
 
 impl Driver {
     pub(crate) fn new(name: &str, endpoint: &Path) -> Self {
-        Self { name: name.to_owned(), endpoint: endpoint.to_owned() }
+        Self { name: name.to_owned(), endpoint: endpoint.to_owned(), controller: Arc::default() }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -169,24 +176,14 @@ impl Driver {
         Ok(reply.await?.volume_condition)
     }
 
-    pub(crate) async fn create_volume(&self, request: csi::CreateVolumeRequest) -> Result<csi::Volume> {
-        let name = request.name.clone();
-        let reply = self
-            .controller("CreateVolume", &name, |mut controller| async move {
-                controller.create_volume(request).await
-            })
-            .await?;
-        reply.volume.ok_or_else(|| self.error("CreateVolume", Code::Internal, "the reply has no volume"))
-    }
-
-    pub(crate) async fn delete_volume(&self, volume_id: &str) -> Result<()> {
-        let request = csi::DeleteVolumeRequest {
-            volume_id: volume_id.to_owned(),
-            ..csi::DeleteVolumeRequest::default()
-        };
-        self.controller("DeleteVolume", volume_id, |mut controller| async move {
-            controller.delete_volume(request).await
-        })
+    /// Grows the file system of a volume that is mounted at `request.volume_path`.
+    pub(crate) async fn node_expand_volume(&self, request: csi::NodeExpandVolumeRequest) -> Result<()> {
+        let volume_id = request.volume_id.clone();
+        self.node(
+            "NodeExpandVolume",
+            &volume_id,
+            |mut node| async move { node.node_expand_volume(request).await },
+        )
         .await
         .map(drop)
     }
@@ -201,18 +198,6 @@ impl Driver {
         F: Future<Output = std::result::Result<Response<T>, Status>>,
     {
         self.call(method, object, |channel| rpc(NodeClient::new(channel))).await
-    }
-
-    async fn controller<T, F>(
-        &self,
-        method: &'static str,
-        object: &str,
-        rpc: impl FnOnce(ControllerClient<Channel>) -> F,
-    ) -> Result<T>
-    where
-        F: Future<Output = std::result::Result<Response<T>, Status>>,
-    {
-        self.call(method, object, |channel| rpc(ControllerClient::new(channel))).await
     }
 
     async fn call<T, F>(
@@ -263,6 +248,7 @@ fn known_capabilities(reply: &csi::NodeGetCapabilitiesResponse) -> NodeCapabilit
         mount_group: has(NodeRpc::VolumeMountGroup),
         single_node_multi_writer: has(NodeRpc::SingleNodeMultiWriter),
         volume_condition: has(NodeRpc::GetVolumeStats) && has(NodeRpc::VolumeCondition),
+        expand: has(NodeRpc::ExpandVolume),
     }
 }
 

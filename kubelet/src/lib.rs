@@ -26,6 +26,7 @@ mod container_config;
 mod cri;
 mod critical;
 mod csi;
+mod csi_secrets;
 mod dns;
 mod durations;
 pub mod endpoints;

@@ -195,6 +195,15 @@ fn read_document(
         }
         Kind::StorageClass => read_object(document, unknown, |class| AnyObject::Class(Box::new(class))),
         Kind::CsiDriver => read_object(document, unknown, |driver| AnyObject::CsiDriver(Box::new(driver))),
+        Kind::VolumeSnapshot => {
+            read_object(document, unknown, |snapshot| AnyObject::Snapshot(Box::new(snapshot)))
+        }
+        Kind::VolumeSnapshotClass => {
+            read_object(document, unknown, |class| AnyObject::SnapshotClass(Box::new(class)))
+        }
+        Kind::VolumeSnapshotContent => {
+            read_object(document, unknown, |content| AnyObject::SnapshotContent(Box::new(content)))
+        }
         Kind::ConfigMap => read_object(document, unknown, |map| AnyObject::ConfigMap(Box::new(map))),
         Kind::Secret => read_object(document, unknown, |secret| AnyObject::Secret(Box::new(secret))),
         kind @ (Kind::Event | Kind::Node) => {
@@ -218,8 +227,8 @@ fn kind_of(document: &document::Document<'_>) -> Result<Kind, (FieldPath, String
         if let Some(instead) = workloads::instead(name) {
             return (at("kind"), format!("Unsupported value: {name:?}: {instead}"));
         }
-        let known =
-            "Pod, PersistentVolume, PersistentVolumeClaim, StorageClass, CSIDriver, ConfigMap, Secret";
+        let known = "Pod, PersistentVolume, PersistentVolumeClaim, StorageClass, CSIDriver, VolumeSnapshot, \
+             VolumeSnapshotClass, VolumeSnapshotContent, ConfigMap, Secret";
         (at("kind"), format!("Unsupported value: {name:?}: supported values: {known}"))
     })?;
     let want = kind.api_version();
@@ -266,9 +275,6 @@ fn read_object<T: DeserializeOwned>(
             Judgement::Refused(_) if errors.len() == SHOWN => {}
             Judgement::Refused(message) => errors.push(document.error_at(field, Some(&title), &message)),
         }
-    }
-    for (field, node, effect) in fields::without_effect(object.kind(), document.root()) {
-        warnings.push(format!("{}: {field} is not supported: {effect}", document.at(node.at)));
     }
     if not_shown > 0 {
         warnings.push(format!("{title}: {not_shown} more fields are not supported"));

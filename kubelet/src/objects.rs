@@ -11,6 +11,7 @@ mod document;
 mod event;
 #[cfg(test)]
 pub(crate) mod kubernetes;
+mod label_selector;
 mod meta;
 mod pod;
 mod pod_containers;
@@ -18,6 +19,7 @@ mod pod_status;
 mod probe;
 mod projection;
 mod security;
+mod snapshot;
 mod storage;
 
 use std::fmt;
@@ -37,6 +39,7 @@ pub use container::{
 };
 pub use document::Document;
 pub use event::{Event, EventSource, EventType};
+pub use label_selector::{LabelOperator, LabelRequirement, LabelSelector};
 pub use meta::{ObjectMeta, OwnerReference, Time, new_uid, now};
 pub use pod::{
     ClaimTemplate, DnsPolicy, EmptyDirVolume, EphemeralVolume, HostAlias, HostPathType, HostPathVolume,
@@ -60,10 +63,15 @@ pub use security::{
     Capabilities, FsGroupChangePolicy, PodSecurityContext, SeccompProfile, SeccompProfileType,
     SecurityContext, SupplementalGroupsPolicy, Sysctl,
 };
+pub use snapshot::{
+    SNAPSHOT_GROUP, SnapshotError, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
+    VolumeSnapshotContentSource, VolumeSnapshotContentSpec, VolumeSnapshotContentStatus,
+    VolumeSnapshotSource, VolumeSnapshotSpec, VolumeSnapshotStatus,
+};
 pub use storage::{
-    AccessMode, ClaimPhase, ClaimResources, CsiVolumeSource, PersistentVolume, PersistentVolumeClaim,
-    PersistentVolumeClaimSpec, PersistentVolumeClaimStatus, PersistentVolumeSpec, PersistentVolumeStatus,
-    ReclaimPolicy, VolumeMode, VolumePhase,
+    AccessMode, ClaimCondition, ClaimPhase, ClaimResources, CsiVolumeSource, DataSource, PersistentVolume,
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus, PersistentVolumeSpec,
+    PersistentVolumeStatus, ReclaimPolicy, SecretReference, VolumeMode, VolumePhase,
 };
 
 /// The namespace of what names none.
@@ -98,6 +106,9 @@ pub enum Kind {
     PersistentVolumeClaim,
     StorageClass,
     CsiDriver,
+    VolumeSnapshot,
+    VolumeSnapshotClass,
+    VolumeSnapshotContent,
     ConfigMap,
     Secret,
     Event,
@@ -105,12 +116,15 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::Pod,
         Self::PersistentVolume,
         Self::PersistentVolumeClaim,
         Self::StorageClass,
         Self::CsiDriver,
+        Self::VolumeSnapshot,
+        Self::VolumeSnapshotClass,
+        Self::VolumeSnapshotContent,
         Self::ConfigMap,
         Self::Secret,
         Self::Event,
@@ -125,6 +139,9 @@ impl Kind {
             Self::PersistentVolumeClaim => "PersistentVolumeClaim",
             Self::StorageClass => "StorageClass",
             Self::CsiDriver => "CSIDriver",
+            Self::VolumeSnapshot => "VolumeSnapshot",
+            Self::VolumeSnapshotClass => "VolumeSnapshotClass",
+            Self::VolumeSnapshotContent => "VolumeSnapshotContent",
             Self::ConfigMap => "ConfigMap",
             Self::Secret => "Secret",
             Self::Event => "Event",
@@ -136,6 +153,9 @@ impl Kind {
     pub fn api_version(self) -> &'static str {
         match self {
             Self::StorageClass | Self::CsiDriver => "storage.k8s.io/v1",
+            Self::VolumeSnapshot | Self::VolumeSnapshotClass | Self::VolumeSnapshotContent => {
+                "snapshot.storage.k8s.io/v1"
+            }
             Self::Pod
             | Self::PersistentVolume
             | Self::PersistentVolumeClaim
@@ -147,7 +167,15 @@ impl Kind {
     }
 
     pub fn is_namespaced(self) -> bool {
-        matches!(self, Self::Pod | Self::PersistentVolumeClaim | Self::ConfigMap | Self::Secret | Self::Event)
+        matches!(
+            self,
+            Self::Pod
+                | Self::PersistentVolumeClaim
+                | Self::VolumeSnapshot
+                | Self::ConfigMap
+                | Self::Secret
+                | Self::Event
+        )
     }
 }
 

@@ -121,7 +121,7 @@ impl Plugins {
         self.shared.drivers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, driver: Driver, socket: &Path) {
+    pub(crate) fn add(&self, driver: Driver, socket: &Path) {
         self.drivers().insert(driver.name().to_owned(), Registered { driver, socket: socket.to_owned() });
         self.shared.changes.send_modify(|n| *n += 1);
     }

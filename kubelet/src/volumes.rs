@@ -16,6 +16,7 @@ mod device;
 mod empty_dirs;
 mod ephemeral;
 mod error;
+mod expand;
 mod files;
 mod health;
 mod host_paths;
@@ -39,8 +40,9 @@ use tokio::sync::{Notify, SetOnce};
 use tokio::task::{JoinHandle, JoinSet};
 use tracing::{Instrument, info_span};
 
-pub(crate) use capability::of_claim as capabilities_of_claim;
+pub(crate) use capability::{of_claim as capabilities_of_claim, of_volume as capability_of_volume};
 pub(crate) use error::Error;
+pub(crate) use expand::FILE_SYSTEM_PENDING;
 pub(crate) use sub_paths::SubPath;
 
 use crate::critical::serves_volumes;
@@ -97,6 +99,8 @@ struct Shared {
     republish: republish::Due,
     /// A daemon has ended, so the condition of volumes may have changed.
     health_due: Notify,
+    /// A pod has released a volume.
+    released: Notify,
     empty_dirs: EmptyDirs,
     configuration: ConfigurationVolumes,
     sub_paths: sub_paths::Mounting,
@@ -118,6 +122,7 @@ impl Volumes {
             survivor_unmounts: Mutex::default(),
             republish: republish::Due::default(),
             health_due: Notify::new(),
+            released: Notify::new(),
             empty_dirs: EmptyDirs::default(),
             configuration: ConfigurationVolumes::default(),
             sub_paths: sub_paths::Mounting::default(),
@@ -164,6 +169,9 @@ impl Volumes {
     async fn mount_until_done(&self, pod: &Arc<Pod>, volume: &Volume, local_turn: &LocalTurn) -> Mounted {
         let mut retry = Retry::new(&self.shared.store, &self.shared.plugins);
         loop {
+            // Before the attempt, so that no release is missed.
+            let mut released = std::pin::pin!(self.shared.released.notified());
+            released.as_mut().enable();
             match self.mount(pod, volume, local_turn).await {
                 Ok(mounted) => return mounted,
                 Err(error) => {
@@ -171,7 +179,10 @@ impl Volumes {
                     let has_changed = retry.wait_briefly(&error).await;
                     if !has_changed {
                         self.report(pod, "FailedMount", volume, &error);
-                        retry.wait(&error).await;
+                        tokio::select! {
+                            () = retry.wait(&error) => {}
+                            () = released, if matches!(error, Error::InUseByOtherPod) => {}
+                        }
                     }
                 }
             }
@@ -237,7 +248,7 @@ impl Volumes {
             .ok_or_else(|| Error::DriverMissing { driver: key.driver.clone() })?;
         let device = shared.devices.get(&key, Stage::No);
         device.add_user(&pod.metadata.uid);
-        let mount = shared.csi_mount(pod, &device, driver, volume, read_only);
+        let mount = shared.csi_mount(pod, &device, driver, Arc::clone(&volume), read_only);
         let operation = async move {
             let mut stage = device.stage.lock().await;
             if shared.is_stopping(&mount.pod.metadata.uid) {
@@ -247,6 +258,7 @@ impl Volumes {
         };
         let finished = tokio::spawn(operation.in_current_span()).await;
         let host_path = finished.unwrap_or(Err(Error::Interrupted { what: "the mount" }))?;
+        self.expand_if_pending(&volume).await?;
         Ok(Mounted { host_path, read_only, is_configuration: false })
     }
 
@@ -330,6 +342,7 @@ impl Shared {
             pod: Arc::clone(pod),
             volume,
             read_only,
+            store: self.store.clone(),
         }
     }
 

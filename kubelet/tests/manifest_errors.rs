@@ -53,7 +53,8 @@ fn unknown_kinds_and_versions_are_refused_with_the_known_ones() {
     assert_eq!(
         errors("apiVersion: v1\nkind: Endpoints\nmetadata: {name: x}\n"),
         "web.yaml:2:7: kind: Unsupported value: \"Endpoints\": supported values: Pod, PersistentVolume, \
-         PersistentVolumeClaim, StorageClass, CSIDriver, ConfigMap, Secret"
+         PersistentVolumeClaim, StorageClass, CSIDriver, VolumeSnapshot, VolumeSnapshotClass, \
+         VolumeSnapshotContent, ConfigMap, Secret"
     );
     assert_eq!(
         errors("apiVersion: v2\nkind: Pod\n"),
@@ -397,4 +398,46 @@ fn mistakes_in_init_containers_are_named() {
     }
     let same = container_errors("  initContainers:\n  - {name: c, image: demo:1}\n");
     assert!(same.contains("Duplicate value: \"c\""), "{same}");
+}
+
+#[test]
+fn snapshots_and_data_sources_are_checked_field_by_field() {
+    let snapshot = |spec: &str| {
+        errors(&format!(
+            "apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {{name: s}}\nspec: {spec}\n"
+        ))
+    };
+    assert_eq!(snapshot("{source: {persistentVolumeClaimName: data}}"), "");
+    assert!(snapshot("{source: {}}").contains("exactly one of persistentVolumeClaimName and"));
+    assert!(snapshot("{source: {persistentVolumeClaimNam: data}}").contains("unknown field"));
+    let content = |rest: &str| {
+        errors(&format!(
+            "apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshotContent\nmetadata: {{name: c}}\nspec: \
+             {{driver: d.e, deletionPolicy: Retain, source: {{snapshotHandle: h}}, {rest}}}\n"
+        ))
+    };
+    let named = "volumeSnapshotRef: {name: s, namespace: default, apiVersion: snapshot.storage.k8s.io/v1, \
+                 resourceVersion: \"7\"}";
+    assert_eq!(content(&format!("{named}, sourceVolumeMode: Filesystem")), "");
+    assert!(content("volumeSnapshotRef: {name: s}").contains("volumeSnapshotRef.namespace: Required value"));
+    let claim = |source: &str| {
+        errors(&format!(
+            "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: c}}\nspec: {{accessModes: [ReadWriteOnce], \
+             resources: {{requests: {{storage: 1Gi}}}}, {source}}}\n"
+        ))
+    };
+    assert_eq!(claim("dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: s}"), "");
+    assert_eq!(claim("dataSourceRef: {kind: PersistentVolumeClaim, name: other}"), "");
+    assert!(
+        claim("dataSource: {kind: VolumeSnapshot, name: s}").contains("dataSource.kind: Unsupported value")
+    );
+    assert!(claim("dataSourceRef: {apiGroup: x.y, kind: Book, name: s}").contains("dataSourceRef.kind"));
+    assert!(
+        claim("dataSourceRef: {kind: PersistentVolumeClaim, name: other, namespace: theirs}")
+            .contains("dataSourceRef.namespace: not supported")
+    );
+    assert!(
+        claim("dataSource: {kind: PersistentVolumeClaim, name: a}, dataSourceRef: {kind: PersistentVolumeClaim, name: b}")
+            .contains("must match dataSourceRef")
+    );
 }

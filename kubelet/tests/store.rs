@@ -86,7 +86,8 @@ fn a_bound_claim_keeps_its_spec() {
     let err = fixture.store.apply(object(&CLAIM.replace("1Gi", "9Gi")), file("c.yaml")).unwrap_err();
     assert_eq!(
         err.to_string(),
-        "PersistentVolumeClaim \"data\" is invalid: spec: Forbidden: field is immutable after creation"
+        "PersistentVolumeClaim \"data\" is invalid: spec.resources.requests.storage: Forbidden: only dynamically \
+         provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"
     );
 }
 
@@ -411,4 +412,65 @@ fn what_is_marked_immutable_stays_as_it_is() {
         refused(&format!("{SECRET}type: example.com/other\n")),
         "Secret \"token\" is invalid: type: Forbidden: field is immutable after creation"
     );
+}
+
+#[test]
+fn a_bound_claim_grows_if_its_class_allows_it_and_never_shrinks() {
+    let Fixture { root: _root, store } = Fixture::new();
+    let claim = |size: &str, mode: &str| {
+        object(&format!(
+            "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: data}}\nspec: {{storageClassName: fast, \
+             accessModes: [{mode}], resources: {{requests: {{storage: {size}}}}}}}\n"
+        ))
+    };
+    let class = |expands: bool| {
+        object(&format!(
+            "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\n\
+             provisioner: csi.example.com\nallowVolumeExpansion: {expands}\n"
+        ))
+    };
+    let volume = "apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: v}\nspec: {storageClassName: fast, \
+                  accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, \
+                  csi: {driver: csi.example.com, volumeHandle: h}}\n";
+    store.apply(object(volume), Source::Api).unwrap();
+    store.apply(claim("1Gi", "ReadWriteOnce"), Source::Api).unwrap();
+    let mut bound = (*store.claim("default", "data").unwrap()).clone();
+    bound.spec.volume_name = "v".to_owned();
+    bound.status.phase = ClaimPhase::Bound;
+    bound.status.capacity = bound.spec.resources.requests.clone();
+    store.put_claim(bound).unwrap();
+
+    let refused = |described| store.apply(described, Source::Api).unwrap_err().to_string();
+    assert!(refused(claim("2Gi", "ReadWriteOnce")).contains("must support resize"));
+    store.apply(class(false), Source::Api).unwrap();
+    assert!(refused(claim("2Gi", "ReadWriteOnce")).contains("must support resize"));
+    store.apply(class(true), Source::Api).unwrap();
+    assert!(refused(claim("512Mi", "ReadWriteOnce")).contains("less than status.capacity"));
+    assert!(refused(claim("2Gi", "ReadWriteMany")).contains("spec is immutable"));
+    store.apply(claim("2Gi", "ReadWriteOnce"), Source::Api).unwrap();
+    let grown = store.claim("default", "data").unwrap();
+    assert_eq!(grown.spec.resources.requests["storage"].to_string(), "2Gi");
+    assert_eq!((grown.spec.volume_name.as_str(), grown.status.phase), ("v", ClaimPhase::Bound));
+    // As in Kubernetes, an expansion may be taken back, down to the volume's size.
+    store.apply(claim("1Gi", "ReadWriteOnce"), Source::Api).unwrap();
+}
+
+#[test]
+fn a_snapshot_survives_its_file_and_a_restart_and_keeps_its_source() {
+    let fixture = Fixture::new();
+    let snapshot = |claim: &str| {
+        object(&format!(
+            "apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {{name: snap}}\n\
+             spec: {{source: {{persistentVolumeClaimName: {claim}}}}}\n"
+        ))
+    };
+    assert_eq!(fixture.store.apply(snapshot("data"), file("s.yaml")).unwrap(), Outcome::Created);
+    let error = fixture.store.apply(snapshot("other"), file("s.yaml")).unwrap_err().to_string();
+    assert!(error.contains("spec.source: Forbidden"), "{error}");
+    let declared = fixture.store.declared_by_files();
+    fixture.store.withdraw(&declared[0]).unwrap();
+    let fixture = fixture.reopen();
+    let kept = fixture.store.snapshot("default", "snap").unwrap();
+    assert_eq!(kept.metadata.annotations["hawser.dev/source"], "missing");
+    assert!(!kept.metadata.is_deleted());
 }

@@ -367,7 +367,7 @@ impl<'a> Node<'a> {
     pub fn finish(self, idle: &LeakCheck) -> Result<()> {
         self.remove_all_manifests()?;
         self.wait_for_no_pods()?;
-        for kind in ["pvc", "pv", "storageclass", "csidriver"] {
+        for kind in ["vs", "vsc", "vsclass", "pvc", "pv", "storageclass", "csidriver"] {
             for object in self.list(kind)? {
                 // A volume goes with its claim.
                 let name = text(&object["metadata"]["name"]);

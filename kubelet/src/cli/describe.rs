@@ -3,6 +3,7 @@
 mod configuration;
 mod pod;
 mod report;
+mod snapshots;
 mod sources;
 mod storage;
 
@@ -16,7 +17,7 @@ use super::{Error, age, client, kinds};
 use crate::config::DescribeArgs;
 use crate::objects::{
     ConfigMap, CsiDriver, Event, Kind, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim, Pod,
-    Secret, StorageClass, Time, now,
+    Secret, StorageClass, Time, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, now,
 };
 use report::Report;
 
@@ -38,6 +39,13 @@ pub(super) async fn describe(args: &DescribeArgs, out: &mut dyn Write) -> Result
             Kind::PersistentVolume => describe_kind::<PersistentVolume>(&mut kubelet, args, &names).await?,
             Kind::StorageClass => describe_kind::<StorageClass>(&mut kubelet, args, &names).await?,
             Kind::CsiDriver => describe_kind::<CsiDriver>(&mut kubelet, args, &names).await?,
+            Kind::VolumeSnapshot => describe_kind::<VolumeSnapshot>(&mut kubelet, args, &names).await?,
+            Kind::VolumeSnapshotClass => {
+                describe_kind::<VolumeSnapshotClass>(&mut kubelet, args, &names).await?
+            }
+            Kind::VolumeSnapshotContent => {
+                describe_kind::<VolumeSnapshotContent>(&mut kubelet, args, &names).await?
+            }
             Kind::ConfigMap => describe_kind::<ConfigMap>(&mut kubelet, args, &names).await?,
             Kind::Secret => describe_kind::<Secret>(&mut kubelet, args, &names).await?,
             Kind::Event | Kind::Node => {

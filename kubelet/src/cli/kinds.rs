@@ -12,6 +12,11 @@ pub(super) fn parse(word: &str) -> Result<Kind, Error> {
         "pv" | "persistentvolume" | "persistentvolumes" => Kind::PersistentVolume,
         "sc" | "storageclass" | "storageclasses" => Kind::StorageClass,
         "csidriver" | "csidrivers" => Kind::CsiDriver,
+        "vs" | "volumesnapshot" | "volumesnapshots" => Kind::VolumeSnapshot,
+        "vsclass" | "vsclasses" | "volumesnapshotclass" | "volumesnapshotclasses" => {
+            Kind::VolumeSnapshotClass
+        }
+        "vsc" | "vscs" | "volumesnapshotcontent" | "volumesnapshotcontents" => Kind::VolumeSnapshotContent,
         "cm" | "configmap" | "configmaps" => Kind::ConfigMap,
         "secret" | "secrets" => Kind::Secret,
         "ev" | "event" | "events" => Kind::Event,

@@ -6,7 +6,7 @@ use super::rows::Tabular;
 use super::{Error, kinds};
 use crate::objects::{
     ConfigMap, CsiDriver, Event, Kind, PersistentVolume, PersistentVolumeClaim, Pod, Secret, StorageClass,
-    Time,
+    Time, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
 };
 
 /// What a table shows beside the columns of its kind.
@@ -70,6 +70,9 @@ fn columns(kind: Kind) -> (&'static [&'static str], &'static [&'static str]) {
         Kind::PersistentVolume => PersistentVolume::head(),
         Kind::StorageClass => StorageClass::head(),
         Kind::CsiDriver => CsiDriver::head(),
+        Kind::VolumeSnapshot => VolumeSnapshot::head(),
+        Kind::VolumeSnapshotClass => VolumeSnapshotClass::head(),
+        Kind::VolumeSnapshotContent => VolumeSnapshotContent::head(),
         Kind::ConfigMap => ConfigMap::head(),
         Kind::Secret => Secret::head(),
         Kind::Event => Event::head(),
@@ -84,6 +87,9 @@ fn cells(kind: Kind, object: &Value, now: Time) -> Result<Vec<String>, Error> {
         Kind::PersistentVolume => typed::<PersistentVolume>(object, now),
         Kind::StorageClass => typed::<StorageClass>(object, now),
         Kind::CsiDriver => typed::<CsiDriver>(object, now),
+        Kind::VolumeSnapshot => typed::<VolumeSnapshot>(object, now),
+        Kind::VolumeSnapshotClass => typed::<VolumeSnapshotClass>(object, now),
+        Kind::VolumeSnapshotContent => typed::<VolumeSnapshotContent>(object, now),
         Kind::ConfigMap => typed::<ConfigMap>(object, now),
         Kind::Secret => typed::<Secret>(object, now),
         Kind::Event => typed::<Event>(object, now),

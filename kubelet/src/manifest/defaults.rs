@@ -23,6 +23,15 @@ pub(super) fn fill(object: &mut AnyObject) {
         AnyObject::CsiDriver(driver) => {
             fill_metadata(driver.as_mut());
         }
+        AnyObject::Snapshot(snapshot) => {
+            fill_metadata(snapshot.as_mut());
+            snapshot.status = crate::objects::VolumeSnapshotStatus::default();
+        }
+        AnyObject::SnapshotClass(class) => fill_metadata(class.as_mut()),
+        AnyObject::SnapshotContent(content) => {
+            fill_metadata(content.as_mut());
+            content.status = crate::objects::VolumeSnapshotContentStatus::default();
+        }
         AnyObject::ConfigMap(map) => fill_metadata(map.as_mut()),
         AnyObject::Secret(secret) => {
             fill_metadata(secret.as_mut());

@@ -7,7 +7,7 @@
 //! `docs/FIELDS.md` shows this table beside the fields that have an effect; a test compares.
 
 use super::kubernetes::{self, Lookup, VERSION};
-use super::path::{FieldPath, Segment};
+use super::path::Segment;
 use super::read::Unknown;
 use super::scalar::Scalar;
 use super::tree::{Node, Value};
@@ -120,11 +120,9 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     ),
     pod("spec.volumes[*].ephemeral", Refused("the claim would be made without it")),
     pod("spec.volumes[*]", Refused(VOLUMES)),
-    claim("spec.selector", Refused("volumes are not chosen by label; name one in spec.volumeName")),
-    claim("spec.dataSource", Refused("the volume would be empty")),
-    claim("spec.dataSourceRef", Refused("the volume would be empty")),
+    claim("spec.dataSourceRef.namespace", Refused("the source is in the claim's namespace")),
     claim("spec.volumeAttributesClassName", Ignored("the volume is made with its class's parameters")),
-    volume("spec.csi", Refused("the driver would be called without it")),
+    volume("spec.csi.controllerPublishSecretRef", Harmless("volumes are not attached")),
     volume("spec.nodeAffinity", ONE_NODE),
     volume("spec.claimRef.resourceVersion", SERVERS),
     volume("spec.claimRef", Ignored("a claim is known by its namespace, name and uid")),
@@ -133,7 +131,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     volume("metadata.namespace", NO_NAMESPACE),
     class("metadata.namespace", NO_NAMESPACE),
     class("allowedTopologies", ONE_NODE),
-    class("allowVolumeExpansion", Ignored("volumes keep their size")),
     driver("metadata.namespace", NO_NAMESPACE),
     driver("spec.tokenRequests", NO_ACCOUNTS),
     driver("spec.seLinuxMount", Harmless("pods that ask for SELinux are refused")),
@@ -180,25 +177,6 @@ pub(super) fn judge(kind: Kind, unknown: &Unknown<'_>) -> Judgement {
         Ignored(effect) => Judgement::Ignored(effect),
         Refused(reason) => Judgement::Refused(format!("not supported: {reason}")),
     }
-}
-
-/// Fields that an object's type has, so that tables can show them, and that have no effect.
-const KNOWN_WITHOUT_EFFECT: &[(Kind, &str)] = &[(Kind::StorageClass, "allowVolumeExpansion")];
-
-/// What they are warned of, with the field and the node of its value.
-pub(super) fn without_effect<'d>(
-    kind: Kind,
-    root: &'d Node<'d>,
-) -> impl Iterator<Item = (FieldPath, &'d Node<'d>, &'static str)> {
-    let fields = KNOWN_WITHOUT_EFFECT.iter().filter(move |(its, _)| *its == kind);
-    fields.filter_map(move |(_, name)| {
-        let field = FieldPath::root().key(name);
-        let node = root.get(field.segments().first()?)?;
-        match verdict(kind, field.segments()) {
-            Some(Ignored(effect)) if !says_nothing(node, false) => Some((field, node, effect)),
-            _ => None,
-        }
-    })
 }
 
 fn verdict(kind: Kind, segments: &[Segment]) -> Option<Verdict> {

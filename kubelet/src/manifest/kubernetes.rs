@@ -36,6 +36,14 @@ pub(super) fn look_up(kind: Kind, field: &FieldPath) -> Lookup {
         Kind::PersistentVolumeClaim => look_up_in::<core::PersistentVolumeClaim>(path),
         Kind::StorageClass => look_up_in::<storage::StorageClass>(path),
         Kind::CsiDriver => look_up_in::<storage::CSIDriver>(path),
+        // Custom resources: `k8s-openapi` knows their metadata only, and `objects` has all other fields.
+        Kind::VolumeSnapshot | Kind::VolumeSnapshotClass | Kind::VolumeSnapshotContent => match path {
+            [Segment::Key(first), ..] if first == "metadata" => look_up_in::<core::Secret>(path),
+            [Segment::Key(_), Segment::Key(second), rest @ ..] if second == "volumeSnapshotRef" => {
+                look_up_in::<core::ObjectReference>(rest)
+            }
+            _ => Lookup::Unknown { similar: None },
+        },
         Kind::ConfigMap => look_up_in::<core::ConfigMap>(path),
         Kind::Secret => look_up_in::<core::Secret>(path),
         // No manifest has these kinds.

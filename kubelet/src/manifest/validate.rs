@@ -6,6 +6,7 @@ mod lifecycle;
 mod names;
 mod network;
 mod pod;
+mod snapshots;
 mod sources;
 mod storage;
 
@@ -37,6 +38,9 @@ pub(super) fn object(object: &AnyObject) -> Vec<Invalid> {
         AnyObject::Claim(claim) => storage::check_claim(claim, &mut findings),
         AnyObject::Class(class) => storage::check_class(class, &mut findings),
         AnyObject::CsiDriver(_) => {}
+        AnyObject::Snapshot(snapshot) => snapshots::check_snapshot(snapshot, &mut findings),
+        AnyObject::SnapshotClass(class) => snapshots::check_class(class, &mut findings),
+        AnyObject::SnapshotContent(content) => snapshots::check_content(content, &mut findings),
         AnyObject::ConfigMap(map) => configuration::check_config_map(map, &mut findings),
         AnyObject::Secret(secret) => configuration::check_secret(secret, &mut findings),
     }

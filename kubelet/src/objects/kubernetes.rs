@@ -56,6 +56,18 @@ const ACCESS_MODES: [AccessMode; 4] = [
     AccessMode::ReadWriteOncePod,
 ];
 
+fn data_source() -> DataSource {
+    DataSource {
+        api_group: SNAPSHOT_GROUP.to_owned(),
+        kind: "VolumeSnapshot".to_owned(),
+        name: "snap".to_owned(),
+    }
+}
+
+fn secret_reference() -> Option<SecretReference> {
+    Some(SecretReference { name: "key".to_owned(), namespace: "vault".to_owned() })
+}
+
 fn claim() -> PersistentVolumeClaim {
     PersistentVolumeClaim {
         api_version: "v1".to_owned(),
@@ -67,6 +79,16 @@ fn claim() -> PersistentVolumeClaim {
             storage_class_name: Some("hawser".to_owned()),
             volume_name: "pvc-1".to_owned(),
             volume_mode: VolumeMode::Filesystem,
+            selector: Some(LabelSelector {
+                match_labels: BTreeMap::from([("app".to_owned(), "web".to_owned())]),
+                match_expressions: vec![LabelRequirement {
+                    key: "tier".to_owned(),
+                    operator: LabelOperator::NotIn,
+                    values: vec!["iron".to_owned()],
+                }],
+            }),
+            data_source: Some(data_source()),
+            data_source_ref: Some(data_source()),
         },
         status: PersistentVolumeClaimStatus::default(),
     }
@@ -75,8 +97,18 @@ fn claim() -> PersistentVolumeClaim {
 #[test]
 fn kubernetes_reads_a_claim_and_its_status() {
     for phase in [ClaimPhase::Pending, ClaimPhase::Bound, ClaimPhase::Lost] {
-        let status =
-            PersistentVolumeClaimStatus { phase, access_modes: ACCESS_MODES.to_vec(), capacity: storage() };
+        let condition = ClaimCondition {
+            condition_type: "Resizing".to_owned(),
+            status: ConditionStatus::True,
+            last_transition_time: Some(now()),
+            message: "the driver grows it".to_owned(),
+        };
+        let status = PersistentVolumeClaimStatus {
+            phase,
+            access_modes: ACCESS_MODES.to_vec(),
+            capacity: storage(),
+            conditions: vec![condition],
+        };
         assert_reads_as::<core::PersistentVolumeClaimStatus>(&status);
         assert_reads_as::<core::PersistentVolumeClaim>(&PersistentVolumeClaim { status, ..claim() });
     }
@@ -99,6 +131,11 @@ fn kubernetes_reads_a_volume_and_its_status() {
             read_only: true,
             fs_type: "fuse".to_owned(),
             volume_attributes: BTreeMap::from([("key".to_owned(), "value".to_owned())]),
+            controller_publish_secret_ref: secret_reference(),
+            node_stage_secret_ref: secret_reference(),
+            node_publish_secret_ref: secret_reference(),
+            controller_expand_secret_ref: secret_reference(),
+            node_expand_secret_ref: secret_reference(),
         }),
     };
     let status = PersistentVolumeStatus {

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Kind, ObjectMeta, ObjectRef, Resources, null_as_default, object};
+use super::{
+    ConditionStatus, Kind, LabelSelector, ObjectMeta, ObjectRef, Resources, Time, null_as_default, object,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -68,6 +70,25 @@ pub struct CsiVolumeSource {
     /// The `volume_context` of CreateVolume.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_as_default")]
     pub volume_attributes: BTreeMap<String, String>,
+    /// Unused: this kubelet never attaches volumes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub controller_publish_secret_ref: Option<SecretReference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_stage_secret_ref: Option<SecretReference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_publish_secret_ref: Option<SecretReference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub controller_expand_secret_ref: Option<SecretReference>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_expand_secret_ref: Option<SecretReference>,
+}
+
+/// Names a Secret in any namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SecretReference {
+    pub name: String,
+    pub namespace: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,6 +176,31 @@ pub struct PersistentVolumeClaimSpec {
     pub volume_name: String,
     #[serde(deserialize_with = "null_as_default")]
     pub volume_mode: VolumeMode,
+    /// Which existing volumes it may be bound to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selector: Option<LabelSelector>,
+    /// What the new volume contains.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_source: Option<DataSource>,
+    /// The same, in Kubernetes' newer field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_source_ref: Option<DataSource>,
+}
+
+impl PersistentVolumeClaimSpec {
+    pub fn source(&self) -> Option<&DataSource> {
+        self.data_source_ref.as_ref().or(self.data_source.as_ref())
+    }
+}
+
+/// A VolumeSnapshot or a claim in the claim's namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DataSource {
+    #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
+    pub api_group: String,
+    pub kind: String,
+    pub name: String,
 }
 
 /// Key `storage`, bytes.
@@ -175,6 +221,28 @@ pub struct PersistentVolumeClaimStatus {
     pub access_modes: Vec<AccessMode>,
     #[serde(skip_serializing_if = "Resources::is_empty")]
     pub capacity: Resources,
+    /// Present while the volume is expanded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<ClaimCondition>,
+}
+
+impl PersistentVolumeClaim {
+    pub fn has_condition(&self, condition_type: &str) -> bool {
+        let mut conditions = self.status.conditions.iter();
+        conditions.any(|c| c.condition_type == condition_type && c.status == ConditionStatus::True)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimCondition {
+    #[serde(rename = "type")]
+    pub condition_type: String,
+    pub status: ConditionStatus,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_transition_time: Option<Time>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

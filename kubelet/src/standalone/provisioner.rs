@@ -8,7 +8,13 @@
 
 mod binding;
 mod create;
+mod expand;
 mod reclaim;
+mod snapshot_calls;
+mod snapshots;
+mod source;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -78,8 +84,10 @@ impl Provisioner {
             let next = self.sync_all();
             tokio::select! {
                 changed = next_change(&mut changes, &RELEVANT) => {
-                    if changed.is_none_or(|kind| RETRY_TRIGGERS.contains(&kind)) {
-                        self.progress().failed.clear();
+                    match changed {
+                        Some(kind) if SNAPSHOTS.contains(&kind) => self.retry_claims(),
+                        Some(kind) if !RETRY_TRIGGERS.contains(&kind) => {}
+                        _ => self.progress().failed.clear(),
                     }
                 }
                 Ok(()) = drivers.changed() => self.progress().failed.clear(),
@@ -102,6 +110,7 @@ impl Provisioner {
                 None => self.sync_claim(&claim),
             }
         }
+        next = self.sync_snapshots(next);
         for volume in reclaim::half_deleted(&self.shared.store) {
             match self.retry_due(&volume.metadata.uid) {
                 Some(due) => next = next.min(due),
@@ -125,12 +134,18 @@ impl Provisioner {
             return;
         }
         if claim.metadata.is_deleted() {
+            if self.is_being_copied(claim) {
+                return;
+            }
             if users_of_claim(&self.shared.store, &self.shared.volumes, claim).is_empty() {
                 self.attempt(claim, Attempt::Reclaim);
             }
             return;
         }
         match binding::decide(claim, &self.shared.store) {
+            Decision::Nothing if expand::is_due(&self.shared.store, &self.shared.volumes, claim) => {
+                self.attempt(claim, Attempt::Expand);
+            }
             Decision::Nothing => {}
             Decision::Bind { volume } => self.attempt(claim, Attempt::Bind { volume }),
             Decision::Provision { class } => match self.shared.plugins.driver(&class.provisioner) {
@@ -148,7 +163,7 @@ impl Provisioner {
                 self.attempt(claim, Attempt::Wait(Failure { reason, message }));
             }
             Decision::Wait { event_type: EventType::Normal, reason, message } => {
-                self.record_once(claim, reason, &message);
+                self.record_once(&claim.reference(), reason, &message);
             }
         }
     }
@@ -192,18 +207,28 @@ impl Provisioner {
         });
     }
 
-    /// A waiting claim is checked often; do not repeat the same event.
-    fn record_once(&self, claim: &PersistentVolumeClaim, reason: &str, message: &str) {
-        let subject = claim.reference();
-        let is_recorded = self
-            .shared
-            .store
-            .events()
-            .iter()
-            .any(|e| e.involved_object.uid == subject.uid && e.reason == reason && e.message == message);
-        if !is_recorded {
-            self.shared.store.record(&subject, EventType::Normal, reason, message);
-        }
+    fn record_once(&self, subject: &ObjectRef, reason: &str, message: &str) {
+        self.shared.record_first(subject, reason, message);
+    }
+
+    fn is_running(&self, uid: &str) -> bool {
+        self.progress().running.contains(uid)
+    }
+
+    /// A snapshot of the claim is being taken, or its volume cloned.
+    fn is_being_copied(&self, claim: &PersistentVolumeClaim) -> bool {
+        let (store, metadata) = (&self.shared.store, &claim.metadata);
+        let clones = source::claims_from(store, "PersistentVolumeClaim", &metadata.namespace, &metadata.name);
+        snapshots::is_source(store, &metadata.namespace, &metadata.name)
+            || clones.iter().any(|clone| self.is_running(&clone.metadata.uid))
+    }
+
+    /// A claim may have waited for the snapshot that has changed. Snapshots keep their back-off:
+    /// their own errors are changes too.
+    fn retry_claims(&self) {
+        let claims: HashSet<String> =
+            self.shared.store.claims().iter().map(|claim| claim.metadata.uid.clone()).collect();
+        self.progress().failed.retain(|uid, _| !claims.contains(uid));
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
@@ -222,6 +247,7 @@ enum Attempt {
         driver: crate::csi::Driver,
     },
     Reclaim,
+    Expand,
     /// A missing class or driver often appears a moment later: the class follows the claim in the
     /// same file, or the driver is starting.
     Wait(Failure),
@@ -240,12 +266,25 @@ impl Attempt {
             Self::Bind { volume } => create::bind(&shared.store, claim, &volume),
             Self::Create { class, driver } => create::provision(&shared.store, claim, &class, &driver).await,
             Self::Reclaim => reclaim::reclaim(&shared.store, &shared.plugins, claim).await,
+            Self::Expand => expand::expand(shared, claim).await,
             Self::Wait(failure) => shared.wait(failure).await,
         }
     }
 }
 
 impl Shared {
+    /// A waiting object is checked often; do not repeat the same event.
+    fn record_first(&self, subject: &ObjectRef, reason: &str, message: &str) {
+        let is_recorded = self
+            .store
+            .events()
+            .iter()
+            .any(|e| e.involved_object.uid == subject.uid && e.reason == reason && e.message == message);
+        if !is_recorded {
+            self.store.record(subject, EventType::Normal, reason, message);
+        }
+    }
+
     /// Returns the failure unless a relevant change comes before the timeout.
     async fn wait(&self, failure: Failure) -> Result<(), Failure> {
         let (mut changes, mut drivers) = (self.store.subscribe(), self.plugins.changes());
@@ -258,10 +297,26 @@ impl Shared {
 }
 
 /// The kinds that a claim depends on.
-const RELEVANT: [Kind; 5] =
-    [Kind::StorageClass, Kind::CsiDriver, Kind::PersistentVolumeClaim, Kind::PersistentVolume, Kind::Pod];
+const RELEVANT: [Kind; 9] = [
+    Kind::StorageClass,
+    Kind::CsiDriver,
+    Kind::PersistentVolumeClaim,
+    Kind::PersistentVolume,
+    Kind::Pod,
+    Kind::VolumeSnapshot,
+    Kind::VolumeSnapshotClass,
+    Kind::VolumeSnapshotContent,
+    Kind::Secret,
+];
 /// The kinds that users write: after a change, retry failed attempts.
-const RETRY_TRIGGERS: [Kind; 3] = [Kind::StorageClass, Kind::CsiDriver, Kind::PersistentVolumeClaim];
+const RETRY_TRIGGERS: [Kind; 5] = [
+    Kind::StorageClass,
+    Kind::CsiDriver,
+    Kind::PersistentVolumeClaim,
+    Kind::VolumeSnapshotClass,
+    Kind::Secret,
+];
+const SNAPSHOTS: [Kind; 2] = [Kind::VolumeSnapshot, Kind::VolumeSnapshotContent];
 
 /// The next change of one of `kinds`; `None` if the receiver lagged.
 async fn next_change(changes: &mut Receiver<Change>, kinds: &[Kind]) -> Option<Kind> {

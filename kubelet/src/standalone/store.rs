@@ -17,6 +17,8 @@ mod events;
 mod full_disk;
 mod in_place;
 mod outcome;
+mod resize;
+mod snapshots;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +31,8 @@ use tokio::sync::{broadcast, watch};
 use crate::admission::Capacity;
 use crate::objects::{
     ConfigMap, CsiDriver, Document, Event, EventType, Kind, Object, ObjectRef, PersistentVolume,
-    PersistentVolumeClaim, Pod, PodStatus, Secret, StorageClass, VolumePhase, now,
+    PersistentVolumeClaim, Pod, PodStatus, Secret, StorageClass, VolumePhase, VolumeSnapshot,
+    VolumeSnapshotClass, VolumeSnapshotContent, now,
 };
 use disk::{Disk, Durability};
 use entries::{Entries, Entry, Key, PodEntries, PodEntry};
@@ -156,6 +159,9 @@ struct State {
     volumes: Entries<PersistentVolume>,
     classes: Entries<StorageClass>,
     csi_drivers: Entries<CsiDriver>,
+    snapshots: Entries<VolumeSnapshot>,
+    snapshot_classes: Entries<VolumeSnapshotClass>,
+    snapshot_contents: Entries<VolumeSnapshotContent>,
     config_maps: Entries<ConfigMap>,
     secrets: Entries<Secret>,
     events: EventLog,
@@ -172,6 +178,9 @@ impl Store {
             volumes: disk.load(&mut set_aside)?,
             classes: disk.load(&mut set_aside)?,
             csi_drivers: disk.load(&mut set_aside)?,
+            snapshots: disk.load(&mut set_aside)?,
+            snapshot_classes: disk.load(&mut set_aside)?,
+            snapshot_contents: disk.load(&mut set_aside)?,
             config_maps: disk.load(&mut set_aside)?,
             secrets: disk.load(&mut set_aside)?,
             events: EventLog::new(node_name),
@@ -324,6 +333,9 @@ impl Store {
             Kind::PersistentVolume => state.volumes.get(&key)?.document.clone(),
             Kind::StorageClass => state.classes.get(&key)?.document.clone(),
             Kind::CsiDriver => state.csi_drivers.get(&key)?.document.clone(),
+            Kind::VolumeSnapshot => state.snapshots.get(&key)?.document.clone(),
+            Kind::VolumeSnapshotClass => state.snapshot_classes.get(&key)?.document.clone(),
+            Kind::VolumeSnapshotContent => state.snapshot_contents.get(&key)?.document.clone(),
             Kind::ConfigMap => state.config_maps.get(&key)?.document.clone(),
             Kind::Secret => state.secrets.get(&key)?.document.clone(),
             Kind::Event | Kind::Node => None,
@@ -550,5 +562,8 @@ shelved!(PersistentVolumeClaim, claims);
 shelved!(PersistentVolume, volumes);
 shelved!(StorageClass, classes);
 shelved!(CsiDriver, csi_drivers);
+shelved!(VolumeSnapshot, snapshots);
+shelved!(VolumeSnapshotClass, snapshot_classes);
+shelved!(VolumeSnapshotContent, snapshot_contents);
 shelved!(ConfigMap, config_maps);
 shelved!(Secret, secrets);

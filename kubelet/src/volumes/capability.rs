@@ -44,13 +44,14 @@ pub(crate) fn of_claim(
     modes: &[AccessMode],
     fs_type: &str,
     mount_options: &[String],
+    single_node_multi_writer: bool,
 ) -> Vec<VolumeCapability> {
     let mount = MountVolume {
         fs_type: fs_type.to_owned(),
         mount_flags: mount_options.to_vec(),
         volume_mount_group: String::new(),
     };
-    modes.iter().map(|m| mounted(mount.clone(), mode(*m, false))).collect()
+    modes.iter().map(|m| mounted(mount.clone(), mode(*m, single_node_multi_writer))).collect()
 }
 
 fn mounted(mount: MountVolume, mode: Mode) -> VolumeCapability {

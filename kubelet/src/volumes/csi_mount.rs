@@ -13,7 +13,11 @@ use super::layout::{self, Layout, PublishData, StageData};
 use super::ownership::{self, GroupChange};
 use super::{capability, error::Error, files};
 use crate::csi::Driver;
-use crate::objects::{AccessMode, CsiDriver, FsGroupPolicy, PersistentVolume, Pod};
+use crate::csi_secrets::Secrets;
+use crate::objects::{
+    AccessMode, CsiDriver, CsiVolumeSource, FsGroupPolicy, PersistentVolume, Pod, SecretReference,
+};
+use crate::standalone::store::Store;
 
 /// The inputs of one mount; owned, since it runs in its own task.
 #[derive(Debug)]
@@ -28,6 +32,8 @@ pub(super) struct CsiMount {
     pub(super) driver_object: Option<Arc<CsiDriver>>,
     /// spec.volumes[].persistentVolumeClaim.readOnly.
     pub(super) read_only: bool,
+    /// Has the Secrets of the calls.
+    pub(super) store: Store,
 }
 
 impl CsiMount {
@@ -61,7 +67,7 @@ impl CsiMount {
         let capability = capability::of_volume(&self.volume, can, fs_group)?;
         let staging_path = self.ensure_staged(stage, &capability, can.stage).await?;
         let dir = self.layout.csi_volume_dir(&self.pod.metadata.uid, &self.volume.metadata.name);
-        let request = self.publish_request(&staging_path, &layout::target(&dir), capability);
+        let request = self.publish_request(&staging_path, &layout::target(&dir), capability)?;
         Ok(self.driver.node_publish_volume(request).await?)
     }
 
@@ -102,6 +108,11 @@ impl CsiMount {
         if *stage == Stage::Done {
             return Ok(globalmount);
         }
+        let secrets = if driver_stages {
+            self.secrets(|csi| csi.node_stage_secret_ref.as_ref())?
+        } else {
+            Secrets::default()
+        };
         files::make_dir(&stage_dir, 0o750)?;
         files::make_mount_point(&globalmount, 0o750)?;
         let data = StageData {
@@ -110,28 +121,37 @@ impl CsiMount {
         };
         layout::write_vol_data(&stage_dir, &data)?;
         if driver_stages {
+            let request = self.stage_request(&globalmount, capability, secrets);
             let was = std::mem::replace(stage, Stage::Uncertain);
-            self.stage(&globalmount, capability, was, stage).await?;
+            self.stage(request, &stage_dir, was, stage).await?;
         }
         *stage = Stage::Done;
         Ok(globalmount)
     }
 
-    async fn stage(
+    fn stage_request(
         &self,
         globalmount: &Path,
         capability: &VolumeCapability,
-        was: Stage,
-        stage: &mut Stage,
-    ) -> Result<(), Error> {
-        let request = NodeStageVolumeRequest {
+        secrets: Secrets,
+    ) -> NodeStageVolumeRequest {
+        NodeStageVolumeRequest {
             volume_id: self.device.key.volume_handle.clone(),
             publish_context: HashMap::new(),
             staging_target_path: text(globalmount),
             volume_capability: Some(capability.clone()),
-            secrets: HashMap::new(),
+            secrets: secrets.into_map(),
             volume_context: self.volume_attributes(),
-        };
+        }
+    }
+
+    async fn stage(
+        &self,
+        request: NodeStageVolumeRequest,
+        stage_dir: &Path,
+        was: Stage,
+        stage: &mut Stage,
+    ) -> Result<(), Error> {
         self.device.set_staging(true);
         let staged = self.driver.node_stage_volume(request).await;
         self.device.set_staging(false);
@@ -142,7 +162,6 @@ impl CsiMount {
         let others = self.device.users().iter().any(|user| *user != self.pod.metadata.uid);
         if error.is_final() && was == Stage::No && !others {
             *stage = Stage::No;
-            let stage_dir = globalmount.parent().expect("globalmount is below its stage directory");
             files::remove_stage_dir(stage_dir)?;
         }
         Err(error.into())
@@ -153,6 +172,8 @@ impl CsiMount {
         let key = &self.device.key;
         let dir = self.layout.csi_volume_dir(&pod.uid, &self.volume.metadata.name);
         let target = layout::target(&dir);
+        // It may fail for want of a Secret: before anything is on disk.
+        let request = self.publish_request(globalmount, &target, capability)?;
         files::make_dir(&dir, 0o750)?;
         layout::write_vol_data(
             &dir,
@@ -165,7 +186,6 @@ impl CsiMount {
                 volume_lifecycle_mode: "Persistent".to_owned(),
             },
         )?;
-        let request = self.publish_request(globalmount, &target, capability);
         match self.driver.node_publish_volume(request).await {
             Ok(()) => {
                 info!(pod = pod.name, volume = self.volume.metadata.name, "volume mounted");
@@ -185,21 +205,30 @@ impl CsiMount {
         globalmount: &Path,
         target: &Path,
         capability: VolumeCapability,
-    ) -> NodePublishVolumeRequest {
+    ) -> Result<NodePublishVolumeRequest, Error> {
         let mut volume_context = self.volume_attributes();
         if self.driver_object.as_ref().is_some_and(|d| d.spec.pod_info_on_mount) {
             volume_context.extend(pod_info(&self.pod));
         }
-        NodePublishVolumeRequest {
+        Ok(NodePublishVolumeRequest {
             volume_id: self.device.key.volume_handle.clone(),
             publish_context: HashMap::new(),
             staging_target_path: text(globalmount),
             target_path: text(target),
             volume_capability: Some(capability),
             readonly: self.is_read_only(),
-            secrets: HashMap::new(),
+            secrets: self.secrets(|csi| csi.node_publish_secret_ref.as_ref())?.into_map(),
             volume_context,
-        }
+        })
+    }
+
+    /// Of the Secret that the volume names for a call.
+    fn secrets(
+        &self,
+        reference: impl FnOnce(&CsiVolumeSource) -> Option<&SecretReference>,
+    ) -> Result<Secrets, Error> {
+        let reference = self.volume.spec.csi.as_ref().and_then(reference);
+        Ok(Secrets::read(&self.store, reference)?)
     }
 
     fn is_read_only(&self) -> bool {
@@ -280,6 +309,7 @@ mod tests {
             volume: Arc::new(from_value(volume).unwrap()),
             driver_object: Some(Arc::new(from_value(driver_object).unwrap())),
             read_only: false,
+            store: Store::open(root, "here").unwrap(),
         }
     }
 
@@ -295,7 +325,8 @@ mod tests {
             (options.fs_type.as_str(), &options.mount_flags[..]),
             ("ext4", &["noatime".to_owned()][..])
         );
-        let request = shelf.publish_request(Path::new("/stage"), Path::new("/target"), capability.clone());
+        let request =
+            shelf.publish_request(Path::new("/stage"), Path::new("/target"), capability.clone()).unwrap();
         assert_eq!((request.volume_id.as_str(), request.readonly), ("shelf", true));
         for (key, value) in [("zone", "near"), ("csi.storage.k8s.io/pod.name", "web")] {
             assert_eq!(request.volume_context[key], value);

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::csi;
 use crate::objects::Kind;
 use crate::standalone::store;
+use crate::{csi, csi_secrets};
 
 /// A failed volume operation. All errors but [`Error::Unsupported`] are retried.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +52,8 @@ pub enum Error {
     PodTooLarge { limit: usize, page: usize },
     #[error(transparent)]
     Csi(#[from] csi::Error),
+    #[error(transparent)]
+    Secrets(#[from] csi_secrets::Error),
     #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
     InUseByOtherPod,
     #[error("the device mount path {} is still mounted by other references {references:?}", path.display())]
@@ -102,7 +104,8 @@ impl Error {
     pub(crate) fn depends_on_configuration(&self) -> bool {
         matches!(
             self,
-            Self::ObjectMissing { .. }
+            Self::Secrets(_)
+                | Self::ObjectMissing { .. }
                 | Self::KeyMissing { .. }
                 | Self::PathConflict { .. }
                 | Self::TooLarge { .. }

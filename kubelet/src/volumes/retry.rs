@@ -36,7 +36,7 @@ impl Retry {
             Error::ClaimPending { .. } => {
                 timeout(USUAL_TIME, next_change(&mut self.objects, &STORAGE)).await.is_ok()
             }
-            Error::ObjectMissing { .. } => {
+            Error::ObjectMissing { .. } | Error::Secrets(_) => {
                 timeout(USUAL_TIME, next_change(&mut self.objects, &CONFIGURATION)).await.is_ok()
             }
             Error::DriverMissing { .. } => timeout(USUAL_TIME, self.drivers.changed()).await.is_ok(),

@@ -125,6 +125,7 @@ impl Shared {
         }
         // Remove the pod last: until here, a retry must find it among the users.
         device.remove_user(uid);
+        self.released.notify_waiters();
         Ok(())
     }
 

@@ -57,6 +57,8 @@ const GRPC: &[&str] = &["only_a_serving_service_is_healthy"];
 const HOOKS_BY_HTTP: &[&str] = &["a_hook_sends_a_request_to_the_pod", "https_takes_any_certificate"];
 const BINDING: &[&str] = &["a_volume_requested_by_name_must_satisfy_the_claim"];
 const PROVISIONING: &[&str] = &["a_volume_is_made_as_claim_and_class_say"];
+const SOURCE: &[&str] = &["a_claim_with_a_data_source_gets_a_new_volume_or_one_reserved_for_it"];
+const SECRETS: &[&str] = &["every_call_has_the_secrets_that_the_class_names_and_nothing_else_has_them"];
 const REGISTRIES: &[&str] = &["a_pod_pulls_with_the_login_of_its_secret"];
 
 pub(crate) static HONOURED: &[Row] = &[
@@ -201,6 +203,9 @@ pub(crate) static HONOURED: &[Row] = &[
     row(Claim, "spec.storageClassName", BINDING),
     row(Claim, "spec.volumeName", BINDING),
     row(Claim, "spec.volumeMode", BINDING),
+    row(Claim, "spec.selector", &["a_selector_chooses_among_volumes_and_is_never_provisioned"]),
+    row(Claim, "spec.dataSource", SOURCE),
+    row(Claim, "spec.dataSourceRef", SOURCE),
     row(Volume, "apiVersion", KINDS),
     row(Volume, "kind", KINDS),
     row(Volume, "metadata.name", NAMES),
@@ -218,6 +223,10 @@ pub(crate) static HONOURED: &[Row] = &[
     row(Volume, "spec.claimRef", &["a_claim_gets_its_reserved_volume_or_the_smallest_sufficient_one"]),
     row(Volume, "spec.mountOptions", &["the_driver_gets_what_a_volume_says"]),
     row(Volume, "spec.csi", &["the_driver_gets_what_a_volume_says"]),
+    row(Volume, "spec.csi.controllerExpandSecretRef", SECRETS),
+    row(Volume, "spec.csi.nodeExpandSecretRef", SECRETS),
+    row(Volume, "spec.csi.nodePublishSecretRef", SECRETS),
+    row(Volume, "spec.csi.nodeStageSecretRef", SECRETS),
     row(Class, "apiVersion", KINDS),
     row(Class, "kind", KINDS),
     row(Class, "metadata.name", NAMES),
@@ -227,6 +236,11 @@ pub(crate) static HONOURED: &[Row] = &[
     row(Class, "parameters", PROVISIONING),
     row(Class, "reclaimPolicy", PROVISIONING),
     row(Class, "mountOptions", PROVISIONING),
+    row(
+        Class,
+        "allowVolumeExpansion",
+        &["a_claim_grows_while_its_pod_runs", "a_volume_that_no_pod_has_grows_when_it_is_mounted"],
+    ),
     row(Class, "volumeBindingMode", &["a_class_provisions_at_once_or_for_its_first_consumer"]),
     row(Driver, "apiVersion", KINDS),
     row(Driver, "kind", KINDS),

@@ -35,6 +35,10 @@ fn special(kind: Kind, field: &str) -> Option<Value> {
     match (kind, field) {
         // Its default is true.
         (Kind::Pod, "spec.hostUsers") => Some(json!(false)),
+        // Its name alone is refused.
+        (Kind::PersistentVolume, "spec.csi.controllerPublishSecretRef") => {
+            Some(json!({"name": "key", "namespace": "vault"}))
+        }
         // The reader knows the words.
         (Kind::CsiDriver, "spec.volumeLifecycleModes") => Some(json!(["Persistent"])),
         _ => None,

@@ -3,8 +3,8 @@
 use super::super::path::FieldPath;
 use super::{Findings, names};
 use crate::objects::{
-    AccessMode, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, Resources, StorageClass,
-    VolumeMode,
+    AccessMode, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, Resources,
+    SNAPSHOT_GROUP, SecretReference, StorageClass, VolumeMode,
 };
 
 pub(super) fn check_volume(volume: &PersistentVolume, findings: &mut Findings) {
@@ -20,7 +20,23 @@ pub(super) fn check_volume(volume: &PersistentVolume, findings: &mut Findings) {
             if csi.volume_handle.is_empty() {
                 findings.required(at.key("volumeHandle"));
             }
+            for (field, reference) in [
+                ("controllerPublishSecretRef", &csi.controller_publish_secret_ref),
+                ("nodeStageSecretRef", &csi.node_stage_secret_ref),
+                ("nodePublishSecretRef", &csi.node_publish_secret_ref),
+                ("controllerExpandSecretRef", &csi.controller_expand_secret_ref),
+                ("nodeExpandSecretRef", &csi.node_expand_secret_ref),
+            ] {
+                check_secret(&at.key(field), reference.as_ref(), findings);
+            }
         }
+    }
+}
+
+fn check_secret(at: &FieldPath, reference: Option<&SecretReference>, findings: &mut Findings) {
+    if let Some(reference) = reference {
+        findings.name(at.key("name"), &reference.name, names::subdomain);
+        findings.name(at.key("namespace"), &reference.namespace, names::label);
     }
 }
 
@@ -31,11 +47,35 @@ pub(super) fn check_claim(claim: &PersistentVolumeClaim, findings: &mut Findings
 pub(super) fn check_claim_spec(at: &FieldPath, spec: &PersistentVolumeClaimSpec, findings: &mut Findings) {
     check_access(at, &spec.access_modes, spec.volume_mode, findings);
     check_storage(&at.below("resources.requests"), &spec.resources.requests, findings);
+    check_sources(at, spec, findings);
     if let Some(class) = spec.storage_class_name.as_deref().filter(|class| !class.is_empty()) {
         findings.name(at.key("storageClassName"), class, names::subdomain);
     }
     if !spec.volume_name.is_empty() {
         findings.name(at.key("volumeName"), &spec.volume_name, names::subdomain);
+    }
+}
+
+fn check_sources(at: &FieldPath, spec: &PersistentVolumeClaimSpec, findings: &mut Findings) {
+    for (field, source) in [("dataSource", &spec.data_source), ("dataSourceRef", &spec.data_source_ref)] {
+        let Some(source) = source else { continue };
+        let at = at.key(field);
+        match (source.kind.as_str(), source.api_group.as_str()) {
+            ("PersistentVolumeClaim", "") | ("VolumeSnapshot", SNAPSHOT_GROUP) => {}
+            (kind, group) => findings.add(
+                at.key("kind"),
+                format!(
+                    "Unsupported value: {kind:?} of apiGroup {group:?}: supported values: \"VolumeSnapshot\" of \
+                     apiGroup {SNAPSHOT_GROUP:?}, \"PersistentVolumeClaim\" without an apiGroup"
+                ),
+            ),
+        }
+        findings.name(at.key("name"), &source.name, names::subdomain);
+    }
+    if let (Some(source), Some(newer)) = (&spec.data_source, &spec.data_source_ref)
+        && source != newer
+    {
+        findings.add(at.clone(), "Invalid value: must match dataSourceRef".to_owned());
     }
 }
 

@@ -36,6 +36,9 @@ pub(super) fn listed(store: &Store, engine: &Handle, request: &GetRequest) -> Re
         Kind::PersistentVolume => select(store, store.volumes(), request),
         Kind::StorageClass => select(store, store.classes(), request),
         Kind::CsiDriver => select(store, store.csi_drivers(), request),
+        Kind::VolumeSnapshot => select(store, store.snapshots(), request),
+        Kind::VolumeSnapshotClass => select(store, store.snapshot_classes(), request),
+        Kind::VolumeSnapshotContent => select(store, store.snapshot_contents(), request),
         Kind::ConfigMap => select(store, store.config_maps(), request),
         Kind::Secret => select(store, store.secrets(), request),
         Kind::Event => select(store, store.events(), request),
@@ -49,6 +52,8 @@ pub(super) fn plural(kind: Kind) -> String {
     match kind {
         Kind::StorageClass => format!("{singular}es.storage.k8s.io"),
         Kind::CsiDriver => format!("{singular}s.storage.k8s.io"),
+        Kind::VolumeSnapshotClass => format!("{singular}es.snapshot.storage.k8s.io"),
+        Kind::VolumeSnapshot | Kind::VolumeSnapshotContent => format!("{singular}s.snapshot.storage.k8s.io"),
         Kind::Pod
         | Kind::PersistentVolume
         | Kind::PersistentVolumeClaim

@@ -1,6 +1,7 @@
 //! Decides which volume a claim gets, from the objects alone (kubernetes,
 //! pkg/controller/volume/persistentvolume).
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::pods_naming;
@@ -30,6 +31,7 @@ pub(super) enum Decision {
 pub(super) fn decide(claim: &PersistentVolumeClaim, store: &Store) -> Decision {
     let view = View {
         claim,
+        source: super::source::check(claim, store).err(),
         volumes: &store.volumes(),
         classes: &store.classes(),
         has_consumer: !pods_naming(store, claim).is_empty(),
@@ -40,6 +42,8 @@ pub(super) fn decide(claim: &PersistentVolumeClaim, store: &Store) -> Decision {
 /// The inputs of the decision.
 struct View<'a> {
     claim: &'a PersistentVolumeClaim,
+    /// Why the claim's data source cannot be used yet.
+    source: Option<String>,
     volumes: &'a [Arc<PersistentVolume>],
     classes: &'a [Arc<StorageClass>],
     has_consumer: bool,
@@ -66,7 +70,20 @@ impl View<'_> {
             return Decision::Bind { volume: volume.metadata.name.clone() };
         }
         match class {
-            Some(Ok(class)) => Decision::Provision { class: Arc::clone(class) },
+            Some(Ok(_)) if claim.selector.is_some() => Decision::Wait {
+                event_type: EventType::Warning,
+                reason: "ProvisioningFailed",
+                message: "no volume matches spec.selector, and a claim with a selector is not provisioned"
+                    .to_owned(),
+            },
+            Some(Ok(class)) => match &self.source {
+                None => Decision::Provision { class: Arc::clone(class) },
+                Some(waiting) => Decision::Wait {
+                    event_type: EventType::Normal,
+                    reason: "WaitForDataSource",
+                    message: waiting.clone(),
+                },
+            },
             Some(Err(name)) => Decision::Wait {
                 event_type: EventType::Warning,
                 reason: "ProvisioningFailed",
@@ -122,6 +139,8 @@ impl View<'_> {
         } else if !wanted.access_modes.iter().all(|mode| offered.access_modes.contains(mode)) {
             let (found, wanted) = (&offered.access_modes, &wanted.access_modes);
             Some(format!("its accessModes are {found:?}, the claim's {wanted:?}"))
+        } else if wanted.selector.as_ref().is_some_and(|s| !s.matches(&volume.metadata.labels)) {
+            Some("its labels do not match the claim's selector".to_owned())
         } else {
             None
         }
@@ -133,7 +152,11 @@ impl View<'_> {
         match self.claim.spec.storage_class_name.as_deref() {
             Some("") => None,
             Some(name) => Some(self.classes.iter().find(|c| c.metadata.name == name).ok_or(name)),
-            None => self.classes.iter().find(|c| c.is_default()).map(Ok),
+            // Of several default classes, Kubernetes takes the newest.
+            None => {
+                let defaults = self.classes.iter().filter(|c| c.is_default());
+                defaults.max_by_key(|c| (c.metadata.creation_timestamp, Reverse(&c.metadata.name))).map(Ok)
+            }
         }
     }
 
@@ -156,7 +179,8 @@ impl View<'_> {
         let offered = &volume.spec;
         let free = match &offered.claim_ref {
             Some(holder) => self.is_this_claim(holder),
-            None => true,
+            // An existing volume does not contain what a data source has.
+            None => self.claim.spec.source().is_none(),
         };
         let unused = matches!(volume.status.phase, VolumePhase::Available | VolumePhase::Pending);
         free && (unused || offered.claim_ref.is_some())
@@ -216,7 +240,7 @@ mod tests {
         classes: &[Arc<StorageClass>],
         has_consumer: bool,
     ) -> Decision {
-        View { claim, volumes, classes, has_consumer }.decide()
+        View { claim, source: None, volumes, classes, has_consumer }.decide()
     }
 
     #[test]
@@ -248,6 +272,74 @@ mod tests {
         let waits = decide(&wanting_1gi("late"), &[], &classes, false);
         assert!(matches!(waits, Decision::Wait { reason: "WaitForFirstConsumer", .. }), "{waits:?}");
         assert_eq!(decide(&wanting_1gi("late"), &[], &classes, true), Decision::Provision { class: late });
+    }
+
+    #[test]
+    fn a_selector_chooses_among_volumes_and_is_never_provisioned() {
+        let labelled = |name: &str, size: &str, tier: &str| {
+            let mut volume = (*volume(name, size, serde_json::Value::Null)).clone();
+            volume.metadata.labels.insert("tier".to_owned(), tier.to_owned());
+            volume.spec.storage_class_name = "fast".to_owned();
+            Arc::new(volume)
+        };
+        let mut wants = wanting_1gi("fast");
+        wants.spec.selector = serde_json::from_value(serde_json::json!({
+            "matchLabels": {"tier": "gold"},
+            "matchExpressions": [{"key": "tier", "operator": "In", "values": ["gold", "silver"]}],
+        }))
+        .unwrap();
+        let volumes = [labelled("iron", "1Gi", "iron"), labelled("gold", "2Gi", "gold")];
+        let classes = [class("fast", "Immediate")];
+        let bind = Decision::Bind { volume: "gold".to_owned() };
+        assert_eq!(decide(&wants, &volumes, &classes, false), bind);
+        let Decision::Wait { reason, message, .. } = decide(&wants, &volumes[..1], &classes, false) else {
+            panic!("waits")
+        };
+        assert_eq!(reason, "ProvisioningFailed");
+        assert!(message.contains("no volume matches spec.selector"), "{message}");
+    }
+
+    #[test]
+    fn a_claim_with_a_data_source_gets_a_new_volume_or_one_reserved_for_it() {
+        let mut wants = wanting_1gi("fast");
+        let source = serde_json::json!({
+            "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "x",
+        });
+        wants.spec.data_source = serde_json::from_value(source.clone()).unwrap();
+        wants.spec.data_source_ref = serde_json::from_value(source).unwrap();
+        let fast = class("fast", "Immediate");
+        let of_class = |claim_ref: serde_json::Value| {
+            let mut volume = (*volume("v", "1Gi", claim_ref)).clone();
+            volume.spec.storage_class_name = "fast".to_owned();
+            [Arc::new(volume)]
+        };
+        let free = of_class(serde_json::Value::Null);
+        let provision = Decision::Provision { class: Arc::clone(&fast) };
+        assert_eq!(decide(&wants, &free, &[Arc::clone(&fast)], false), provision);
+        let mine = of_class(serde_json::json!({"namespace": "default", "name": "data"}));
+        assert_eq!(
+            decide(&wants, &mine, &[Arc::clone(&fast)], false),
+            Decision::Bind { volume: "v".to_owned() }
+        );
+        let source = Some("waiting for the data source: PVC x not found".to_owned());
+        let view = View { claim: &wants, source, volumes: &free, classes: &[fast], has_consumer: false };
+        assert!(matches!(view.decide(), Decision::Wait { reason: "WaitForDataSource", .. }));
+    }
+
+    #[test]
+    fn of_several_default_classes_the_newest_counts() {
+        let default = |name: &str, second: i64| {
+            let mut class = (*class(name, "Immediate")).clone();
+            let annotation = ("storageclass.kubernetes.io/is-default-class".to_owned(), "true".to_owned());
+            class.metadata.annotations.extend([annotation]);
+            class.metadata.creation_timestamp = crate::objects::Time::from_second(second).ok();
+            Arc::new(class)
+        };
+        let classes = [default("old", 1), default("b", 2), default("a", 2), class("other", "Immediate")];
+        let mut wants = wanting_1gi("");
+        wants.spec.storage_class_name = None;
+        let newest = Decision::Provision { class: Arc::clone(&classes[2]) };
+        assert_eq!(decide(&wants, &[], &classes, false), newest);
     }
 
     #[test]

@@ -3,19 +3,20 @@
 use proto::csi;
 use tracing::{Instrument, info_span};
 
-use super::Failure;
-use crate::csi::Driver;
+use super::{Failure, source};
+use crate::csi::{ControllerCapabilities, Driver};
+use crate::csi_secrets::{self, FS_TYPE, Purpose, Secrets, Tokens};
 use crate::objects::{
     ClaimPhase, CsiVolumeSource, EventType, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim,
-    PersistentVolumeSpec, Quantity, StorageClass, VolumePhase, new_uid, now,
+    PersistentVolumeSpec, Quantity, SecretReference, StorageClass, VolumePhase, new_uid, now,
 };
 use crate::standalone::store::{self, Store};
 use crate::volumes::capabilities_of_claim;
 
 pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// Prefix of parameters for the provisioner, which the driver does not get.
-const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
-const FS_TYPE_PARAMETER: &str = "csi.storage.k8s.io/fstype";
+/// The Secret of DeleteVolume: the class may be gone by then.
+const DELETION_SECRET_NAME: &str = "volume.kubernetes.io/provisioner-deletion-secret-name";
+const DELETION_SECRET_NAMESPACE: &str = "volume.kubernetes.io/provisioner-deletion-secret-namespace";
 
 pub(super) async fn provision(
     store: &Store,
@@ -24,13 +25,22 @@ pub(super) async fn provision(
     driver: &Driver,
 ) -> Result<(), Failure> {
     let span = info_span!("provision", claim = claim.metadata.name, driver = driver.name());
-    let request = request(claim, class);
-    let name = request.name.clone();
+    let in_class = |cause: String| {
+        failed(format!("failed to provision volume with StorageClass \"{}\": {cause}", class.metadata.name))
+    };
+    let can = driver.controller_capabilities().await.map_err(|e| in_class(e.to_string()))?;
+    let order = Order::new(store, claim, class, can).map_err(in_class)?;
+    let request = order.request(store).map_err(|e| in_class(e.to_string()))?;
+    let (name, wanted_source) = (request.name.clone(), request.volume_content_source.clone());
     let created = driver.create_volume(request).instrument(span).await;
-    let created = created.map_err(|e| {
-        failed(format!("failed to provision volume with StorageClass \"{}\": {e}", class.metadata.name))
-    })?;
-    let volume = volume(&name, claim, class, created)?;
+    let created = created.map_err(|e| in_class(e.to_string()))?;
+    if wanted_source.is_some() && created.content_source != wanted_source {
+        // An empty volume must not pass for a copy.
+        let secrets = order.secrets(store).map_err(|e| in_class(e.to_string()))?;
+        driver.delete_volume(&created.volume_id, secrets).await.map_err(|e| in_class(e.to_string()))?;
+        return Err(in_class("the driver made the volume without its data source".to_owned()));
+    }
+    let volume = order.volume(created)?;
     store.put_volume(volume).map_err(not_kept)?;
     let message = format!("Successfully provisioned volume {name}");
     store.record(&claim.reference(), EventType::Normal, "ProvisioningSucceeded", &message);
@@ -50,6 +60,10 @@ pub(super) fn bind(store: &Store, claim: &PersistentVolumeClaim, volume: &str) -
     };
     let mut claim = (*current).clone();
     claim.spec.volume_name = volume.metadata.name.clone();
+    if claim.spec.storage_class_name.is_none() && !volume.spec.storage_class_name.is_empty() {
+        // The default class, as it was when the volume was made.
+        claim.spec.storage_class_name = Some(volume.spec.storage_class_name.clone());
+    }
     claim.status.phase = ClaimPhase::Bound;
     claim.status.access_modes = volume.spec.access_modes.clone();
     claim.status.capacity = volume.spec.capacity.clone();
@@ -60,64 +74,149 @@ pub(super) fn bind(store: &Store, claim: &PersistentVolumeClaim, volume: &str) -
     store.put_bound_claim(claim).map_err(not_kept)
 }
 
-fn request(claim: &PersistentVolumeClaim, class: &StorageClass) -> csi::CreateVolumeRequest {
-    let bytes = |q: Option<&Quantity>| q.map_or(0, |q| i64::try_from(q.value()).unwrap_or(i64::MAX));
-    let resources = &claim.spec.resources;
-    let fs_type = class.parameters.get(FS_TYPE_PARAMETER).map_or("", String::as_str);
-    let parameters = class.parameters.clone().into_iter();
-    csi::CreateVolumeRequest {
-        // The same name for every attempt: CreateVolume is idempotent by name.
-        name: format!("pvc-{}", claim.metadata.uid),
-        capacity_range: Some(csi::CapacityRange {
-            required_bytes: bytes(resources.requests.get("storage")),
-            limit_bytes: bytes(resources.limits.get("storage")),
-        }),
-        volume_capabilities: capabilities_of_claim(&claim.spec.access_modes, fs_type, &class.mount_options),
-        parameters: parameters.filter(|(key, _)| !key.starts_with(RESERVED_PREFIX)).collect(),
-        ..csi::CreateVolumeRequest::default()
+/// Everything about a new volume that is decided before CreateVolume.
+struct Order<'a> {
+    /// The same for every attempt: CreateVolume is idempotent by name.
+    name: String,
+    claim: &'a PersistentVolumeClaim,
+    class: &'a StorageClass,
+    can: ControllerCapabilities,
+    source: Option<csi::VolumeContentSource>,
+    tokens: Tokens,
+    provisioner_secret: Option<SecretReference>,
+}
+
+impl<'a> Order<'a> {
+    fn new(
+        store: &Store,
+        claim: &'a PersistentVolumeClaim,
+        class: &'a StorageClass,
+        can: ControllerCapabilities,
+    ) -> Result<Self, String> {
+        if let Some(key) = csi_secrets::unknown_parameter(&class.parameters) {
+            return Err(format!(
+                "found unknown parameter key \"{key}\" with reserved namespace csi.storage.k8s.io/"
+            ));
+        }
+        let source = source::content_source(store, claim, class, can)?;
+        let name = format!("pvc-{}", claim.metadata.uid);
+        let tokens = tokens(claim, &name);
+        let secret = csi_secrets::reference(&class.parameters, Purpose::Provision, &tokens);
+        let provisioner_secret = secret.map_err(|e| e.to_string())?;
+        let order = Self { name, claim, class, can, source, tokens, provisioner_secret };
+        // A mistake in the class must not show up only after CreateVolume.
+        for purpose in
+            [Purpose::NodeStage, Purpose::NodePublish, Purpose::ControllerExpand, Purpose::NodeExpand]
+        {
+            order.secret(purpose).map_err(|e| e.to_string())?;
+        }
+        Ok(order)
+    }
+
+    fn secrets(&self, store: &Store) -> Result<Secrets, csi_secrets::Error> {
+        Secrets::read(store, self.provisioner_secret.as_ref())
+    }
+
+    fn secret(&self, purpose: Purpose) -> Result<Option<SecretReference>, csi_secrets::Error> {
+        csi_secrets::reference(&self.class.parameters, purpose, &self.tokens)
+    }
+
+    fn fs_type(&self) -> &str {
+        self.class.parameters.get(FS_TYPE).map_or("", String::as_str)
+    }
+
+    fn request(&self, store: &Store) -> Result<csi::CreateVolumeRequest, csi_secrets::Error> {
+        let bytes = |q: Option<&Quantity>| q.map_or(0, |q| i64::try_from(q.value()).unwrap_or(i64::MAX));
+        let Self { claim, class, .. } = self;
+        let resources = &claim.spec.resources;
+        Ok(csi::CreateVolumeRequest {
+            name: self.name.clone(),
+            capacity_range: Some(csi::CapacityRange {
+                required_bytes: bytes(resources.requests.get("storage")),
+                limit_bytes: bytes(resources.limits.get("storage")),
+            }),
+            volume_capabilities: capabilities_of_claim(
+                &claim.spec.access_modes,
+                self.fs_type(),
+                &class.mount_options,
+                self.can.single_node_multi_writer,
+            ),
+            parameters: csi_secrets::for_driver(&class.parameters),
+            secrets: self.secrets(store)?.into_map(),
+            volume_content_source: self.source.clone(),
+            ..csi::CreateVolumeRequest::default()
+        })
+    }
+
+    fn volume(&self, created: csi::Volume) -> Result<PersistentVolume, Failure> {
+        let Self { claim, class, .. } = self;
+        let uid = new_uid().map_err(|e| failed(format!("generate a uid: {e}")))?;
+        let requested = claim.spec.resources.requests.get("storage").cloned();
+        let capacity = match u64::try_from(created.capacity_bytes) {
+            // CSI: 0 means "unknown".
+            Ok(0) | Err(_) => requested.unwrap_or_else(|| Quantity::from_bytes(0)),
+            Ok(bytes) => Quantity::from_bytes(bytes),
+        };
+        let mut annotations = std::collections::BTreeMap::new();
+        annotations.insert(PROVISIONED_BY.to_owned(), class.provisioner.clone());
+        if let Some(SecretReference { name, namespace }) = &self.provisioner_secret {
+            annotations.insert(DELETION_SECRET_NAME.to_owned(), name.clone());
+            annotations.insert(DELETION_SECRET_NAMESPACE.to_owned(), namespace.clone());
+        }
+        let metadata = ObjectMeta {
+            name: self.name.clone(),
+            uid,
+            annotations,
+            creation_timestamp: Some(now()),
+            ..ObjectMeta::default()
+        };
+        let secret = |purpose| self.secret(purpose).map_err(|e| failed(e.to_string()));
+        let csi = CsiVolumeSource {
+            driver: class.provisioner.clone(),
+            volume_handle: created.volume_id,
+            read_only: false,
+            fs_type: self.fs_type().to_owned(),
+            volume_attributes: created.volume_context.into_iter().collect(),
+            controller_publish_secret_ref: secret(Purpose::ControllerPublish)?,
+            node_stage_secret_ref: secret(Purpose::NodeStage)?,
+            node_publish_secret_ref: secret(Purpose::NodePublish)?,
+            controller_expand_secret_ref: secret(Purpose::ControllerExpand)?,
+            node_expand_secret_ref: secret(Purpose::NodeExpand)?,
+        };
+        let spec = PersistentVolumeSpec {
+            capacity: [("storage".to_owned(), capacity)].into(),
+            access_modes: claim.spec.access_modes.clone(),
+            persistent_volume_reclaim_policy: class.reclaim_policy,
+            storage_class_name: class.metadata.name.clone(),
+            mount_options: class.mount_options.clone(),
+            volume_mode: claim.spec.volume_mode,
+            claim_ref: Some(claim.reference()),
+            csi: Some(csi),
+        };
+        let mut volume = PersistentVolume::new(metadata, spec);
+        volume.status.phase = VolumePhase::Bound;
+        Ok(volume)
     }
 }
 
-fn volume(
-    name: &str,
-    claim: &PersistentVolumeClaim,
-    class: &StorageClass,
-    created: csi::Volume,
-) -> Result<PersistentVolume, Failure> {
-    let uid = new_uid().map_err(|e| failed(format!("generate a uid: {e}")))?;
-    let requested = claim.spec.resources.requests.get("storage").cloned();
-    let capacity = match u64::try_from(created.capacity_bytes) {
-        // CSI: 0 means "unknown".
-        Ok(0) | Err(_) => requested.unwrap_or_else(|| Quantity::from_bytes(0)),
-        Ok(bytes) => Quantity::from_bytes(bytes),
-    };
-    let metadata = ObjectMeta {
-        name: name.to_owned(),
-        uid,
-        annotations: [(PROVISIONED_BY.to_owned(), class.provisioner.clone())].into(),
-        creation_timestamp: Some(now()),
-        ..ObjectMeta::default()
-    };
-    let csi = CsiVolumeSource {
-        driver: class.provisioner.clone(),
-        volume_handle: created.volume_id,
-        read_only: false,
-        fs_type: class.parameters.get(FS_TYPE_PARAMETER).cloned().unwrap_or_default(),
-        volume_attributes: created.volume_context.into_iter().collect(),
-    };
-    let spec = PersistentVolumeSpec {
-        capacity: [("storage".to_owned(), capacity)].into(),
-        access_modes: claim.spec.access_modes.clone(),
-        persistent_volume_reclaim_policy: class.reclaim_policy,
-        storage_class_name: class.metadata.name.clone(),
-        mount_options: class.mount_options.clone(),
-        volume_mode: claim.spec.volume_mode,
-        claim_ref: Some(claim.reference()),
-        csi: Some(csi),
-    };
-    let mut volume = PersistentVolume::new(metadata, spec);
-    volume.status.phase = VolumePhase::Bound;
-    Ok(volume)
+fn tokens(claim: &PersistentVolumeClaim, volume: &str) -> Tokens {
+    let metadata = &claim.metadata;
+    let mut tokens = Tokens::default();
+    for tokens in [&mut tokens.namespace, &mut tokens.name] {
+        tokens.insert("pv.name".to_owned(), volume.to_owned());
+        tokens.insert("pvc.namespace".to_owned(), metadata.namespace.clone());
+    }
+    tokens.name.insert("pvc.name".to_owned(), metadata.name.clone());
+    let annotations = metadata.annotations.iter();
+    tokens.name.extend(annotations.map(|(key, value)| (format!("pvc.annotations['{key}']"), value.clone())));
+    tokens
+}
+
+/// The Secret of DeleteVolume.
+pub(super) fn deletion_secret(volume: &PersistentVolume) -> Option<SecretReference> {
+    let annotation = |key: &str| volume.metadata.annotations.get(key).cloned();
+    let (name, namespace) = (annotation(DELETION_SECRET_NAME)?, annotation(DELETION_SECRET_NAMESPACE)?);
+    Some(SecretReference { name, namespace })
 }
 
 fn failed(message: String) -> Failure {
@@ -148,7 +247,10 @@ mod tests {
             "parameters": {"tier": "fast", "csi.storage.k8s.io/fstype": "ext4"},
         }))
         .unwrap();
-        let asked = request(&claim, &class);
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        let order = Order::new(&store, &claim, &class, ControllerCapabilities::default()).unwrap();
+        let asked = order.request(&store).unwrap();
         let range = asked.capacity_range.unwrap();
         assert_eq!((asked.name.as_str(), range.required_bytes, range.limit_bytes), ("pvc-c1", 1024, 2048));
         assert_eq!(asked.parameters, [("tier".to_owned(), "fast".to_owned())].into());
@@ -160,12 +262,12 @@ mod tests {
         assert_eq!((mount.fs_type.as_str(), mount.mount_flags), ("ext4", vec!["noatime".to_owned()]));
 
         let created = csi::Volume { volume_id: "v1".to_owned(), ..csi::Volume::default() };
-        let volume = volume("pvc-c1", &claim, &class, created).unwrap();
+        let volume = order.volume(created).unwrap();
         assert_eq!(volume.spec.capacity["storage"], Quantity::from_bytes(1024));
         assert_eq!(volume.spec.persistent_volume_reclaim_policy, class.reclaim_policy);
         assert_eq!(
             (volume.spec.storage_class_name, volume.spec.mount_options),
-            ("hawser".to_owned(), class.mount_options)
+            ("hawser".to_owned(), class.mount_options.clone())
         );
         let csi = volume.spec.csi.unwrap();
         assert_eq!((csi.driver.as_str(), csi.volume_handle.as_str()), ("csi.example.com", "v1"));

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use tracing::{debug, warn};
 
-use super::create::PROVISIONED_BY;
+use super::create::{PROVISIONED_BY, deletion_secret};
 use super::{Failure, pods_naming};
+use crate::csi_secrets::Secrets;
 use crate::objects::{
     EventType, Object, OwnerReference, PersistentVolume, PersistentVolumeClaim, Pod, ReclaimPolicy,
     VolumePhase, now,
@@ -125,7 +126,15 @@ pub(super) async fn delete(
             csi.driver
         ))
     })?;
-    driver.delete_volume(&csi.volume_handle).await.map_err(|e| failed(format!("volume {name}: {e}")))?;
+    // As in Kubernetes, a missing Secret does not keep the volume: its owner may have deleted it first.
+    let secrets = Secrets::read(store, deletion_secret(volume).as_ref()).unwrap_or_else(|error| {
+        warn!(volume = name, %error, "the volume is deleted without secrets");
+        Secrets::default()
+    });
+    driver
+        .delete_volume(&csi.volume_handle, secrets)
+        .await
+        .map_err(|e| failed(format!("volume {name}: {e}")))?;
     store.remove_volume(name).map_err(not_kept)
 }
 

@@ -22,6 +22,11 @@ impl Store {
         self.state().secrets.object(namespace, name)
     }
 
+    #[cfg(test)]
+    pub(crate) fn put_secret(&self, secret: Secret) -> Result<(), Error> {
+        self.put(secret)
+    }
+
     /// Removes a ConfigMap; succeeds if there is none.
     pub fn remove_config_map(&self, namespace: &str, name: &str) -> Result<(), Error> {
         self.remove::<ConfigMap>(namespace, name)

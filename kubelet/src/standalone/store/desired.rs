@@ -14,7 +14,8 @@ use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Source, Store, Stored};
 use crate::admission;
 use crate::objects::{
     ConfigMap, CsiDriver, Document, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume,
-    PersistentVolumeClaim, Pod, PodPhase, Secret, StorageClass, new_uid, now,
+    PersistentVolumeClaim, Pod, PodPhase, Secret, StorageClass, VolumeSnapshot, VolumeSnapshotClass,
+    VolumeSnapshotContent, new_uid, now,
 };
 
 /// Any object that a manifest can describe.
@@ -25,6 +26,9 @@ pub enum AnyObject {
     Claim(Box<PersistentVolumeClaim>),
     Class(Box<StorageClass>),
     CsiDriver(Box<CsiDriver>),
+    Snapshot(Box<VolumeSnapshot>),
+    SnapshotClass(Box<VolumeSnapshotClass>),
+    SnapshotContent(Box<VolumeSnapshotContent>),
     ConfigMap(Box<ConfigMap>),
     Secret(Box<Secret>),
 }
@@ -37,6 +41,9 @@ impl AnyObject {
             Self::Claim(_) => Kind::PersistentVolumeClaim,
             Self::Class(_) => Kind::StorageClass,
             Self::CsiDriver(_) => Kind::CsiDriver,
+            Self::Snapshot(_) => Kind::VolumeSnapshot,
+            Self::SnapshotClass(_) => Kind::VolumeSnapshotClass,
+            Self::SnapshotContent(_) => Kind::VolumeSnapshotContent,
             Self::ConfigMap(_) => Kind::ConfigMap,
             Self::Secret(_) => Kind::Secret,
         }
@@ -49,6 +56,9 @@ impl AnyObject {
             Self::Claim(claim) => &claim.metadata,
             Self::Class(class) => &class.metadata,
             Self::CsiDriver(driver) => &driver.metadata,
+            Self::Snapshot(snapshot) => &snapshot.metadata,
+            Self::SnapshotClass(class) => &class.metadata,
+            Self::SnapshotContent(content) => &content.metadata,
             Self::ConfigMap(map) => &map.metadata,
             Self::Secret(secret) => &secret.metadata,
         }
@@ -61,6 +71,9 @@ impl AnyObject {
             Self::Claim(claim) => claim.reference(),
             Self::Class(class) => class.reference(),
             Self::CsiDriver(driver) => driver.reference(),
+            Self::Snapshot(snapshot) => snapshot.reference(),
+            Self::SnapshotClass(class) => class.reference(),
+            Self::SnapshotContent(content) => content.reference(),
             Self::ConfigMap(map) => map.reference(),
             Self::Secret(secret) => secret.reference(),
         }
@@ -99,9 +112,15 @@ impl Store {
         match object {
             AnyObject::Pod(pod) => self.apply_pod(*pod, document, source),
             AnyObject::Volume(volume) => self.apply_plain(*volume, document, source),
-            AnyObject::Claim(claim) => self.apply_plain(*claim, document, source),
+            AnyObject::Claim(claim) => {
+                self.refuse_resize(&claim)?;
+                self.apply_plain(*claim, document, source)
+            }
             AnyObject::Class(class) => self.apply_plain(*class, document, source),
             AnyObject::CsiDriver(driver) => self.apply_plain(*driver, document, source),
+            AnyObject::Snapshot(snapshot) => self.apply_plain(*snapshot, document, source),
+            AnyObject::SnapshotClass(class) => self.apply_plain(*class, document, source),
+            AnyObject::SnapshotContent(content) => self.apply_plain(*content, document, source),
             AnyObject::ConfigMap(map) => self.apply_plain(*map, document, source),
             AnyObject::Secret(secret) => self.apply_plain(*secret, document, source),
         }
@@ -116,6 +135,9 @@ impl Store {
             Kind::PersistentVolumeClaim => self.mark_missing::<PersistentVolumeClaim>(declared),
             Kind::StorageClass => self.mark_missing::<StorageClass>(declared),
             Kind::CsiDriver => self.mark_missing::<CsiDriver>(declared),
+            Kind::VolumeSnapshot => self.mark_missing::<VolumeSnapshot>(declared),
+            Kind::VolumeSnapshotClass => self.mark_missing::<VolumeSnapshotClass>(declared),
+            Kind::VolumeSnapshotContent => self.mark_missing::<VolumeSnapshotContent>(declared),
             Kind::ConfigMap => self.remove_config_map(&declared.namespace, &declared.name),
             Kind::Secret => self.remove_secret(&declared.namespace, &declared.name),
             Kind::Event | Kind::Node => Ok(()),
@@ -133,6 +155,9 @@ impl Store {
         all.extend(present(&state.volumes));
         all.extend(present(&state.classes));
         all.extend(present(&state.csi_drivers));
+        all.extend(present(&state.snapshots));
+        all.extend(present(&state.snapshot_classes));
+        all.extend(present(&state.snapshot_contents));
         all.extend(present(&state.config_maps));
         all.extend(present(&state.secrets));
         all
@@ -157,6 +182,9 @@ impl Store {
             Kind::PersistentVolume => &state.volumes.get(&key)?.object.metadata,
             Kind::StorageClass => &state.classes.get(&key)?.object.metadata,
             Kind::CsiDriver => &state.csi_drivers.get(&key)?.object.metadata,
+            Kind::VolumeSnapshot => &state.snapshots.get(&key)?.object.metadata,
+            Kind::VolumeSnapshotClass => &state.snapshot_classes.get(&key)?.object.metadata,
+            Kind::VolumeSnapshotContent => &state.snapshot_contents.get(&key)?.object.metadata,
             Kind::ConfigMap => &state.config_maps.get(&key)?.object.metadata,
             Kind::Secret => &state.secrets.get(&key)?.object.metadata,
             Kind::Event | Kind::Node => return None,
@@ -352,7 +380,7 @@ impl Store {
 }
 
 /// Limits how a changed manifest may change an existing object.
-trait Mergeable: Object {
+pub(super) trait Mergeable: Object {
     /// Copies fields that the manifest omits from `known`. Returns an immutable field that differs,
     /// if any.
     fn merge(&mut self, known: &Self) -> Result<(), Fixed>;
@@ -360,13 +388,13 @@ trait Mergeable: Object {
 
 /// A field that must not change.
 #[derive(Debug)]
-struct Fixed {
+pub(super) struct Fixed {
     field: &'static str,
     rule: &'static str,
 }
 
 impl Fixed {
-    fn after_creation(field: &'static str) -> Self {
+    pub(super) fn after_creation(field: &'static str) -> Self {
         Self { field, rule: "field is immutable after creation" }
     }
 
@@ -384,10 +412,13 @@ impl Mergeable for PersistentVolumeClaim {
             self.spec.storage_class_name.clone_from(&known.spec.storage_class_name);
         }
         self.status = known.status.clone();
-        if known.spec.volume_name.is_empty() || self.spec == known.spec {
+        let mut same_size = known.spec.clone();
+        same_size.resources.requests.clone_from(&self.spec.resources.requests);
+        if known.spec.volume_name.is_empty() || self.spec == same_size {
             Ok(())
         } else {
-            Err(Fixed::after_creation("spec"))
+            let rule = "spec is immutable after creation except resources.requests for bound claims";
+            Err(Fixed { field: "spec", rule })
         }
     }
 }

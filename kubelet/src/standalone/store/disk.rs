@@ -19,12 +19,15 @@ use crate::objects::{Kind, now};
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-const KEPT: [Kind; 7] = [
+const KEPT: [Kind; 10] = [
     Kind::Pod,
     Kind::PersistentVolume,
     Kind::PersistentVolumeClaim,
     Kind::StorageClass,
     Kind::CsiDriver,
+    Kind::VolumeSnapshot,
+    Kind::VolumeSnapshotClass,
+    Kind::VolumeSnapshotContent,
     Kind::ConfigMap,
     Kind::Secret,
 ];

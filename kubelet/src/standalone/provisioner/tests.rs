@@ -1,0 +1,495 @@
+//! Provisioner and volumes against a driver that records its calls: it serves CSI on a socket, and
+//! mounts nothing.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use proto::csi::controller_server::{Controller, ControllerServer};
+use proto::csi::node_server::{Node, NodeServer};
+use proto::csi::{self, controller_service_capability as controller, node_service_capability as node};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Request, Response, Status};
+
+use super::Provisioner;
+use crate::csi::Driver;
+use crate::manifest;
+use crate::objects::{ClaimPhase, PersistentVolumeClaim, Pod, VolumeSnapshot};
+use crate::plugins::Plugins;
+use crate::sink::Sinks;
+use crate::standalone::store::{Source, Store};
+use crate::volumes::Volumes;
+
+const DRIVER: &str = "csi.example.com";
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A call: its method, the request's text without its secrets, and the secrets.
+#[derive(Debug, Clone)]
+struct Call {
+    method: &'static str,
+    request: String,
+    secrets: HashMap<String, String>,
+}
+
+#[derive(Debug, Default)]
+struct Recorded {
+    calls: Mutex<Vec<Call>>,
+    /// The answers to the next CreateSnapshot calls: an error, or whether the snapshot is ready.
+    snapshots: Mutex<Vec<Result<bool, Status>>>,
+}
+
+impl Recorded {
+    fn add(&self, method: &'static str, request: impl std::fmt::Debug, secrets: HashMap<String, String>) {
+        let call = Call { method, request: format!("{request:?}"), secrets };
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+    }
+
+    fn of(&self, method: &str) -> Vec<Call> {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.iter().filter(|call| call.method == method).cloned().collect()
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Service(Arc<Recorded>);
+
+/// Takes the secrets out of a request and records both.
+macro_rules! record {
+    ($self:ident, $method:literal, $request:ident) => {{
+        let mut request = $request.into_inner();
+        let secrets = std::mem::take(&mut request.secrets);
+        $self.0.add($method, &request, secrets);
+        request
+    }};
+}
+
+#[tonic::async_trait]
+impl Controller for Service {
+    async fn controller_get_capabilities(
+        &self,
+        _request: Request<csi::ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<csi::ControllerGetCapabilitiesResponse>, Status> {
+        use controller::rpc::Type;
+        let offered = [Type::CreateDeleteSnapshot, Type::ExpandVolume, Type::SingleNodeMultiWriter];
+        let capability = |kind: Type| csi::ControllerServiceCapability {
+            r#type: Some(controller::Type::Rpc(controller::Rpc { r#type: kind.into() })),
+        };
+        let capabilities = offered.into_iter().map(capability).collect();
+        Ok(Response::new(csi::ControllerGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn create_volume(
+        &self,
+        request: Request<csi::CreateVolumeRequest>,
+    ) -> Result<Response<csi::CreateVolumeResponse>, Status> {
+        let request = record!(self, "CreateVolume", request);
+        let volume = csi::Volume {
+            volume_id: format!("id-of-{}", request.name),
+            capacity_bytes: request.capacity_range.map_or(0, |range| range.required_bytes),
+            content_source: request.volume_content_source,
+            ..csi::Volume::default()
+        };
+        Ok(Response::new(csi::CreateVolumeResponse { volume: Some(volume) }))
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<csi::DeleteVolumeRequest>,
+    ) -> Result<Response<csi::DeleteVolumeResponse>, Status> {
+        record!(self, "DeleteVolume", request);
+        Ok(Response::new(csi::DeleteVolumeResponse {}))
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<csi::ControllerExpandVolumeRequest>,
+    ) -> Result<Response<csi::ControllerExpandVolumeResponse>, Status> {
+        let request = record!(self, "ControllerExpandVolume", request);
+        let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
+        let node_expansion_required = true;
+        Ok(Response::new(csi::ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required }))
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<csi::CreateSnapshotRequest>,
+    ) -> Result<Response<csi::CreateSnapshotResponse>, Status> {
+        let request = record!(self, "CreateSnapshot", request);
+        let mut answers = self.0.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+        let ready_to_use = if answers.is_empty() { true } else { answers.remove(0)? };
+        let snapshot = csi::Snapshot {
+            snapshot_id: format!("id-of-{}", request.name),
+            source_volume_id: request.source_volume_id,
+            size_bytes: 1 << 20,
+            creation_time: Some(csi::Timestamp { seconds: 1_000_000, nanos: 5 }),
+            ready_to_use,
+            ..csi::Snapshot::default()
+        };
+        Ok(Response::new(csi::CreateSnapshotResponse { snapshot: Some(snapshot) }))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<csi::DeleteSnapshotRequest>,
+    ) -> Result<Response<csi::DeleteSnapshotResponse>, Status> {
+        record!(self, "DeleteSnapshot", request);
+        Ok(Response::new(csi::DeleteSnapshotResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl Node for Service {
+    async fn node_get_capabilities(
+        &self,
+        _request: Request<csi::NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<csi::NodeGetCapabilitiesResponse>, Status> {
+        use node::rpc::Type;
+        let offered = [Type::StageUnstageVolume, Type::ExpandVolume, Type::SingleNodeMultiWriter];
+        let capability = |kind: Type| csi::NodeServiceCapability {
+            r#type: Some(node::Type::Rpc(node::Rpc { r#type: kind.into() })),
+        };
+        let capabilities = offered.into_iter().map(capability).collect();
+        Ok(Response::new(csi::NodeGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn node_stage_volume(
+        &self,
+        request: Request<csi::NodeStageVolumeRequest>,
+    ) -> Result<Response<csi::NodeStageVolumeResponse>, Status> {
+        record!(self, "NodeStageVolume", request);
+        Ok(Response::new(csi::NodeStageVolumeResponse {}))
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<csi::NodePublishVolumeRequest>,
+    ) -> Result<Response<csi::NodePublishVolumeResponse>, Status> {
+        record!(self, "NodePublishVolume", request);
+        Ok(Response::new(csi::NodePublishVolumeResponse {}))
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<csi::NodeExpandVolumeRequest>,
+    ) -> Result<Response<csi::NodeExpandVolumeResponse>, Status> {
+        record!(self, "NodeExpandVolume", request);
+        Ok(Response::new(csi::NodeExpandVolumeResponse { capacity_bytes: 0 }))
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        _request: Request<csi::NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<csi::NodeUnpublishVolumeResponse>, Status> {
+        Ok(Response::new(csi::NodeUnpublishVolumeResponse {}))
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        _request: Request<csi::NodeUnstageVolumeRequest>,
+    ) -> Result<Response<csi::NodeUnstageVolumeResponse>, Status> {
+        Ok(Response::new(csi::NodeUnstageVolumeResponse {}))
+    }
+}
+
+struct Fixture {
+    root: tempfile::TempDir,
+    store: Store,
+    volumes: Volumes,
+    driver: Arc<Recorded>,
+}
+
+impl Fixture {
+    /// The provisioner runs, and the driver is registered.
+    fn start() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let socket = root.path().join("csi.sock");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let driver = Arc::new(Recorded::default());
+        let serve = tonic::transport::Server::builder()
+            .add_service(ControllerServer::new(Service(Arc::clone(&driver))))
+            .add_service(NodeServer::new(Service(Arc::clone(&driver))))
+            .serve_with_incoming(UnixListenerStream::new(listener));
+        tokio::spawn(serve);
+        let store = Store::open(root.path(), "node").unwrap();
+        let plugins = Plugins::new();
+        plugins.add(Driver::new(DRIVER, &socket), &socket);
+        let sinks = Sinks::new(store.clone(), Vec::new());
+        let volumes = Volumes::new(root.path(), store.clone(), sinks, plugins.clone());
+        tokio::spawn(Provisioner::new(store.clone(), plugins, volumes.clone()).run());
+        Self { root, store, volumes, driver }
+    }
+
+    fn apply(&self, text: &str) {
+        let parsed = manifest::parse(text.as_bytes(), "test");
+        assert!(parsed.errors.is_empty(), "{:?}", parsed.errors);
+        for manifest in parsed.manifests {
+            self.store.apply(manifest.described(), Source::Api).unwrap();
+        }
+    }
+
+    async fn until<T>(&self, what: &str, mut look: impl FnMut(&Store) -> Option<T>) -> T {
+        let mut changes = self.store.subscribe();
+        let found = async {
+            loop {
+                if let Some(found) = look(&self.store) {
+                    return found;
+                }
+                // A lagging receiver looks again too.
+                drop(changes.recv().await);
+            }
+        };
+        let found = tokio::time::timeout(TIMEOUT, found).await;
+        found.unwrap_or_else(|_| panic!("{what}: {:#?}\n{:#?}", self.store.events(), self.driver.calls))
+    }
+
+    async fn claim(
+        &self,
+        what: &str,
+        is_so: impl Fn(&PersistentVolumeClaim) -> bool,
+    ) -> Arc<PersistentVolumeClaim> {
+        self.until(what, |store| store.claim("default", "data").filter(|claim| is_so(claim))).await
+    }
+
+    async fn snapshot(&self, what: &str, is_so: impl Fn(&VolumeSnapshot) -> bool) -> Arc<VolumeSnapshot> {
+        self.until(what, |store| store.snapshot("default", "snap").filter(|snapshot| is_so(snapshot))).await
+    }
+
+    async fn event(&self, reason: &str, words: &str) {
+        self.until(&format!("event {reason} with {words:?}"), |store| {
+            store.events().iter().any(|e| e.reason == reason && e.message.contains(words)).then_some(())
+        })
+        .await;
+    }
+
+    fn secrets_of(&self, method: &str) -> Vec<String> {
+        let calls = self.driver.of(method);
+        let last = calls.last().unwrap_or_else(|| panic!("{method} was not called"));
+        last.secrets.values().cloned().collect()
+    }
+}
+
+/// A class whose calls have a secret each; the Secret of a call has its name as the value.
+fn class() -> String {
+    let words = ["provisioner", "node-stage", "node-publish", "controller-expand", "node-expand"];
+    let secret = |word: &str| {
+        format!(
+            "  csi.storage.k8s.io/{word}-secret-name: {word}-${{pvc.name}}\n  csi.storage.k8s.io/{word}-secret-namespace: vault\n"
+        )
+    };
+    format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n\
+         allowVolumeExpansion: true\nparameters:\n  tier: gold\n{}",
+        words.map(secret).concat()
+    )
+}
+
+fn secret(word: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: {word}-data, namespace: vault}}\n\
+         stringData: {{key: hush-{word}}}\n---\n"
+    )
+}
+
+fn claim(size: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: data}}\nspec: {{storageClassName: fast, \
+         accessModes: [ReadWriteOncePod], resources: {{requests: {{storage: {size}}}}}}}\n"
+    )
+}
+
+const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers: [{name: c, image: i}]\n  \
+                   volumes: [{name: v, persistentVolumeClaim: {claimName: data}}]\n";
+
+/// Every file below `dir` except the store's Secrets has none of the values.
+fn assert_no_secret_on_disk(dir: &Path) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.ends_with("objects/Secret") {
+            assert_no_secret_on_disk(&path);
+        } else if path.is_file() {
+            let content = String::from_utf8_lossy(&std::fs::read(&path).unwrap()).into_owned();
+            // "hush-", also in base64.
+            assert!(!content.contains("hush-") && !content.contains("aHVzaC"), "{}", path.display());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_call_has_the_secrets_that_the_class_names_and_nothing_else_has_them() {
+    let fixture = Fixture::start();
+    fixture.apply(&class());
+    fixture.apply(&claim("1Gi"));
+    fixture.event("ProvisioningFailed", "secret \"vault/provisioner-data\" of the CSI call not found").await;
+    assert!(fixture.driver.of("CreateVolume").is_empty());
+    fixture.apply(&secret("provisioner"));
+    let bound = fixture.claim("bound", |claim| claim.status.phase == ClaimPhase::Bound).await;
+    assert_eq!(fixture.secrets_of("CreateVolume"), ["hush-provisioner"]);
+    let request = &fixture.driver.of("CreateVolume")[0].request;
+    assert!(request.contains("\"tier\": \"gold\"") && !request.contains("csi.storage.k8s.io"), "{request}");
+    assert!(request.contains("mode: SingleNodeSingleWriter"), "{request}");
+
+    // The pod waits for the Secrets of its calls.
+    fixture.apply(POD);
+    let pod: Arc<Pod> = fixture.store.pod("default", "web").unwrap();
+    let mounting = tokio::spawn({
+        let (volumes, pod) = (fixture.volumes.clone(), Arc::clone(&pod));
+        async move { volumes.mount_pod(&pod).await }
+    });
+    fixture.event("FailedMount", "secret \"vault/node-stage-data\" of the CSI call not found").await;
+    fixture.apply(&secret("node-stage"));
+    fixture.event("FailedMount", "secret \"vault/node-publish-data\" of the CSI call not found").await;
+    fixture.apply(&secret("node-publish"));
+    tokio::time::timeout(TIMEOUT, mounting).await.unwrap().unwrap();
+    assert_eq!(fixture.secrets_of("NodeStageVolume"), ["hush-node-stage"]);
+    assert_eq!(fixture.secrets_of("NodePublishVolume"), ["hush-node-publish"]);
+
+    // The volume grows while the pod has it.
+    for word in ["controller-expand", "node-expand"] {
+        fixture.apply(&secret(word));
+    }
+    fixture.apply(&claim("2Gi"));
+    let grown = |claim: &PersistentVolumeClaim| {
+        claim.status.capacity.get("storage").is_some_and(|size| size.value() == 2 << 30)
+    };
+    let claim = fixture.claim("expanded", grown).await;
+    assert!(claim.status.conditions.is_empty(), "{:?}", claim.status);
+    assert_eq!(fixture.secrets_of("ControllerExpandVolume"), ["hush-controller-expand"]);
+    assert_eq!(fixture.secrets_of("NodeExpandVolume"), ["hush-node-expand"]);
+    assert!(fixture.driver.of("NodeExpandVolume")[0].request.contains("kubernetes.io~csi"));
+
+    let volume = fixture.store.volume(&bound.spec.volume_name).unwrap();
+    let shown = serde_json::to_string(&*volume).unwrap();
+    assert!(shown.contains("node-stage-data") && !shown.contains("hush-"), "{shown}");
+    assert!(!format!("{:?}", fixture.store.events()).contains("hush-"));
+    assert_no_secret_on_disk(fixture.root.path());
+
+    use crate::objects::Object;
+    fixture.volumes.unmount_pod(&pod.reference()).await;
+    fixture.store.forget_pod(&pod.metadata.uid).unwrap();
+    let mut deleted = (*fixture.store.claim("default", "data").unwrap()).clone();
+    deleted.metadata.deletion_timestamp = Some(crate::objects::now());
+    fixture.store.put_claim(deleted).unwrap();
+    fixture.until("the claim is gone", |store| store.claim("default", "data").is_none().then_some(())).await;
+    assert_eq!(fixture.secrets_of("DeleteVolume"), ["hush-provisioner"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_no_pod_has_grows_when_it_is_mounted() {
+    let fixture = Fixture::start();
+    let plain = format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n\
+         allowVolumeExpansion: true\n"
+    );
+    fixture.apply(&plain);
+    fixture.apply(&claim("1Gi"));
+    fixture.claim("bound", |claim| claim.status.phase == ClaimPhase::Bound).await;
+    fixture.apply(&claim("2Gi"));
+    let pending = fixture.claim("waits", |claim| claim.has_condition("FileSystemResizePending")).await;
+    assert_eq!(pending.status.capacity["storage"].value(), 1 << 30);
+    assert_eq!(
+        fixture.store.volume(&pending.spec.volume_name).unwrap().spec.capacity["storage"].value(),
+        2 << 30
+    );
+    fixture.apply(POD);
+    let pod = fixture.store.pod("default", "web").unwrap();
+    tokio::time::timeout(TIMEOUT, fixture.volumes.mount_pod(&pod)).await.unwrap();
+    let claim = fixture.store.claim("default", "data").unwrap();
+    assert_eq!(claim.status.capacity["storage"].value(), 2 << 30);
+    assert_eq!((claim.status.conditions.len(), fixture.driver.of("NodeExpandVolume").len()), (0, 1));
+    assert_eq!(fixture.driver.of("ControllerExpandVolume").len(), 1);
+}
+
+fn snapshot_class(policy: &str) -> String {
+    format!(
+        "apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshotClass\ndriver: {DRIVER}\n\
+         metadata: {{name: quick, annotations: {{snapshot.storage.kubernetes.io/is-default-class: \"true\"}}}}\n\
+         deletionPolicy: {policy}\nparameters:\n  mode: crash\n  \
+         csi.storage.k8s.io/snapshotter-secret-name: ${{volumesnapshot.name}}-data\n  \
+         csi.storage.k8s.io/snapshotter-secret-namespace: vault\n"
+    )
+}
+
+const SNAPSHOT: &str = "apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: snap}\n\
+                        spec: {source: {persistentVolumeClaimName: data}}\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_is_retried_until_it_is_complete_and_deleted_by_its_policy() {
+    let fixture = Fixture::start();
+    *fixture.driver.snapshots.lock().unwrap() =
+        vec![Err(Status::internal("no space")), Err(Status::unavailable("restarting")), Ok(false), Ok(true)];
+    fixture.apply(SNAPSHOT);
+    fixture.event("SnapshotContentCreationFailed", "the source PVC data not found").await;
+    fixture.apply(&format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n"
+    ));
+    fixture.apply(&claim("1Gi"));
+    fixture.event("GetSnapshotClassFailed", "no default VolumeSnapshotClass of driver csi.example.com").await;
+    fixture.apply(&secret("snap"));
+    fixture.apply(&snapshot_class("Delete"));
+    let failed = fixture.snapshot("its error shows", |s| {
+        s.status.error.as_ref().is_some_and(|error| error.message.contains("no space"))
+    });
+    assert_eq!(failed.await.status.ready_to_use, Some(false));
+    let ready = fixture.snapshot("ready", |s| s.status.ready_to_use == Some(true)).await;
+    assert_eq!(
+        (ready.status.error.clone(), ready.spec.volume_snapshot_class_name.as_deref()),
+        (None, Some("quick"))
+    );
+    assert_eq!(ready.status.restore_size.as_ref().map(|size| size.value()), Some(1 << 20));
+    let calls = fixture.driver.of("CreateSnapshot");
+    assert_eq!(calls.len(), 4, "{calls:?}");
+    let expected = format!("snapshot-{}", ready.metadata.uid);
+    assert!(calls.iter().all(|call| call.request.contains(&expected) && call.secrets["key"] == "hush-snap"));
+    assert!(
+        calls[0].request.contains("mode") && !calls[0].request.contains("csi.storage.k8s.io"),
+        "{calls:?}"
+    );
+
+    fixture.store.mark_snapshot_deleted("default", "snap").unwrap();
+    fixture.until("it is gone", |store| store.snapshot("default", "snap").is_none().then_some(())).await;
+    assert!(fixture.store.snapshot_contents().is_empty());
+    assert_eq!(fixture.secrets_of("DeleteSnapshot"), ["hush-snap"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_may_exist_is_looked_for_before_its_content_goes() {
+    let fixture = Fixture::start();
+    let uncertain = (0..100).map(|_| Err(Status::deadline_exceeded("slow"))).collect();
+    *fixture.driver.snapshots.lock().unwrap() = uncertain;
+    fixture.apply(&format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n"
+    ));
+    fixture.apply(&claim("1Gi"));
+    fixture.apply(&secret("snap"));
+    fixture.apply(&snapshot_class("Delete"));
+    fixture.apply(SNAPSHOT);
+    fixture.event("SnapshotCreationFailed", "slow").await;
+    fixture.driver.snapshots.lock().unwrap().clear();
+    fixture.store.mark_snapshot_deleted("default", "snap").unwrap();
+    fixture.until("it is gone", |store| store.snapshot("default", "snap").is_none().then_some(())).await;
+    let deleted = fixture.driver.of("DeleteSnapshot");
+    assert!(deleted.len() == 1 && deleted[0].request.contains("id-of-snapshot-"), "{deleted:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retained_snapshot_is_left_to_the_driver() {
+    let fixture = Fixture::start();
+    fixture.apply(&format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n"
+    ));
+    fixture.apply(&claim("1Gi"));
+    fixture.apply(&secret("snap"));
+    fixture.apply(&snapshot_class("Retain"));
+    fixture.apply(SNAPSHOT);
+    let ready = fixture.snapshot("ready", |s| s.status.ready_to_use == Some(true)).await;
+    fixture.store.mark_snapshot_deleted("default", "snap").unwrap();
+    fixture.until("it is gone", |store| store.snapshot("default", "snap").is_none().then_some(())).await;
+    let content = &ready.status.bound_volume_snapshot_content_name;
+    assert!(fixture.store.snapshot_content(content).is_some());
+    fixture.store.mark_snapshot_content_deleted(content).unwrap();
+    fixture
+        .until("the content is gone", |store| store.snapshot_content(content).is_none().then_some(()))
+        .await;
+    assert!(fixture.driver.of("DeleteSnapshot").is_empty());
+}
