@@ -129,6 +129,8 @@ pub enum Error {
     NoTar { pod: String, container: String, message: String },
     #[error("{program} in the container has neither read nor written anything for {seconds} s")]
     Stalled { program: String, seconds: u64 },
+    #[error("a part of the command failed")]
+    Task(#[source] tokio::task::JoinError),
     #[error("write to stdout")]
     Output(#[source] io::Error),
     #[error("wait for the kubelet to exit")]

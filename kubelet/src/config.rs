@@ -247,8 +247,10 @@ pub struct Selection {
 }
 
 impl Selection {
+    /// Whether it requires nothing: `-l ''` is as good as no flag.
     pub(crate) fn is_empty(&self) -> bool {
-        self.selector.is_none() && self.field_selector.is_none()
+        self.selector.as_ref().is_none_or(LabelSelector::is_empty)
+            && self.field_selector.as_ref().is_none_or(FieldSelector::is_empty)
     }
 
     pub(crate) fn matches(&self, object: &serde_json::Value) -> bool {
@@ -302,7 +304,7 @@ pub struct GetArgs {
 #[derive(Debug, Args)]
 pub struct Scope {
     /// Namespace
-    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
+    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE, value_parser = namespace)]
     pub namespace: String,
     /// Every namespace
     #[arg(short = 'A', long)]
@@ -346,9 +348,9 @@ pub struct PodArgs {
     #[command(flatten)]
     pub root: RootDir,
     /// Namespace
-    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
+    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE, value_parser = namespace)]
     pub namespace: String,
-    #[arg(value_name = "POD")]
+    #[arg(value_name = "POD", value_parser = object_name)]
     pub pod: String,
 }
 
@@ -490,6 +492,19 @@ pub struct StopArgs {
     pub grace_period: u64,
 }
 
+/// An empty one would mean every namespace to the kubelet.
+fn namespace(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("a namespace has a name".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+/// A name, or `KIND/NAME`. An empty name would mean every object to the kubelet.
+fn object_name(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.ends_with('/') {
+        return Err("resource name may not be empty".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 /// A quantity such as `10Mi`, at least one block, so that a line fits.
 fn size(text: &str) -> Result<u64, String> {
     let quantity: crate::objects::Quantity =
@@ -514,6 +529,29 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// An empty namespace, name or requirement would mean all of them.
+    #[test]
+    fn empty_words_are_refused_with_their_flag() {
+        for (words, flag, value) in [
+            ("delete pods --all -n ", "--namespace <NAMESPACE>", ""),
+            ("exec web -n  -- sh", "--namespace <NAMESPACE>", ""),
+            ("logs web -n ", "--namespace <NAMESPACE>", ""),
+            ("cp web:/a b -n ", "--namespace <NAMESPACE>", ""),
+            ("delete pods -l ,", "--selector <SELECTOR>", ","),
+            ("delete pods -l app=web,", "--selector <SELECTOR>", "app=web,"),
+            ("delete pods --field-selector ,", "--field-selector <SELECTOR>", ","),
+            ("logs ", "POD", ""),
+            ("logs pod/", "POD", "pod/"),
+            ("attach ", "POD", ""),
+            ("top pod ", "NAME", ""),
+        ] {
+            let error = Cli::try_parse_from(["hawser-kubelet"].into_iter().chain(words.split(' ')));
+            let error = error.unwrap_err().to_string();
+            let (said, _) = error.split_once('\n').unwrap();
+            assert!(said.contains(flag) && said.contains(&format!("'{value}'")), "{words}: {error}");
+        }
     }
 
     #[test]

@@ -245,6 +245,23 @@ mod tests {
         Template::parse(&nested).unwrap_err();
     }
 
+    #[test]
+    fn the_limit_is_that_of_all_values_that_are_looked_at() {
+        let item: Value = (0..12).map(|field| (format!("f{field}"), json!(field))).collect();
+        let items = json!({"items": vec![item; 1000]});
+        for template in ["{.items[*].*}", "{.items[:].*}", "{.items[*]['f0','f1']}", "{.items[?(@.f0==0)].*}"]
+        {
+            Template::parse(template).unwrap().render(&items).unwrap();
+        }
+        let lists = json!(vec![vec![0; 1000]; 10]);
+        let slices = format!("{{[*][{}]}}", vec!["0:"; 1000].join(","));
+        let constants = "{range [*][*]}{$[*][?(1==2)]}{end}";
+        for template in [&slices, constants] {
+            let error = Template::parse(template).unwrap().render(&lists).unwrap_err();
+            assert_eq!(error, Error::TooMuch("5,000,000 values"), "{template}");
+        }
+    }
+
     /// What a template is cut to is a template or an error.
     #[test]
     fn no_text_ends_the_program() {

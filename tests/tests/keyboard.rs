@@ -45,7 +45,9 @@ fn pods_are_applied_watched_and_deleted_from_the_keyboard() {
     let mut lines: Vec<&str> = waited.lines().collect();
     lines.sort_unstable();
     assert_eq!(lines, ["pod/one condition met", "pod/two condition met"]);
-    node.wait_for_log("two", &["serving"]).expect("it serves");
+    for pod in ["one", "two"] {
+        node.wait_for_log(pod, &["serving"]).expect("it serves");
+    }
     let prefixed = node.client(&["logs", "-l", "app in (web)", "--prefix", "--tail", "1"]).expect("logs");
     let lines: Vec<&str> = prefixed.lines().collect();
     assert!(

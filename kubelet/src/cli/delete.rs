@@ -26,18 +26,18 @@ pub(super) async fn delete(args: &DeleteArgs, out: &mut dyn Write) -> Result<(),
         None => described(args, &mut failures)?,
     };
     let deadline = (!args.timeout.is_zero()).then(|| Instant::now() + args.timeout);
+    // What is gone since the list was made is what was asked for.
+    let may_be_gone = args.ignore_not_found || is_by_content(args);
     let mut waits = JoinSet::new();
     for key in keys {
         match begin(&mut kubelet, args, &key, out).await {
-            Err(Error::Refused(status)) if status.code() == Code::NotFound && args.ignore_not_found => {}
+            Err(Error::Refused(status)) if status.code() == Code::NotFound && may_be_gone => {}
             Err(error) => failures.add(error)?,
             Ok(progress) => drop(waits.spawn(wait(progress, key, deadline))),
         }
     }
     while let Some(waited) = waits.join_next().await {
-        if let Ok(Err(error)) = waited {
-            failures.add(error)?;
-        }
+        failures.add_ended(waited)?;
     }
     failures.result()
 }
@@ -83,6 +83,11 @@ async fn wait(
     }
 }
 
+/// Whether objects are listed and then deleted.
+fn is_by_content(args: &DeleteArgs) -> bool {
+    args.all || !args.selection.is_empty()
+}
+
 /// By name, or by what they contain.
 async fn wanted(
     kubelet: &mut KubeletClient<Channel>,
@@ -91,7 +96,7 @@ async fn wanted(
     out: &mut dyn Write,
 ) -> Result<Vec<ObjectKey>, Error> {
     let selected = kinds::select(kind, &args.names)?;
-    let by_content = args.all || !args.selection.is_empty();
+    let by_content = is_by_content(args);
     for (_, names) in &selected {
         match (by_content, names.is_empty()) {
             (true, false) => {

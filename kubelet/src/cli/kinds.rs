@@ -26,8 +26,17 @@ pub(super) fn parse(word: &str) -> Result<Kind, Error> {
     Ok(kind)
 }
 
-/// The kinds and names of `KIND[,KIND] [NAME…]` or `KIND/NAME`.
+/// The kinds and names of `KIND[,KIND] [NAME…]` or `KIND/NAME`. No name is empty: that would mean every
+/// object to the kubelet.
 pub(super) fn select(kind: &str, names: &[String]) -> Result<Vec<(Kind, Vec<String>)>, Error> {
+    let selected = split(kind, names)?;
+    if selected.iter().flat_map(|(_, names)| names).any(String::is_empty) {
+        return Err(Error::Usage("resource name may not be empty"));
+    }
+    Ok(selected)
+}
+
+fn split(kind: &str, names: &[String]) -> Result<Vec<(Kind, Vec<String>)>, Error> {
     if let Some((kind, name)) = kind.split_once('/') {
         let mut selected = vec![(parse(kind)?, vec![name.to_owned()])];
         for other in names {

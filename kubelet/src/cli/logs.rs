@@ -66,6 +66,9 @@ pub(super) async fn logs(args: &LogsArgs, out: &mut dyn Write) -> Result<(), Err
 async fn requests(kubelet: &mut KubeletClient<Channel>, args: &LogsArgs) -> Result<Vec<LogsRequest>, Error> {
     let namespace = &args.namespace;
     let pods = match (&args.selector, &args.pod) {
+        (Some(selector), _) if selector.is_empty() => {
+            return Err(Error::Usage("a pod's name or --selector is required"));
+        }
         (Some(selector), _) => {
             let selection = Selection { selector: Some(selector.clone()), field_selector: None };
             let scope = Scope { namespace: namespace.clone(), all_namespaces: false };
@@ -141,9 +144,7 @@ async fn follow(
         out.write_all(&piece).and_then(|()| out.flush()).map_err(Error::Output)?;
     }
     while let Some(read) = reading.join_next().await {
-        if let Ok(Err(error)) = read {
-            failures.add(error)?;
-        }
+        failures.add_ended(read)?;
     }
     Ok(())
 }

@@ -16,9 +16,9 @@ pub struct LogsArgs {
     #[command(flatten)]
     pub root: RootDir,
     /// Namespace
-    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
+    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE, value_parser = super::namespace)]
     pub namespace: String,
-    #[arg(value_name = "POD", required_unless_present = "selector")]
+    #[arg(value_name = "POD", required_unless_present = "selector", value_parser = super::object_name)]
     pub pod: Option<String>,
     #[arg(value_name = "CONTAINER", conflicts_with = "container")]
     pub second: Option<String>,
@@ -177,7 +177,7 @@ pub struct TopArgs {
     pub selection: Selection,
     #[arg(value_name = "KIND", value_enum)]
     pub kind: Top,
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = super::object_name)]
     pub name: Option<String>,
     /// A line for each container
     #[arg(long)]
@@ -203,7 +203,7 @@ pub struct CopyArgs {
     #[command(flatten)]
     pub root: RootDir,
     /// Namespace
-    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE)]
+    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE, value_parser = super::namespace)]
     pub namespace: String,
     /// Container [default: the first one, or that of the annotation kubectl.kubernetes.io/default-container]
     #[arg(short, long, default_value = "", hide_default_value = true)]

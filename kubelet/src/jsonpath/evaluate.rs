@@ -96,8 +96,9 @@ fn advance<'v>(
         }
         Step::All => {
             for value in from {
+                let before = found.len();
                 found.extend(children(value));
-                budget.take(found.len())?;
+                budget.take(found.len() - before)?;
             }
         }
         Step::Index(index) => {
@@ -115,19 +116,24 @@ fn advance<'v>(
                     index.map_or(default, |index| place(index, items.len()).unwrap_or(0).min(items.len()))
                 };
                 let (first, end) = (place(*first, 0), place(*to, items.len()));
-                found.extend(items[first..end.max(first)].iter().step_by(*step));
+                let chosen = items[first..end.max(first)].iter().step_by(*step);
+                budget.take(chosen.len())?;
+                found.extend(chosen);
             }
         }
         Step::Union(paths) => {
             for path in paths {
                 for value in from {
-                    found.extend(find(path, root, value, budget)?);
+                    let chosen = find(path, root, value, budget)?;
+                    budget.take(chosen.len())?;
+                    found.extend(chosen);
                 }
             }
         }
         Step::Filter(filter) => {
             for value in from {
                 for item in children(value) {
+                    budget.take(1)?;
                     if holds(filter, root, item, budget)? {
                         found.push(item);
                     }

@@ -56,6 +56,11 @@ fn fields(kind: Kind) -> Vec<&'static str> {
 }
 
 impl FieldSelector {
+    /// Whether every object has these fields.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn check(&self, kind: Kind) -> Result<(), UnknownField> {
         match self.0.iter().find(|one| !fields(kind).contains(&one.field.as_str())) {
             Some(one) => Err(UnknownField { kind, field: one.field.clone() }),
@@ -84,7 +89,10 @@ impl FromStr for FieldSelector {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        let parts = text.split(',').map(str::trim);
         let requirement = |part: &str| {
             let operators = [("!=", false), ("==", true), ("=", true)];
             let found = operators.into_iter().find_map(|(operator, is_equal)| {
@@ -140,6 +148,8 @@ mod tests {
         );
         let error = selector.check(Kind::StorageClass).unwrap_err().to_string();
         assert_eq!(error, "field label not supported: spec.image (kind StorageClass has metadata.name)");
-        "metadata.name".parse::<FieldSelector>().unwrap_err();
+        for selector in ["metadata.name", ",", "metadata.name=a,", ", metadata.name=a"] {
+            assert!(selector.parse::<FieldSelector>().is_err(), "{selector}");
+        }
     }
 }

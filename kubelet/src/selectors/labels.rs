@@ -27,6 +27,11 @@ enum Rule {
 }
 
 impl LabelSelector {
+    /// Whether every object is as wanted.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether the object's labels are as wanted.
     pub(crate) fn matches(&self, object: &Value) -> bool {
         let labels = &object["metadata"]["labels"];
@@ -49,8 +54,10 @@ impl FromStr for LabelSelector {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let requirements = split(text).into_iter().filter(|part| !part.trim().is_empty());
-        requirements.map(|part| requirement(part.trim())).collect::<Result<_, _>>().map(Self)
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        split(text).into_iter().map(|part| requirement(part.trim())).collect::<Result<_, _>>().map(Self)
     }
 }
 
@@ -166,9 +173,21 @@ mod tests {
 
     #[test]
     fn a_selector_with_a_mistake_is_refused() {
-        for selector in
-            ["app in web", "app in (web", "=web", "a b=c", "app=a=b", "app>x", "app within (a)", "/x", "-a"]
-        {
+        for selector in [
+            "app in web",
+            "app in (web",
+            "=web",
+            "a b=c",
+            "app=a=b",
+            "app>x",
+            "app within (a)",
+            "/x",
+            "-a",
+            ",",
+            "app,",
+            ",app",
+            "a, ,b",
+        ] {
             assert!(selector.parse::<LabelSelector>().is_err(), "{selector}");
         }
     }

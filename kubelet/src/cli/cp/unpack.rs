@@ -3,7 +3,8 @@
 //! The archive is hostile: whoever owns the container writes it. So nothing is made outside of the
 //! target directory: names with `..` and absolute ones are refused, links and devices are left out, and
 //! the kernel resolves each path below the directory and through no link (openat2(2)). Memory, entries
-//! and warnings are bounded; so is the file's size, by what the container really sends.
+//! and warnings are bounded; so is the file's size, by what the container really sends: sparse files,
+//! whose holes it does not send, are refused.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -21,6 +22,9 @@ use crate::cli::Error;
 
 /// Of the headers of one entry: a name may have 4 KiB, and PAX headers repeat it.
 const HEADER_BYTES: u64 = 1 << 20;
+/// Linux' PATH_MAX.
+const NAME_BYTES: usize = 4096;
+/// Of an archive, with the directories that are made on the way to them.
 const ENTRIES: usize = 1_000_000;
 const WARNINGS: usize = 20;
 
@@ -37,6 +41,8 @@ pub(super) struct Target {
     /// What it is called in the archive.
     prefix: Vec<OsString>,
     no_preserve: bool,
+    /// [`ENTRIES`]; tests allow fewer.
+    entries: usize,
 }
 
 /// What was left out.
@@ -64,7 +70,7 @@ impl Target {
         std::fs::create_dir_all(dir).map_err(failed)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(dir, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
-        Ok(Self { dir: opened, path: dir.to_owned(), name, prefix, no_preserve })
+        Ok(Self { dir: opened, path: dir.to_owned(), name, prefix, no_preserve, entries: ENTRIES })
     }
 
     pub(super) fn unpack(&self, pieces: mpsc::Receiver<Vec<u8>>) -> Result<Skipped, Error> {
@@ -76,32 +82,47 @@ impl Target {
         let allowance = Rc::new(std::cell::Cell::new(0));
         let mut archive = tar::Archive::new(Limited { stream, left: Rc::clone(&allowance) });
         let mut entries = archive.entries().map_err(Error::Archive)?;
-        for count in 0.. {
+        let mut count = 0;
+        loop {
             allowance.set(HEADER_BYTES);
             let Some(entry) = entries.next() else { break };
             let mut entry = entry.map_err(Error::Archive)?;
-            if count == ENTRIES {
-                return Err(corrupt("it has more than 1,000,000 entries"));
+            if count >= self.entries {
+                return Err(corrupt(&format!("it has more than {} entries and directories", self.entries)));
             }
+            count += 1;
             allowance.set(u64::MAX);
             let name = entry.path().map_err(Error::Archive)?.into_owned();
             let kind = entry.header().entry_type();
             match kind {
                 EntryType::XGlobalHeader => {}
+                // Read to its end below, its holes would be written out as zeros, up to 2^63 of them.
+                EntryType::GNUSparse => {
+                    return Err(corrupt(&format!(
+                        "{:?} is a sparse file, which cp does not copy",
+                        shown(&name)
+                    )));
+                }
                 EntryType::Symlink => {
-                    let to = entry.link_name().ok().flatten().unwrap_or_default().display().to_string();
-                    skipped.add(format!("symlink: {:?} -> {to:?}", name.display().to_string()));
+                    let to = shown(&entry.link_name().ok().flatten().unwrap_or_default());
+                    skipped.add(format!("symlink: {:?} -> {to:?}", shown(&name)));
                 }
                 EntryType::Directory | EntryType::Regular | EntryType::Continuous => {
                     let place = self.place(&name)?;
+                    let mut made = 0;
                     if kind == EntryType::Directory {
-                        self.make_directories(&place).map_err(|e| self.failed(&place, e.into()))?;
+                        self.make_directories(&place, &mut made)
+                            .map_err(|e| self.failed(&place, e.into()))?;
+                        // The last one is the entry itself.
+                        made = made.saturating_sub(1);
                     } else {
                         let mode = entry.header().mode().unwrap_or(0o644);
-                        self.write(&place, mode, &mut entry).map_err(|e| self.failed(&place, e))?;
+                        self.write(&place, mode, &mut entry, &mut made)
+                            .map_err(|e| self.failed(&place, e))?;
                     }
+                    count += made;
                 }
-                _ => skipped.add(format!("{:?}: no file and no directory", name.display().to_string())),
+                _ => skipped.add(format!("{:?}: no file and no directory", shown(&name))),
             }
             // The rest of an entry is content: the next read begins with a header.
             io::copy(&mut entry, &mut io::sink()).map_err(Error::Archive)?;
@@ -111,6 +132,9 @@ impl Target {
 
     /// Where an entry goes, below the target directory.
     fn place(&self, name: &Path) -> Result<Vec<OsString>, Error> {
+        if name.as_os_str().len() > NAME_BYTES {
+            return Err(corrupt(&format!("a name has more than {NAME_BYTES} bytes: {:?}", shown(name))));
+        }
         let mut names = Vec::new();
         for component in name.components() {
             match component {
@@ -127,11 +151,13 @@ impl Target {
         Ok(self.name.iter().chain(rest).cloned().collect())
     }
 
-    fn make_directories(&self, place: &[OsString]) -> rustix::io::Result<OwnedFd> {
+    /// Adds the number of those that were not there to `made`.
+    fn make_directories(&self, place: &[OsString], made: &mut usize) -> rustix::io::Result<OwnedFd> {
         let mut dir = within(self.dir.as_fd(), OsStr::new("."), DIRECTORY, Mode::empty())?;
         for name in place {
             match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(Errno::EXIST) => {}
+                Ok(()) => *made += 1,
+                Err(Errno::EXIST) => {}
                 Err(error) => return Err(error),
             }
             dir = within(dir.as_fd(), name, DIRECTORY, Mode::empty())?;
@@ -139,11 +165,17 @@ impl Target {
         Ok(dir)
     }
 
-    fn write(&self, place: &[OsString], mode: u32, content: &mut impl Read) -> io::Result<()> {
+    fn write(
+        &self,
+        place: &[OsString],
+        mode: u32,
+        content: &mut impl Read,
+        made: &mut usize,
+    ) -> io::Result<()> {
         let Some((name, parents)) = place.split_last() else {
             return Err(io::ErrorKind::IsADirectory.into());
         };
-        let dir = self.make_directories(parents)?;
+        let dir = self.make_directories(parents, made)?;
         // A FIFO of the user's in its place must not hold the copy up.
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mode = if self.no_preserve { 0o644 } else { mode & 0o777 };
@@ -155,7 +187,7 @@ impl Target {
     }
 
     fn failed(&self, place: &[OsString], source: io::Error) -> Error {
-        Error::WriteFile { path: self.path.join(place.iter().collect::<PathBuf>()), source }
+        Error::WriteFile { path: self.path.join(shown(&place.iter().collect::<PathBuf>())), source }
     }
 }
 
@@ -330,8 +362,64 @@ mod tests {
             .fold(Archive::new(), |archive, n| archive.add(&format!("d/{n}"), EntryType::Symlink, "", "x"));
         let skipped = links.unpack(dir.path(), None, &[]).unwrap();
         assert_eq!((skipped.shown.len(), skipped.more), (WARNINGS, 30));
-        // Holes are not in the stream: a small archive would be a large file.
-        let sparse = Archive::new().add("d/s", EntryType::GNUSparse, "", "");
-        assert!(sparse.unpack(dir.path(), None, &[]).is_err() || !dir.path().join("d/s").exists());
+        let directories = ["d", "d/e", "d/e/f", "d/e/f/g"];
+        let four = || {
+            directories
+                .into_iter()
+                .fold(Archive::new(), |archive, name| archive.add(name, EntryType::Directory, "", ""))
+        };
+        for (archive, expected) in [
+            (four(), true),
+            (four().file("x", ""), false),
+            (Archive::new().file("a/b/c", "").file("x", ""), true),
+            (Archive::new().file("a/b/c/d", "").file("x", ""), false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut target = Target::open(dir.path(), None, Vec::new(), false).unwrap();
+            target.entries = 4;
+            let unpacked = target.unpack_from(archive.0.into_inner().unwrap().as_slice());
+            assert_eq!(unpacked.is_ok(), expected, "{unpacked:?}");
+        }
+    }
+
+    #[test]
+    fn long_names_are_refused_and_cut_in_messages() {
+        let dir = tempfile::tempdir().unwrap();
+        for (kind, bytes) in [(EntryType::Directory, 5000), (EntryType::Regular, 3000)] {
+            let mut archive = Archive::new();
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(EntryType::GNULongName);
+            header.set_size(bytes);
+            header.set_cksum();
+            archive.0.append(&header, io::repeat(b'a').take(bytes)).unwrap();
+            let error = archive.add("a", kind, "", "").unpack(dir.path(), None, &[]).unwrap_err();
+            let said = linux::chain(&error);
+            assert!(said.len() < 500 && said.contains(&"a".repeat(200)), "{said}");
+            assert_eq!(said.contains("more than 4096 bytes"), bytes > 4096, "{said}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    /// Its holes are not in the stream: a small archive would be a large file, or zeros without end.
+    #[test]
+    fn a_sparse_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut archive = Archive::new();
+        let mut header = tar::Header::new_gnu();
+        header.as_old_mut().name[..3].copy_from_slice(b"d/s");
+        header.set_entry_type(EntryType::GNUSparse);
+        header.set_size(0);
+        let gnu = header.as_gnu_mut().unwrap();
+        gnu.sparse[0].set_offset(1 << 62);
+        gnu.sparse[0].set_length(0);
+        gnu.set_real_size(1 << 62);
+        header.set_cksum();
+        archive.0.append(&header, io::empty()).unwrap();
+        let error = archive.unpack(dir.path(), None, &[]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "tar contents corrupted: \"d/s\" is a sparse file, which cp does not copy"
+        );
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

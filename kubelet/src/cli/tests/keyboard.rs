@@ -130,6 +130,7 @@ async fn objects_are_selected_by_labels_and_fields() {
         ("--field-selector status.phase=Running", "pod/b\n"),
         ("--field-selector metadata.name!=b -l app", "pod/a\npod/c\n"),
         ("-l app=none", ""),
+        ("-l ", "pod/a\npod/b\npod/c\n"),
     ] {
         assert_eq!(fixture.run(&format!("get pods -o name {words}")).await.unwrap(), names, "{words}");
     }
@@ -141,6 +142,16 @@ async fn objects_are_selected_by_labels_and_fields() {
         fixture.run("get pod a -l app=web").await.unwrap_err(),
         "error: name cannot be provided when a selector is specified"
     );
+    for words in ["get pod ", "get pod/", "get pods a ", "describe pod ", "delete pod/"] {
+        let error = fixture.run(words).await.unwrap_err();
+        assert_eq!(error, "error: resource name may not be empty", "{words}");
+    }
+    for words in ["delete pods -l ", "delete pods --field-selector "] {
+        let error = fixture.run(words).await.unwrap_err();
+        assert_eq!(error, "error: resource(s) were provided, but no name was specified", "{words}");
+    }
+    assert_eq!(fixture.run("logs -l ").await.unwrap_err(), "error: a pod's name or --selector is required");
+    assert_eq!(fixture.store.pods().len(), 3);
     let described = fixture.run("describe pods -l tier").await.unwrap();
     assert!(described.starts_with("Name: ") && !described.contains("app=db"), "{described}");
     let table = fixture.run("get pods -l app=web --show-labels -L tier --no-headers").await.unwrap();
@@ -323,6 +334,8 @@ async fn wait_ends_when_the_condition_holds_or_the_time_is_over() {
         ("pod/none --for=condition=Ready", "Error from server (NotFound): pods \"none\" not found"),
         ("pods -l app=none --for=condition=Ready", "error: no matching resources found"),
         ("pods --for=delete", "error: resource name or --all or --selector is required"),
+        ("--for=delete pods -l ", "error: resource name or --all or --selector is required"),
+        ("--for=delete pod ", "error: resource name may not be empty"),
     ] {
         assert_eq!(fixture.run(&format!("wait {words}")).await.unwrap_err(), expected, "{words}");
     }
