@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::critical::serves_volumes;
 use crate::objects::{Pod, PodPhase};
-use crate::preemption::{Missing, Resource};
+use crate::preemption::{self, Missing, Resource};
 use crate::pressure::{EVICTED, NodePressure};
 use crate::resources::{self, Requests};
 
@@ -75,7 +75,7 @@ pub(crate) struct Admission {
     node_name: String,
     capacity: Capacity,
     pressure: NodePressure,
-    /// By uid.
+    /// By uid. Locked while a pod is judged and takes its share, so that no two pods take the same room.
     shares: Arc<Mutex<BTreeMap<String, Share>>>,
 }
 
@@ -84,6 +84,13 @@ pub(crate) struct Admission {
 pub(crate) struct Admitted {
     uid: String,
     shares: Arc<Mutex<BTreeMap<String, Share>>>,
+}
+
+/// The share of a critical pod, and the pods that must end before it starts, by uid.
+#[derive(Debug)]
+pub(crate) struct Room {
+    pub(crate) admitted: Admitted,
+    pub(crate) awaited: BTreeSet<String>,
 }
 
 impl Drop for Admitted {
@@ -125,6 +132,11 @@ fn has_ended(pod: &Pod) -> bool {
     matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed)
 }
 
+/// Whether a pod frees its share without being preempted.
+fn is_ending(pod: &Pod) -> bool {
+    has_ended(pod) || pod.metadata.is_deleted()
+}
+
 impl Admission {
     pub(crate) fn new(node_name: &str, capacity: Capacity, pressure: NodePressure) -> Self {
         Self { node_name: node_name.to_owned(), capacity, pressure, shares: Arc::default() }
@@ -145,6 +157,41 @@ impl Admission {
         }
         shares.insert(uid.clone(), share);
         Ok(Admitted { uid, shares: Arc::clone(&self.shares) })
+    }
+
+    /// Takes the share of a critical pod; others make room for it (kubelet, preemption.go). Pods that are
+    /// ending free their shares first; `end` is called for each pod that must go besides. `pods` are the
+    /// node's: they are read under the lock, so that a pod that makes room for another pod is ending.
+    pub(crate) fn preempt(
+        &self,
+        pod: &Pod,
+        pods: impl FnOnce() -> Vec<Arc<Pod>>,
+        mut end: impl FnMut(&Pod),
+    ) -> Result<Room, Rejection> {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let (uid, share) = (pod.metadata.uid.clone(), Share::of(pod));
+        let others: BTreeMap<&String, &Share> = shares.iter().filter(|(other, _)| **other != uid).collect();
+        let mut awaited = BTreeSet::new();
+        if let Err(rejection) = self.judge(pod, &share, &others.values().copied().collect::<Vec<_>>()) {
+            if rejection.missing.is_empty() {
+                return Err(rejection);
+            }
+            let mut staying = pods();
+            staying.retain(|other| others.contains_key(&other.metadata.uid) && !is_ending(other));
+            let held: Vec<&Share> =
+                staying.iter().filter_map(|other| others.get(&other.metadata.uid).copied()).collect();
+            let missing: Vec<Missing> =
+                self.shortages(&share, &held).into_iter().map(|(_, missing)| missing).collect();
+            let victims = preemption::victims(pod, &staying, &missing).ok_or(rejection)?;
+            for victim in &victims {
+                end(victim);
+            }
+            staying.retain(|other| !victims.iter().any(|victim| victim.metadata.uid == other.metadata.uid));
+            let stays = |uid: &String| staying.iter().any(|other| other.metadata.uid == *uid);
+            awaited.extend(others.into_keys().filter(|other| !stays(other)).cloned());
+        }
+        shares.insert(uid.clone(), share);
+        Ok(Room { admitted: Admitted { uid, shares: Arc::clone(&self.shares) }, awaited })
     }
 
     /// Counts a pod that runs since before this kubelet, until its worker takes its share.
@@ -300,6 +347,46 @@ mod tests {
         // On a node with too many pods already, a pod can still shrink.
         let full = [Arc::new(known.clone()), Arc::new(requesting("b", "cpu", "3"))];
         fits_resized(capacity, &full, &known, &requesting("a", "cpu", "100m")).unwrap();
+    }
+
+    #[test]
+    fn each_critical_pod_has_another_pod_make_room_and_waits_for_those_that_end() {
+        let capacity = Capacity { pods: 2, ..admission().capacity };
+        let admission = Admission::new("demo", capacity, NodePressure::default());
+        let critical = |uid| pod(uid, serde_json::json!({"priorityClassName": "system-node-critical"}));
+        let mut node = vec![pod("a", serde_json::json!({})), pod("b", serde_json::json!({}))];
+        let mut shares: Vec<Admitted> =
+            node.iter().map(|ordinary| admission.admit(ordinary, false).unwrap()).collect();
+        let preempt = |node: &mut Vec<Pod>, pod: &Pod| {
+            let mut ended = Vec::new();
+            let known = node.iter().cloned().map(Arc::new).collect();
+            let room = admission.preempt(pod, || known, |victim| ended.push(victim.metadata.uid.clone()))?;
+            for failed in node.iter_mut().filter(|known| ended.contains(&known.metadata.uid)) {
+                failed.status.phase = PodPhase::Failed;
+            }
+            node.push(pod.clone());
+            Ok::<_, Rejection>((room, ended))
+        };
+        let (first, mut ended) = preempt(&mut node, &critical("first")).unwrap();
+        assert_eq!(ended.len(), 1);
+        assert_eq!(first.awaited.iter().collect::<Vec<_>>(), ended.iter().collect::<Vec<_>>());
+        // The first victim still holds its share.
+        let (second, others) = preempt(&mut node, &critical("second")).unwrap();
+        assert_eq!((others.len(), second.awaited.len()), (1, 2));
+        ended.extend(others);
+        ended.sort();
+        assert_eq!(ended, ["a", "b"]);
+        assert_eq!(preempt(&mut node, &critical("third")).unwrap_err().reason, "OutOfpods");
+        // A pod that ends by itself makes room, and no other pod must go.
+        shares.clear();
+        drop(second);
+        node.retain(|known| known.metadata.uid == "first");
+        let mut succeeded = pod("c", serde_json::json!({}));
+        let _succeeded = admission.admit(&succeeded, false).unwrap();
+        succeeded.status.phase = PodPhase::Succeeded;
+        node.push(succeeded);
+        let (third, ended) = preempt(&mut node, &critical("third")).unwrap();
+        assert_eq!((third.awaited, ended), (BTreeSet::from(["c".to_owned()]), vec![]));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::critical::{is_critical, priority};
+use crate::critical::{is_critical, priority, serves_volumes};
 use crate::objects::{Pod, QosClass};
 use crate::resources;
 
@@ -55,9 +55,10 @@ pub(crate) fn victims(preemptor: &Pod, running: &[Arc<Pod>], missing: &[Missing]
     Some([best_effort, burstable, guaranteed].concat())
 }
 
-/// A critical pod precedes all that are not; among critical ones, priority decides.
+/// A critical pod precedes all that are not; among critical ones, priority decides. Pods that serve volumes
+/// always stay: the pods that use the volumes run.
 fn is_preemptable(preemptor: &Pod, pod: &Pod) -> bool {
-    !is_critical(pod) || priority(preemptor) > priority(pod)
+    !serves_volumes(pod) && (!is_critical(pod) || priority(preemptor) > priority(pod))
 }
 
 /// One pod after the other, each time the one that comes nearest to what is still missing.
@@ -179,6 +180,21 @@ mod tests {
         assert_eq!(chosen(&running, &[(Resource::Cpu, 1000)]).unwrap(), ["burstable"]);
         assert_eq!(chosen(&running, &[(Resource::Cpu, 2000)]).unwrap(), ["burstable", "guaranteed"]);
         assert_eq!(chosen(&running, &[(Resource::Pods, 2)]).unwrap(), ["burstable", "none"]);
+    }
+
+    #[test]
+    fn pods_that_serve_volumes_stay_for_any_priority() {
+        use proto::mount_pod::{KEEPER_ROLE, ROLE, ROLE_LABEL};
+        let serving = |role: &str| {
+            let mut pod = Arc::unwrap_or_clone(burstable(role, "1", "1Mi"));
+            pod.metadata.labels.insert(ROLE_LABEL.to_owned(), role.to_owned());
+            Arc::new(pod)
+        };
+        let running = [serving(ROLE), serving(KEEPER_ROLE)];
+        let most = serde_json::json!({"priority": i32::MAX});
+        let preemptor = pod("most", most, serde_json::json!({"requests": {"cpu": "1"}}));
+        let missing = [Missing { resource: Resource::Cpu, amount: 1 }];
+        assert_eq!(victims(&preemptor, &running, &missing), None);
     }
 
     #[test]

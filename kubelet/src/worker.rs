@@ -12,6 +12,7 @@ mod hooks;
 mod images;
 mod messages;
 mod own_files;
+mod replaced;
 mod resize;
 mod stop;
 mod sub_paths;
@@ -26,11 +27,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tracing::warn;
 
-use crate::admission::{Admitted, Rejection};
+use crate::admission::{Admitted, Rejection, Room};
 use crate::backoff::Backoff;
 use crate::critical::is_critical;
 use crate::keyed_backoff::KeyedBackoff;
-use crate::objects::{EventType, Object, Pod, PodCondition, PodPhase, RestartPolicy, Time};
+use crate::objects::{EventType, Object, Pod, PodCondition, RestartPolicy, Time};
 use crate::observed::Observed;
 use crate::plan::{self, Cause, Situation, Target};
 use crate::preemption::{self, PREEMPTING};
@@ -69,8 +70,8 @@ pub(crate) struct Worker {
     /// The pod's share of the node, until it has ended.
     admitted: Option<Admitted>,
     /// The pods that make room for this one, by uid, until they have ended.
-    preempted: BTreeSet<String>,
-    /// Ended containers that were stopped for another instance, by id.
+    awaited: BTreeSet<String>,
+    /// Ended containers that were stopped for another instance, by id; also on disk.
     replaced: BTreeSet<String>,
     resize_problem: Option<String>,
     /// Containers whose preStop hook has begun, by id: it runs once.
@@ -112,8 +113,8 @@ impl Worker {
             probes,
             started: None,
             admitted: None,
-            preempted: BTreeSet::new(),
-            replaced: BTreeSet::new(),
+            awaited: BTreeSet::new(),
+            replaced: replaced::read(&tools.volumes.pod_dir(&pod.metadata.uid)),
             resize_problem: None,
             pre_stopped: BTreeSet::new(),
             tools,
@@ -204,12 +205,17 @@ impl Worker {
             return true;
         }
         let has_run = !observed.sandboxes.is_empty() || !observed.containers.is_empty();
-        match self.tools.admission.admit(&self.pod, has_run) {
-            Ok(admitted) => {
+        let room = match self.tools.admission.admit(&self.pod, has_run) {
+            Ok(admitted) => Ok(Room { admitted, awaited: BTreeSet::new() }),
+            Err(rejection) if !rejection.missing.is_empty() && is_critical(&self.pod) => self.preempt(),
+            Err(rejection) => Err(rejection),
+        };
+        match room {
+            Ok(Room { admitted, awaited }) => {
                 self.admitted = Some(admitted);
+                self.awaited = awaited;
                 true
             }
-            Err(rejection) if self.preempt(&rejection) => true,
             Err(rejection) => {
                 self.record(EventType::Warning, &rejection.reason, &rejection.message);
                 let message = format!("Pod was rejected: {}", rejection.message);
@@ -219,41 +225,40 @@ impl Worker {
         }
     }
 
-    /// Has less important pods end, so that a critical pod has room (kubelet, preemption.go); whether that
-    /// suffices. The pod takes its share at once, so that no other pod takes the room meanwhile.
-    fn preempt(&mut self, rejection: &Rejection) -> bool {
-        if rejection.missing.is_empty() || !is_critical(&self.pod) {
-            return false;
+    /// Has less important pods end, so that a critical pod has room.
+    fn preempt(&self) -> Result<Room, Rejection> {
+        let store = &self.tools.store;
+        let mut failed = Vec::new();
+        let room = self.tools.admission.preempt(
+            &self.pod,
+            || store.pods(),
+            |victim| {
+                // One that is not failed here has ended or failed meanwhile: it frees its share as well.
+                if store.fail_pod(&victim.metadata.uid, PREEMPTING, preemption::MESSAGE) {
+                    failed.push(victim.reference());
+                }
+            },
+        );
+        for victim in failed {
+            self.tools.sinks.record(&victim, EventType::Warning, PREEMPTING, preemption::MESSAGE);
         }
-        let holders = self.tools.admission.holders();
-        let mut running = self.tools.store.pods();
-        running.retain(|pod| {
-            let has_ended = matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
-            holders.contains(&pod.metadata.uid) && pod.metadata.uid != self.uid() && !has_ended
-        });
-        let Some(victims) = preemption::victims(&self.pod, &running, &rejection.missing) else {
-            return false;
-        };
-        let Ok(admitted) = self.tools.admission.admit(&self.pod, true) else { return false };
-        self.admitted = Some(admitted);
-        for victim in victims {
-            let uid = &victim.metadata.uid;
-            if self.tools.store.fail_pod(uid, PREEMPTING, preemption::MESSAGE) {
-                let pod = victim.reference();
-                self.tools.sinks.record(&pod, EventType::Warning, PREEMPTING, preemption::MESSAGE);
-            }
-            self.preempted.insert(uid.clone());
-        }
-        true
+        room
     }
 
     /// Whether pods that make room for this one have not ended yet.
     fn waits_for_room(&mut self) -> bool {
-        if !self.preempted.is_empty() {
+        if !self.awaited.is_empty() {
             let holders = self.tools.admission.holders();
-            self.preempted.retain(|uid| holders.contains(uid));
+            self.awaited.retain(|uid| holders.contains(uid));
         }
-        !self.preempted.is_empty()
+        !self.awaited.is_empty()
+    }
+
+    /// Once the pod's containers have ended, as with kubelet: its volumes may need a critical pod that waits
+    /// for this room.
+    fn release_share(&mut self) {
+        self.admitted = None;
+        self.tools.admission.release(self.uid());
     }
 
     fn uid(&self) -> &str {
@@ -455,6 +460,19 @@ mod tests {
         let next = mount(&mut worker).await;
         assert!(matches!(next, Next::MustEnd), "{next:?}");
         assert!(worker.fail_after_deadline() && worker.is_failed());
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_has_succeeded_does_not_fail_any_more() {
+        let root = tempfile::tempdir().unwrap();
+        let mut worker = worker(root.path());
+        worker.started = Some(Time::UNIX_EPOCH);
+        assert!(worker.must_end());
+        worker.pod.status.phase = crate::objects::PodPhase::Succeeded;
+        let (store, uid) = (worker.tools.store.clone(), worker.uid().to_owned());
+        store.set_pod_status(&uid, worker.pod.status.clone());
+        assert!(!store.fail_pod(&uid, EVICTED, "the disk is full"));
+        assert!(!worker.fail_after_deadline() && !worker.must_end());
     }
 
     fn size_of_future<A, F: Future>(_: impl Fn(A) -> F) -> usize {

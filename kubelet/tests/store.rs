@@ -474,3 +474,21 @@ fn a_snapshot_survives_its_file_and_a_restart_and_keeps_its_source() {
     assert_eq!(kept.metadata.annotations["hawser.dev/source"], "missing");
     assert!(!kept.metadata.is_deleted());
 }
+
+#[test]
+fn a_file_names_no_other_node_when_it_changes_in_place() {
+    let fixture = Fixture::new();
+    let placed = |image: &str| {
+        object(&format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  nodeName: elsewhere\n  containers:\n  \
+             - {{name: c, image: {image}}}\n"
+        ))
+    };
+    fixture.store.apply(placed("demo:1"), file("web.yaml")).unwrap();
+    let first = fixture.store.pod("default", "web").unwrap();
+    assert_eq!(fixture.store.apply(placed("demo:2"), file("web.yaml")).unwrap(), Outcome::Configured);
+    let second = fixture.store.pod("default", "web").unwrap();
+    assert_eq!((&second.metadata.uid, second.spec.node_name.as_str()), (&first.metadata.uid, "node"));
+    assert_eq!(second.spec.containers[0].image, "demo:2");
+    assert!(!second.metadata.is_deleted());
+}

@@ -15,8 +15,9 @@ pub(super) struct Left {
     pub(super) capacity: u64,
 }
 
-/// What is known now; a signal that cannot be observed is not there.
-pub(super) type Observations = BTreeMap<Signal, Left>;
+/// What is known now; a signal that cannot be observed is not there. One with several sources, such as file
+/// systems or groups with limits of their own, has several values: a share is a share of each capacity.
+pub(super) type Observations = BTreeMap<Signal, Vec<Left>>;
 
 #[derive(Debug)]
 pub(super) struct Monitor {
@@ -45,8 +46,7 @@ impl Monitor {
     pub(super) fn judge(&mut self, observations: &Observations, now: Instant) -> Verdict {
         let mut reclaim: Option<(Threshold, Left)> = None;
         for (threshold, since) in self.thresholds.iter().zip(&mut self.met_since) {
-            let left = observations.get(&threshold.signal).filter(|left| is_met(threshold, **left));
-            let Some(left) = left else {
+            let Some(left) = scarcest(threshold, observations) else {
                 *since = None;
                 continue;
             };
@@ -54,7 +54,7 @@ impl Monitor {
             self.last_met.insert(threshold.signal.condition(), now);
             let is_due = now.duration_since(since) >= threshold.grace;
             if is_due && reclaim.is_none_or(|(other, _)| threshold.signal < other.signal) {
-                reclaim = Some((*threshold, *left));
+                reclaim = Some((*threshold, left));
             }
         }
         let transition = self.transition;
@@ -63,8 +63,10 @@ impl Monitor {
     }
 }
 
-pub(super) fn is_met(threshold: &Threshold, left: Left) -> bool {
-    left.available < threshold.amount(left.capacity)
+/// Of the values that meet the threshold, the one with least left; `None` if it is not met.
+pub(super) fn scarcest(threshold: &Threshold, observations: &Observations) -> Option<Left> {
+    let all = observations.get(&threshold.signal).into_iter().flatten().copied();
+    all.filter(|left| left.available < threshold.amount(left.capacity)).min_by_key(|left| left.available)
 }
 
 #[cfg(test)]
@@ -75,7 +77,21 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn left(signal: Signal, available: u64) -> Observations {
-        Observations::from([(signal, Left { available, capacity: 1000 })])
+        Observations::from([(signal, vec![Left { available, capacity: 1000 }])])
+    }
+
+    #[test]
+    fn a_share_is_one_of_each_capacity() {
+        let threshold = Thresholds::parse("memory.available<10%").unwrap().0[0];
+        let gib =
+            |available: u64, capacity: u64| Left { available: available << 30, capacity: capacity << 30 };
+        let (machine, group) = (gib(5, 64), gib(4, 8));
+        let found =
+            |all: &[Left]| scarcest(&threshold, &Observations::from([(threshold.signal, all.to_vec())]));
+        assert_eq!(found(&[machine, group]), Some(machine));
+        assert_eq!(found(&[gib(7, 64), group]), None);
+        let smaller = Left { available: 1 << 20, ..group };
+        assert_eq!(found(&[machine, smaller]), Some(smaller), "the scarcest");
     }
 
     #[test]

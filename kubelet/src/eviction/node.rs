@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::garbage::Garbage;
-use super::monitor::{Left, Monitor, is_met};
+use super::monitor::{Left, Monitor, scarcest};
 use super::observe::{self, PodUsage};
 use super::rank::{self, Candidate};
 use super::{EVICTED, may_be_evicted};
@@ -88,10 +88,7 @@ async fn reclaim(
     tools.sinks.record(&node, EventType::Warning, "EvictionThresholdMet", &message);
     if signal.condition() == Condition::Disk {
         garbage.remove_all(tools).await;
-        let left = observe::node(tools).await.get(&signal).copied();
-        if left.is_none_or(|left| !is_met(&threshold, left)) {
-            return None;
-        }
+        scarcest(&threshold, &observe::node(tools).await)?;
     }
     let pods: Vec<Arc<Pod>> = tools.store.pods().into_iter().filter(|pod| may_be_evicted(pod)).collect();
     let usages = observe::pods(tools, signal, &pods).await;

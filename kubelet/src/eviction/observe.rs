@@ -1,8 +1,8 @@
 //! What is left of the node's memory, disks and processes, and what pods use of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::sys::statvfs::statvfs;
@@ -17,7 +17,7 @@ use crate::objects::Pod;
 use crate::pressure::Signal;
 use crate::worker::Tools;
 
-/// For the disk usage of all pods; what is not known then counts as most.
+/// For the disk usage of all pods: one whose measurement has begun and takes longer counts as most.
 const DISK_TIME: Duration = Duration::from_secs(60);
 const AT_A_TIME: usize = 4;
 
@@ -29,28 +29,26 @@ pub(super) struct PodUsage {
     pub(super) containers: BTreeMap<String, u64>,
 }
 
-/// By uid; a pod whose usage is not known is not there.
+/// By uid; a pod whose measurement failed or took too long is not there.
 pub(super) type Usages = BTreeMap<String, PodUsage>;
 
 pub(super) async fn node(tools: &Tools) -> Observations {
     let mut found = Observations::new();
-    if let Some(left) = memory(&tools.cgroup_root) {
-        found.insert(Signal::MemoryAvailable, left);
-    }
+    found.insert(Signal::MemoryAvailable, memory(&tools.cgroup_root));
     file_system(&tools.root_dir, [Signal::NodefsAvailable, Signal::NodefsInodesFree], &mut found);
     // A runtime that does not answer has other problems.
     for directory in tools.cri.image_directories().await.unwrap_or_default() {
         file_system(&directory, [Signal::ImagefsAvailable, Signal::ImagefsInodesFree], &mut found);
     }
     if let Some(left) = processes() {
-        found.insert(Signal::PidAvailable, left);
+        found.insert(Signal::PidAvailable, vec![left]);
     }
     found
 }
 
-/// Of the machine, or of the group of all pods and those above it, where one has a limit and less is left
-/// (kubelet: allocatableMemory.available).
-fn memory(cgroup_root: &str) -> Option<Left> {
+/// Of the machine, and of the group of all pods and those above it, where one has a limit (kubelet:
+/// allocatableMemory.available).
+fn memory(cgroup_root: &str) -> Vec<Left> {
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_of_machine(&text));
     let pods = Path::new("/").join(cgroup_root.trim_matches('/')).join("kubepods");
     let limited = linux::cgroup::Hierarchies::detect().ok().into_iter().flat_map(|hierarchies| {
@@ -61,7 +59,7 @@ fn memory(cgroup_root: &str) -> Option<Left> {
         });
         groups.collect::<Vec<_>>()
     });
-    machine.into_iter().chain(limited).min_by_key(|left| left.available)
+    machine.into_iter().chain(limited).collect()
 }
 
 /// Free memory and the part of the page cache that the kernel takes back first: what is not in the working
@@ -75,7 +73,7 @@ fn memory_of_machine(meminfo: &str) -> Option<Left> {
     Some(Left { available, capacity: bytes("MemTotal")? })
 }
 
-/// Where several have images, the one with least counts. Some file systems have no fixed number of inodes.
+/// Some file systems have no fixed number of inodes.
 fn file_system(directory: &Path, [bytes, inodes]: [Signal; 2], found: &mut Observations) {
     let Ok(disk) = statvfs(directory) else { return };
     let (unit, blocks, free_blocks): (u64, u64, u64) =
@@ -84,10 +82,7 @@ fn file_system(directory: &Path, [bytes, inodes]: [Signal; 2], found: &mut Obser
     let files = Left { available: disk.files_free(), capacity: disk.files() };
     for (signal, left) in [(bytes, space), (inodes, files)] {
         if left.capacity > 0 {
-            let least = found.entry(signal).or_insert(left);
-            if left.available < least.available {
-                *least = left;
-            }
+            found.entry(signal).or_default().push(left);
         }
     }
 }
@@ -148,10 +143,11 @@ fn tasks_of_pods(tools: &Tools, pods: &[Arc<Pod>]) -> Usages {
     let Ok(hierarchies) = linux::cgroup::Hierarchies::detect() else { return Usages::new() };
     let usage = |pod: &Arc<Pod>| {
         let group = crate::resources::cgroup_path(&tools.cgroup_root, pod);
-        let total = hierarchies.usage(Path::new(&group)).tasks?;
-        Some((pod.metadata.uid.clone(), PodUsage { total, containers: BTreeMap::new() }))
+        // A pod that has not started has no group.
+        let total = hierarchies.usage(Path::new(&group)).tasks.unwrap_or_default();
+        (pod.metadata.uid.clone(), PodUsage { total, containers: BTreeMap::new() })
     };
-    pods.iter().filter_map(usage).collect()
+    pods.iter().map(usage).collect()
 }
 
 async fn disk_of_pods(
@@ -159,22 +155,40 @@ async fn disk_of_pods(
     pods: &[Arc<Pod>],
     usage_of: fn(super::limits::Usage) -> PodUsage,
 ) -> Usages {
+    let measure_one = |pod: &Arc<Pod>| {
+        let (tools, pod) = (Arc::clone(tools), Arc::clone(pod));
+        async move { Some(usage_of(measure::of_pod(&tools, &pod, Scope::Whole).await.ok()?)) }
+    };
+    let measurements = pods.iter().map(|pod| (pod.metadata.uid.clone(), measure_one(pod)));
+    measured(measurements, DISK_TIME).await
+}
+
+/// Pods whose measurement has not begun within the time say nothing about their usage, so they count as
+/// using nothing; each that is slow or fails is left out.
+async fn measured<F>(measurements: impl Iterator<Item = (String, F)>, time: Duration) -> Usages
+where
+    F: Future<Output = Option<PodUsage>> + Send + 'static,
+{
     let permits = Arc::new(Semaphore::new(AT_A_TIME));
-    let mut measurements = JoinSet::new();
-    for pod in pods {
-        let (tools, pod, permits) = (Arc::clone(tools), Arc::clone(pod), Arc::clone(&permits));
-        measurements.spawn(async move {
+    let waiting = Arc::new(Mutex::new(BTreeSet::new()));
+    let not_begun = || waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut tasks = JoinSet::new();
+    for (uid, measurement) in measurements {
+        not_begun().insert(uid.clone());
+        let (permits, waiting) = (Arc::clone(&permits), Arc::clone(&waiting));
+        tasks.spawn(async move {
             // The semaphore is never closed.
             let _permit = permits.acquire().await;
-            let usage = measure::of_pod(&tools, &pod, Scope::Whole).await.ok()?;
-            Some((pod.metadata.uid.clone(), usage_of(usage)))
+            waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&uid);
+            measurement.await.map(|usage| (uid, usage))
         });
     }
-    let deadline = Instant::now() + DISK_TIME;
+    let deadline = Instant::now() + time;
     let mut usages = Usages::new();
-    while let Ok(Some(measured)) = timeout_at(deadline, measurements.join_next()).await {
+    while let Ok(Some(measured)) = timeout_at(deadline, tasks.join_next()).await {
         usages.extend(measured.ok().flatten());
     }
+    usages.extend(not_begun().iter().map(|uid| (uid.clone(), PodUsage::default())));
     usages
 }
 
@@ -200,5 +214,27 @@ mod tests {
         assert_eq!(found, Observations::new());
         file_system(Path::new("/dev/shm"), [Signal::NodefsAvailable, Signal::NodefsInodesFree], &mut found);
         assert_eq!(found.len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_pods_that_are_slow_or_fail_are_unknown() {
+        let used = PodUsage { total: 7, containers: BTreeMap::new() };
+        let measurements = (0..10).map(|number| {
+            let used = used.clone();
+            let measurement = async move {
+                match number {
+                    0 => Some(used),
+                    1 => None,
+                    _ => std::future::pending().await,
+                }
+            };
+            (number.to_string(), measurement)
+        });
+        let usages = measured(measurements, DISK_TIME).await;
+        assert_eq!(usages["0"], used);
+        let unknown: Vec<_> =
+            (0..10).map(|number| number.to_string()).filter(|uid| !usages.contains_key(uid)).collect();
+        assert_eq!(unknown, ["1", "2", "3", "4", "5"]);
+        assert_eq!(usages["6"], PodUsage::default());
     }
 }

@@ -10,7 +10,7 @@ use crate::pressure::Signal;
 pub(super) struct Candidate {
     pub(super) uid: String,
     pub(super) priority: i32,
-    /// Of the scarce resource; `None`: not known, so the pod comes first.
+    /// Of the scarce resource; `None`: its measurement failed or was too slow, so the pod comes first.
     pub(super) usage: Option<u64>,
     pub(super) request: u64,
 }

@@ -96,7 +96,7 @@ pub(crate) fn actual(container: &Container, linux: &LinuxContainerResources) -> 
         && linux.cpu_shares != shares(milli_cpu(Some(request)))
     {
         // Shares were rounded down.
-        *request = millis((linux.cpu_shares.saturating_mul(1000) + 1023) / 1024);
+        *request = millis(linux.cpu_shares.saturating_mul(1000).saturating_add(1023) / 1024);
     }
     found
 }

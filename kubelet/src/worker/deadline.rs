@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use super::Worker;
-use crate::objects::{EventType, Time};
+use crate::objects::{EventType, PodPhase, Time};
 use crate::observed::{Observed, time};
 use crate::standalone::store::DEADLINE_EXCEEDED;
 
 const MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
 impl Worker {
-    /// The time until the pod's deadline; `None` without one.
+    /// The time until the pod's deadline; `None` without one, and for a pod that has succeeded.
     pub(super) fn until_deadline(&self) -> Option<Duration> {
+        if self.pod.status.phase == PodPhase::Succeeded {
+            return None;
+        }
         let active = Duration::from_secs(self.pod.spec.active_deadline_seconds?);
         let started = self.started?;
         let passed = Duration::try_from(Time::now().duration_since(started)).unwrap_or_default();

@@ -42,6 +42,7 @@ impl Worker {
             return;
         }
         stop_sandboxes(&self.tools, &pod).await;
+        self.release_share();
         self.tools.volumes.unmount_pod(&pod).await;
         // There is space now, unless other pods have used it.
         let mut backoff = Backoff::operation();

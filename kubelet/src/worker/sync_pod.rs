@@ -173,8 +173,9 @@ impl Worker {
                 }
             }
             Action::Kill { targets, grace } => {
-                let replaced = targets.iter().filter(|target| target.cause.replaces());
-                self.replaced.extend(replaced.map(|target| target.id.clone()));
+                let dir = self.tools.volumes.pod_dir(self.uid());
+                super::replaced::add(&mut self.replaced, targets, &dir)
+                    .map_err(|error| self.failed("FailedKillPod", &linux::chain(&error)))?;
                 self.kill(targets, *grace).await?;
             }
             Action::Finish => return Err(Stop::Finished),

@@ -33,13 +33,12 @@ impl Worker {
         self.report_dead_daemon();
         let pod = self.pod.reference();
         stop_sandboxes(&self.tools, &pod).await;
+        self.release_share();
         self.tools.volumes.unmount_pod(&pod).await;
         if let Err(error) = self.tools.remove_pod_cgroup(&pod.uid).await {
             warn!(error = linux::chain(&error), "cgroup of an ended pod not removed");
         }
         self.mounted = None;
-        self.admitted = None;
-        self.tools.admission.release(self.uid());
         self.finished = true;
     }
 
@@ -50,6 +49,8 @@ impl Worker {
         if let Ok(observed) = Observed::of(&self.tools.cri, self.uid()).await {
             self.publish_status(&observed).await;
         }
+        stop_sandboxes(&self.tools, &pod).await;
+        self.release_share();
         tear_down(&self.tools, &pod).await;
         let logs = log_directory(&self.tools.log_dir, &self.pod.metadata);
         remove_logs(&logs);
@@ -58,7 +59,6 @@ impl Worker {
             warn!(pod = pod.name, error = linux::chain(&error), "cannot remove the pod from the store");
             tokio::time::sleep(backoff.step()).await;
         }
-        self.tools.admission.release(self.uid());
     }
 
     /// Stops all containers concurrently, each with the whole grace period. A shorter one set

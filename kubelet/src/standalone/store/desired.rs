@@ -208,6 +208,7 @@ impl Store {
                 return self.keep_pod_document(key, known, document);
             }
             if known.successor.is_none() {
+                self.place(&mut pod, &source);
                 match in_place::changed(&known.current.object, &pod) {
                     Ok(pod) => {
                         let known = known.clone();
@@ -302,12 +303,16 @@ impl Store {
             }
             Source::Api | Source::Kubelet => new_uid().map_err(Error::Uid)?,
         };
-        // Like kubelet, a file's pod is this node's.
+        self.place(pod, source);
+        pod.metadata.creation_timestamp.get_or_insert_with(now);
+        Ok(())
+    }
+
+    /// Like kubelet, a file's pod is this node's.
+    fn place(&self, pod: &mut Pod, source: &Source) {
         if matches!(source, Source::File(_)) || pod.spec.node_name.is_empty() {
             self.node_name().clone_into(&mut pod.spec.node_name);
         }
-        pod.metadata.creation_timestamp.get_or_insert_with(now);
-        Ok(())
     }
 
     fn apply_plain<T: Stored + Mergeable>(

@@ -42,7 +42,10 @@ pub(super) fn changed(known: &Pod, wanted: &Pod) -> Result<Pod, FixedField> {
     if wanted_spec.node_name.is_empty() {
         wanted_spec.node_name.clone_from(&known.spec.node_name);
     }
-    if let Some(fixed) = difference("spec", Some(&json(&pod.spec)), Some(&json(&wanted_spec))) {
+    // The specs compare quantities by value, their JSON by spelling.
+    if pod.spec != wanted_spec
+        && let Some(fixed) = difference("spec", Some(&json(&pod.spec)), Some(&json(&wanted_spec)))
+    {
         return Err(fixed);
     }
     let (before, after) = (resources::qos_class(known), resources::qos_class(&pod));
@@ -51,7 +54,10 @@ pub(super) fn changed(known: &Pod, wanted: &Pod) -> Result<Pod, FixedField> {
         return Err(FixedField { field, before: format!("{before:?}"), after: format!("{after:?}") });
     }
     let has_ended = matches!(known.status.phase, PodPhase::Succeeded | PodPhase::Failed);
-    if has_ended && let Some(fixed) = difference("spec", Some(&json(&known.spec)), Some(&json(&pod.spec))) {
+    if has_ended
+        && known.spec != pod.spec
+        && let Some(fixed) = difference("spec", Some(&json(&known.spec)), Some(&json(&pod.spec)))
+    {
         return Err(fixed);
     }
     Ok(pod)
@@ -211,6 +217,22 @@ mod tests {
         }
         let fewer = change("/spec/containers/1", Value::Null).unwrap_err();
         assert!(fewer.starts_with("spec.containers: [{") && fewer.len() < 200, "{fewer}");
+    }
+
+    #[test]
+    fn another_spelling_of_a_quantity_is_no_change() {
+        let limited = |limits: Value| -> Pod {
+            from_value(json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
+                "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]},
+            }))
+            .unwrap()
+        };
+        let mut known = limited(json!({"cpu": "1", "ephemeral-storage": "1Gi"}));
+        let wanted = limited(json!({"cpu": "1000m", "ephemeral-storage": "1024Mi"}));
+        changed(&known, &wanted).unwrap();
+        known.status.phase = PodPhase::Succeeded;
+        changed(&known, &wanted).unwrap();
     }
 
     #[test]

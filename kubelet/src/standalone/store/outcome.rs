@@ -14,12 +14,12 @@ pub(crate) fn is_decided(status: &PodStatus) -> bool {
 
 impl Store {
     /// Marks the pod as failed, in memory only (see [`Store::keep_pod_status`]): it must end and
-    /// not start again. `false` for an unknown or already failed pod.
+    /// not start again. `false` for a pod that is unknown, has succeeded or was failed already.
     pub(crate) fn fail_pod(&self, uid: &str, reason: &str, message: &str) -> bool {
         let mut state = self.state();
         let Some(entry) = state.pods.find_uid_mut(uid) else { return false };
         let status = &mut std::sync::Arc::make_mut(&mut entry.current.object).status;
-        if is_decided(status) {
+        if is_decided(status) || status.phase == PodPhase::Succeeded {
             return false;
         }
         status.phase = PodPhase::Failed;

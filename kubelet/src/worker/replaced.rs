@@ -1,0 +1,64 @@
+//! The containers that were stopped for another instance, in `pods/<uid>/replaced-containers`: one id a line.
+//!
+//! Invariant: an id is in the file before its container is stopped. So the next kubelet starts the other
+//! instance also with restartPolicy Never.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use crate::plan::Target;
+
+const FILE: &str = "replaced-containers";
+
+/// The ids that an earlier kubelet wrote.
+pub(super) fn read(pod_dir: &Path) -> BTreeSet<String> {
+    let path = pod_dir.join(FILE);
+    let text = linux::atomic_file::read_text(&path).unwrap_or_else(|error| {
+        if error.kind() != ErrorKind::NotFound {
+            tracing::warn!(%error, path = %path.display(), "cannot read which containers were replaced");
+        }
+        String::new()
+    });
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Adds the targets that are stopped for another instance to `known`, first on disk.
+pub(super) fn add(known: &mut BTreeSet<String>, targets: &[Target], pod_dir: &Path) -> linux::Result<()> {
+    let replaced = targets.iter().filter(|target| target.cause.replaces()).map(|target| target.id.clone());
+    let mut all = known.clone();
+    all.extend(replaced);
+    if all == *known {
+        return Ok(());
+    }
+    let lines: String = all.iter().map(|id| format!("{id}\n")).collect();
+    linux::atomic_file::replace(&pod_dir.join(FILE), lines.as_bytes(), 0o600)?;
+    *known = all;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Cause;
+
+    #[test]
+    fn the_next_kubelet_knows_what_was_stopped_for_another_instance() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = |id: &str, cause| Target {
+            id: id.to_owned(),
+            name: "c".to_owned(),
+            full_name: "default/p/c".to_owned(),
+            cause,
+            grace: None,
+        };
+        let mut known = read(dir.path());
+        assert!(known.is_empty());
+        add(&mut known, &[target("ended", Cause::End)], dir.path()).unwrap();
+        assert!(!dir.path().join(FILE).exists());
+        let targets = [target("a", Cause::Changed), target("b", Cause::Resized), target("c", Cause::End)];
+        add(&mut known, &targets, dir.path()).unwrap();
+        assert_eq!(known, BTreeSet::from(["a".to_owned(), "b".to_owned()]));
+        assert_eq!(read(dir.path()), known);
+    }
+}
