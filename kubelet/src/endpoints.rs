@@ -42,7 +42,7 @@ use self::listener::Place;
 use self::route::{NoRoute, Pod, Route};
 use self::streams::Refusal;
 use self::summary::{Disk, Facts};
-use self::usage::{NodeUsage, UsageCache};
+use self::usage::{Missing, NodeUsage, UsageCache};
 use crate::config::TlsListener;
 use crate::engine::{LogPathError, StreamError};
 use crate::objects::Kind;
@@ -263,7 +263,7 @@ impl Server {
         let failed = |error: String| text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"));
         let usage = match self.usage.get().await {
             Ok(usage) => usage,
-            Err(error) => return failed(linux::chain(&error)),
+            Err(error) => return failed(linux::chain(&*error)),
         };
         let images = match self.api.engine.runtime().await {
             // Not every runtime counts them.
@@ -324,6 +324,6 @@ fn no_route(error: &NoRoute) -> Response<Answer> {
     text(status, format!("{error}\n"))
 }
 
-fn warn_of(path: &'static str, error: &StreamError) {
+fn warn_of(path: &'static str, error: &Missing) {
     tracing::warn!(path, error = linux::chain(error), "the runtime's figures are missing");
 }

@@ -63,6 +63,8 @@ const LO_INDEX: i32 = 1;
 pub struct Link {
     pub index: i32,
     pub name: String,
+    /// IFLA_INFO_KIND, such as `bridge`; empty for a device.
+    pub kind: String,
     /// The bridge that it is a port of.
     pub master: Option<i32>,
     pub mtu: u32,
@@ -88,14 +90,17 @@ pub fn links() -> Result<Vec<Link>> {
     let replies = Netlink::open(SockProtocol::NetlinkRoute)?.dump(RTM_GETLINK, &[0; 16])?;
     let links = replies.iter().filter(|reply| reply.kind == RTM_NEWLINK).map(|reply| {
         let index = i32::from_ne_bytes(field(&reply.body, 4)?);
-        let attributes = attributes(&reply.body, 16);
-        let value = |wanted| attributes.iter().find(|(kind, _)| *kind == wanted).map(|(_, value)| *value);
+        let of_link = attributes(&reply.body, 16);
+        let value = |wanted| of_link.iter().find(|(kind, _)| *kind == wanted).map(|(_, value)| *value);
         let name = value(IFLA_IFNAME).map(text).with_context(|| format!("link {index} has no name"))?;
         let master = value(IFLA_MASTER).map(|raw| field(raw, 0)).transpose()?.map(i32::from_ne_bytes);
         let mtu = value(IFLA_MTU).map(|raw| field(raw, 0)).transpose()?.map_or(0, u32::from_ne_bytes);
+        let info = attributes(value(IFLA_LINKINFO).unwrap_or_default(), 0);
+        let kind = info.iter().find(|(kind, _)| *kind == IFLA_INFO_KIND).map(|(_, value)| text(value));
+        let kind = kind.unwrap_or_default();
         let alias = value(IFLA_IFALIAS).map(text).unwrap_or_default();
         let is_up = u32::from_ne_bytes(field(&reply.body, 8)?) & IFF_UP != 0;
-        Ok(Link { index, name, master, mtu, alias, is_up })
+        Ok(Link { index, name, kind, master, mtu, alias, is_up })
     });
     links.collect()
 }

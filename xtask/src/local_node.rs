@@ -5,6 +5,7 @@
 
 mod daemons;
 mod down;
+mod helper;
 mod network;
 mod place;
 mod prepare;

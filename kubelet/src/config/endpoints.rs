@@ -20,7 +20,7 @@ pub struct EndpointArgs {
     /// Certificate of --listen, with those of its issuers, in PEM
     #[arg(long, value_name = "FILE", requires = "address")]
     pub tls_cert_file: Option<PathBuf>,
-    /// Private key of --tls-cert-file, in PEM
+    /// Private key of --tls-cert-file, in PEM; readable by its owner alone
     #[arg(long, value_name = "FILE", requires = "address")]
     pub tls_private_key_file: Option<PathBuf>,
     /// The bearer token that clients of --listen must send; readable by its owner alone

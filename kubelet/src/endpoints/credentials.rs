@@ -19,6 +19,8 @@ use sha2::{Digest, Sha256};
 use crate::config::TlsListener;
 
 const MOST_TOKEN_BYTES: u64 = 4096;
+/// A key of RSA with 16384 bits has less than 16 KiB in PEM.
+const MOST_KEY_BYTES: u64 = 64 << 10;
 /// 128 bits in hexadecimal digits are 32; shorter ones may be guessed.
 const LEAST_TOKEN_BYTES: usize = 16;
 /// Permission bits of the group and of others.
@@ -35,13 +37,13 @@ pub enum Error {
         source: io::Error,
     },
     #[error(
-        "--token-file {} has mode {mode:04o} and owner {owner}: only its owner, root, may be able to read it: \
+        "--{flag} {} has mode {mode:04o} and owner {owner}: only its owner, root, may be able to read it: \
          chown root and chmod 0600",
         path.display()
     )]
-    Permissions { path: PathBuf, mode: u32, owner: u32 },
-    #[error("--token-file {}: {problem}", path.display())]
-    Token { path: PathBuf, problem: String },
+    Permissions { flag: &'static str, path: PathBuf, mode: u32, owner: u32 },
+    #[error("--{flag} {}: {problem}", path.display())]
+    Content { flag: &'static str, path: PathBuf, problem: String },
     #[error("--{flag} {}: {problem}", path.display())]
     Pem { flag: &'static str, path: PathBuf, problem: String },
     #[error("--tls-cert-file {} and --tls-private-key-file {}", certificate.display(), key.display())]
@@ -66,26 +68,9 @@ impl std::fmt::Debug for Token {
 impl Token {
     /// Reads the file, which only root may be able to read.
     pub(super) fn read(path: &Path) -> Result<Self, Error> {
-        let failed = |source| Error::File { flag: "token-file", path: path.to_owned(), source };
-        let wrong = |problem: String| Error::Token { path: path.to_owned(), problem };
-        let mut options = File::options();
-        // A FIFO must not hold the start up.
-        let flags = OFlags::NONBLOCK.bits().cast_signed();
-        let file = options.read(true).custom_flags(flags).open(path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
-        if !metadata.is_file() {
-            return Err(wrong("not a regular file".to_owned()));
-        }
-        if metadata.mode() & OF_OTHERS != 0 || metadata.uid() != 0 {
-            let mode = metadata.mode() & 0o7777;
-            return Err(Error::Permissions { path: path.to_owned(), mode, owner: metadata.uid() });
-        }
-        let mut text = String::new();
-        file.take(MOST_TOKEN_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+        let wrong = |problem: String| Error::Content { flag: "token-file", path: path.to_owned(), problem };
+        let text = read_secret("token-file", path, MOST_TOKEN_BYTES)?;
         let token = text.trim();
-        if text.len() as u64 > MOST_TOKEN_BYTES {
-            return Err(wrong(format!("longer than {MOST_TOKEN_BYTES} bytes")));
-        }
         if token.len() < LEAST_TOKEN_BYTES {
             return Err(wrong(format!("the token has fewer than {LEAST_TOKEN_BYTES} characters")));
         }
@@ -105,6 +90,30 @@ impl Token {
     }
 }
 
+/// The content of a file that only root can read.
+fn read_secret(flag: &'static str, path: &Path, most_bytes: u64) -> Result<String, Error> {
+    let failed = |source| Error::File { flag, path: path.to_owned(), source };
+    let wrong = |problem: String| Error::Content { flag, path: path.to_owned(), problem };
+    let mut options = File::options();
+    // A FIFO must not hold the start up.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = options.read(true).custom_flags(flags).open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() {
+        return Err(wrong("not a regular file".to_owned()));
+    }
+    if metadata.mode() & OF_OTHERS != 0 || metadata.uid() != 0 {
+        let mode = metadata.mode() & 0o7777;
+        return Err(Error::Permissions { flag, path: path.to_owned(), mode, owner: metadata.uid() });
+    }
+    let mut text = String::new();
+    file.take(most_bytes + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > most_bytes {
+        return Err(wrong(format!("longer than {most_bytes} bytes")));
+    }
+    Ok(text)
+}
+
 /// Of equal length, for any token.
 fn digest(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
@@ -119,7 +128,8 @@ pub(super) fn tls(listener: &TlsListener) -> Result<Arc<ServerConfig>, Error> {
         let problem = "it has no certificate in PEM".to_owned();
         return Err(Error::Pem { flag: "tls-cert-file", path: certificate.clone(), problem });
     }
-    let secret = PrivateKeyDer::from_pem_file(key);
+    let secret = read_secret("tls-private-key-file", key, MOST_KEY_BYTES)?;
+    let secret = PrivateKeyDer::from_pem_slice(secret.as_bytes());
     let secret = secret.map_err(|error| pem("tls-private-key-file", key, &error))?;
     let pair = |source| Error::Pair { certificate: certificate.clone(), key: key.clone(), source };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -160,6 +170,20 @@ mod tests {
         }
         read(TOKEN, 0o600).unwrap();
         read(TOKEN, 0o400).unwrap();
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key.pem");
+        fs::write(&path, "key").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let read = || read_secret("tls-private-key-file", &path, MOST_KEY_BYTES);
+        let refused = read().unwrap_err().to_string();
+        let wanted = format!("--tls-private-key-file {} has mode 0644", path.display());
+        assert!(refused.starts_with(&wanted) && refused.contains("chmod 0600"), "{refused}");
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(read().unwrap(), "key");
     }
 
     #[test]

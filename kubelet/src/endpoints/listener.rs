@@ -1,11 +1,14 @@
 //! Connections: accepted, bounded in number and time, authorised, and given to the server.
 //!
 //! A connection that has not sent an authorised request yet is unknown. There are few places for those,
-//! and the oldest one gives way to a new one: clients without a token cannot keep others out.
+//! and the oldest one gives way to a new one. So clients without a token that wait do not keep others out.
+//! Those that connect so fast that [`MOST_UNKNOWN`] of them come during the handshake of another client end
+//! that client's connection: against them only the network helps.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,6 +17,7 @@ use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -36,6 +40,12 @@ const MOST_HEAD_BYTES: usize = 32 << 10;
 const MOST_HEADERS: usize = 64;
 /// A client that takes nothing for so long is dropped.
 const STALL_TIMEOUT: Duration = Duration::from_secs(600);
+/// A client on the network that is silent for so long is asked whether it is still there,
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+/// again at this interval,
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// and dropped when it has not answered so often. Without that, one that vanished holds a place for ever.
+const KEEPALIVE_PROBES: u32 = 9;
 /// After a failed accept: usually there are no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -66,6 +76,7 @@ pub(super) async fn serve_network(
     let next = move || async move {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
+        keep_alive(&stream)?;
         Ok(stream)
     };
     let secure = move |stream: TcpStream| {
@@ -73,6 +84,14 @@ pub(super) async fn serve_network(
         async move { tokio::time::timeout(HEAD_TIMEOUT, accepting).await? }
     };
     accept(next, clients, secure).await;
+}
+
+/// Has the kernel find out that a client has vanished.
+fn keep_alive(stream: impl AsFd) -> io::Result<()> {
+    sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
+    Ok(sockopt::set_socket_keepalive(&stream, true)?)
 }
 
 impl Clients {
@@ -185,5 +204,21 @@ where
         .await;
     if let Err(error) = served {
         tracing::debug!(error = linux::chain(&error), "a connection to the endpoints");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_vanishes_is_found_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        keep_alive(&stream).unwrap();
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&stream).unwrap(), KEEPALIVE_IDLE);
+        assert_eq!(sockopt::tcp_keepintvl(&stream).unwrap(), KEEPALIVE_INTERVAL);
+        assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), KEEPALIVE_PROBES);
     }
 }

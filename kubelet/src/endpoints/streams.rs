@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::header::{AUTHORIZATION, CONNECTION, HOST, HeaderMap, HeaderValue, UPGRADE};
+use hyper::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING,
+    UPGRADE,
+};
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use proto::cri;
@@ -175,13 +178,17 @@ pub(super) async fn proxy(
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 /// A request for another server: of the client's it has the method and the headers.
-fn repeat(request: &Request<Incoming>, url: &str) -> Result<(Request<String>, String), Failed> {
+fn repeat<B>(request: &Request<B>, url: &str) -> Result<(Request<String>, String), Failed> {
     let uri: Uri = url.parse()?;
     let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
     let authority = authority.ok_or("its URL does not begin with http://")?.as_str().to_owned();
     let mut headers = request.headers().clone();
     // The kubelet's token is not the runtime's business.
     headers.remove(AUTHORIZATION);
+    // What the client sends after its head is passed on as bytes of the streams, never as a body.
+    for name in [CONTENT_LENGTH, TRANSFER_ENCODING, EXPECT] {
+        headers.remove(name);
+    }
     headers.insert(HOST, HeaderValue::from_str(&authority)?);
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let mut repeated = Request::new(String::new());
@@ -239,6 +246,19 @@ mod tests {
     #[test]
     fn an_error_does_not_show_the_token_of_a_url() {
         assert_eq!(without_token("http://127.0.0.1:7/exec/0123abcd"), "http://127.0.0.1:7/exec");
+    }
+
+    #[test]
+    fn a_repeated_request_announces_no_body_and_shows_no_token() {
+        let request = Request::post("/exec/default/web/business?command=sh");
+        let request = request.header("authorization", "Bearer x").header("content-length", "5");
+        let request = request.header("transfer-encoding", "chunked").header("expect", "100-continue");
+        let request = request.header("connection", "Upgrade").header("upgrade", "SPDY/3.1");
+        let (repeated, authority) = repeat(&request.body(()).unwrap(), "http://127.0.0.1:7/exec/01").unwrap();
+        let mut names: Vec<_> = repeated.headers().keys().map(|name| name.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["connection", "host", "upgrade"]);
+        assert_eq!((repeated.uri().path(), &authority[..]), ("/exec/01", "127.0.0.1:7"));
     }
 
     #[test]

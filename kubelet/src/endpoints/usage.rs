@@ -1,7 +1,7 @@
 //! What pods, containers and the node use: the runtime's figures and the kernel's.
 //!
-//! Clients that ask at the same time, or within a second of each other, get the same figures: their
-//! number does not determine the work of the runtime.
+//! Clients that ask at the same time, or within a second of each other, get the same figures, or the same
+//! error: their number does not determine the work of the runtime.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,13 +10,15 @@ use std::time::Duration;
 
 use proto::cri;
 use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
 use crate::engine::{Handle, StreamError};
 
-/// How long figures are used.
+/// How long figures, and failures, are used.
 const AGE: Duration = Duration::from_secs(1);
+/// For the runtime's answers, other clients' waits included.
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// `USER_HZ` is 100 on every architecture that Linux still has except Alpha.
 const TICK_NANOSECONDS: u64 = 10_000_000;
 
@@ -48,28 +50,56 @@ pub(super) struct NodeUsage {
     pub(super) processes: u64,
 }
 
+/// Why there are no figures.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Missing {
+    #[error(transparent)]
+    Runtime(#[from] StreamError),
+    #[error("the runtime has not answered within {} s", TIMEOUT.as_secs())]
+    Late,
+}
+
+/// What all clients share.
+type Shared = Result<Arc<Usage>, Arc<Missing>>;
+
 #[derive(Debug)]
 pub(super) struct UsageCache {
     engine: Handle,
-    last: Mutex<Option<(Instant, Arc<Usage>)>>,
+    last: Last,
 }
+
+#[derive(Debug, Default)]
+struct Last(Mutex<Option<(Instant, Shared)>>);
 
 impl UsageCache {
     pub(super) fn new(engine: Handle) -> Self {
-        Self { engine, last: Mutex::default() }
+        Self { engine, last: Last::default() }
     }
 
     /// The figures, at most a second old.
-    pub(super) async fn get(&self) -> Result<Arc<Usage>, StreamError> {
-        let mut last = self.last.lock().await;
-        if let Some((time, usage)) = &*last
+    pub(super) async fn get(&self) -> Shared {
+        self.last.or(Usage::ask(&self.engine)).await
+    }
+}
+
+impl Last {
+    /// What `ask` has answered last, or answers now.
+    async fn or(&self, ask: impl Future<Output = Result<Usage, StreamError>>) -> Shared {
+        let deadline = Instant::now() + TIMEOUT;
+        let locked = timeout_at(deadline, self.0.lock()).await;
+        let mut last = locked.map_err(|_elapsed| Arc::new(Missing::Late))?;
+        if let Some((time, shared)) = &*last
             && time.elapsed() < AGE
         {
-            return Ok(Arc::clone(usage));
+            return shared.clone();
         }
-        let usage = Arc::new(Usage::ask(&self.engine).await?);
-        *last = Some((Instant::now(), Arc::clone(&usage)));
-        Ok(usage)
+        let asked = match timeout_at(deadline, ask).await {
+            Ok(answered) => answered.map_err(Missing::Runtime),
+            Err(_elapsed) => Err(Missing::Late),
+        };
+        let shared = asked.map(Arc::new).map_err(Arc::new);
+        *last = Some((Instant::now(), shared.clone()));
+        shared
     }
 }
 
@@ -206,6 +236,27 @@ mod tests {
         assert_eq!((usage.boot_time, usage.processes), (1_700_000_000, 345));
         assert_eq!(NodeUsage::of("intr 5\n", memory, ""), None);
         assert!(NodeUsage::read().unwrap().cpu_nanoseconds > 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_is_used_as_long_as_figures_are() {
+        let last = Last::default();
+        let failed = last.or(async { Err(StreamError::Ending) }).await.unwrap_err();
+        assert!(matches!(*failed, Missing::Runtime(StreamError::Ending)), "{failed}");
+        let again = last.or(async { Ok(Usage::default()) }).await.unwrap_err();
+        assert!(Arc::ptr_eq(&failed, &again), "{again}");
+        tokio::time::advance(AGE).await;
+        last.or(async { Ok(Usage::default()) }).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_does_not_answer_keeps_no_client_waiting() {
+        let (last, began) = (Last::default(), Instant::now());
+        let (first, second) = tokio::join!(last.or(std::future::pending()), last.or(std::future::pending()));
+        for late in [first, second] {
+            assert!(matches!(*late.unwrap_err(), Missing::Late));
+        }
+        assert!(began.elapsed() < TIMEOUT + AGE, "{:?}", began.elapsed());
     }
 
     #[test]

@@ -30,6 +30,7 @@ impl Files {
         let files = Self { dir, certificate: made.cert.der().clone() };
         fs::write(files.path("token"), format!("{TOKEN}\n")).expect("written");
         files.set_mode("token", 0o600);
+        files.set_mode("key.pem", 0o600);
         files
     }
 
@@ -139,6 +140,10 @@ fn the_kubelet_does_not_start_with_an_address_that_is_not_protected() {
     let printed = refusal(&sandbox, &files.flags());
     assert!(printed.contains("has mode 0640") && printed.contains("chmod 0600"), "{printed}");
     files.set_mode("token", 0o600);
+    files.set_mode("key.pem", 0o604);
+    let printed = refusal(&sandbox, &files.flags());
+    assert!(printed.contains("--tls-private-key-file") && printed.contains("has mode 0604"), "{printed}");
+    files.set_mode("key.pem", 0o600);
     fs::write(files.path("token"), "short").expect("written");
     let printed = refusal(&sandbox, &files.flags());
     assert!(printed.contains("fewer than 16 characters") && !printed.contains("short\n"), "{printed}");

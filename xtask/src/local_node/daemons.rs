@@ -8,6 +8,7 @@ use std::time::Duration;
 use ::tests::{eventually, examples};
 use anyhow::{Context, Result, bail, ensure};
 
+use super::helper;
 use super::place::Place;
 use super::prepare;
 use super::processes;
@@ -16,6 +17,8 @@ use super::record::Record;
 pub(super) const KUBELET: &str = "hawser-kubelet";
 pub(super) const DRIVER: &str = "hawser-csi";
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// For one command of the kubelet, so that one that hangs is an error.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// What the kubelet logs when it has registered a driver.
 const REGISTERED: &str = "driver registered";
 /// Lines of a daemon's log that an error shows.
@@ -67,8 +70,7 @@ pub(super) fn apply_class(place: &Place) -> Result<()> {
 
 /// Runs a command of the kubelet.
 pub(super) fn client(place: &Place, words: &[&str]) -> Result<()> {
-    let output = Command::new(place.command()).args(words).stdin(Stdio::null()).output();
-    let output = output.with_context(|| place.command().display().to_string())?;
+    let output = helper::output(Command::new(place.command()).args(words), b"", CLIENT_TIMEOUT)?;
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "hawser-kubelet {}: {}", words.join(" "), stderr.trim());
     Ok(())

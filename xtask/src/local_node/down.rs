@@ -35,6 +35,12 @@ pub(crate) fn down(directory: &Directory) -> Result<()> {
     let Some(record) = Record::read(&place)? else {
         return step("remove the directory of an interrupted up", || place.remove_unused());
     };
+    if !record.is_claimed {
+        return step("remove the directory of an interrupted up", || {
+            processes::remove_empty_group(&record.cgroup)?;
+            place.remove_unclaimed()
+        });
+    }
     if processes::of_program(&place, "hawser-kubelet")?.is_empty() {
         say("the kubelet does not run: its pods are killed");
     } else {

@@ -2,13 +2,15 @@
 //! plugins leave on the machine.
 
 use std::net::IpAddr;
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 use ::tests::netlink;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 use xtask::progress::say;
 
+use super::helper;
 use super::place::Place;
 use super::record::Record;
 
@@ -17,6 +19,8 @@ const BRIDGE: &str = "hawser-up0";
 const NAME: &str = "hawser-up";
 const VERSION: &str = "1.1.0";
 const SUBNETS: [&str; 2] = ["10.244.8.0/24", "fd00:10:244:8::/64"];
+/// For the removal of what a plugin has left.
+const GC_TIMEOUT: Duration = Duration::from_secs(60);
 /// Tables that the plugins share with other networks, and never delete; families inet, ip and ip6.
 const SHARED_TABLES: [&str; 3] = ["1 cni_plugins_masquerade", "2 cni_hostport", "10 cni_hostport"];
 
@@ -79,11 +83,19 @@ pub(super) fn remove(place: &Place, record: &Record) -> Result<()> {
     for plugin in plugins(place).iter().rev() {
         collect_garbage(place, plugin)?;
     }
+    let links = netlink::links()?;
+    let mut ours = Vec::new();
     // Its routes and addresses go with it.
-    if netlink::links()?.iter().any(|link| link.name == BRIDGE) {
+    if let Some(bridge) = links.iter().find(|link| link.name == BRIDGE) {
+        let ports = links.iter().filter(|link| link.master == Some(bridge.index));
+        ours.extend(ports.map(|port| port.name.clone()));
         netlink::delete_link(BRIDGE)?;
     }
     remove_tables(record)?;
+    if let Some(newcomer) = record.newcomer(&ours)? {
+        say(&format!("                  IP forwarding stays as it is: {newcomer} has come meanwhile"));
+        return Ok(());
+    }
     for file in record.write_forwarding_back()? {
         say(&format!("                  {file} is as it was before"));
     }
@@ -104,11 +116,8 @@ fn collect_garbage(place: &Place, plugin: &Value) -> Result<()> {
     config.insert("cni.dev/valid-attachments".to_owned(), json!([]));
     let mut command = Command::new(&program);
     command.env_clear().env("CNI_COMMAND", "GC").env("CNI_PATH", place.programs());
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().with_context(|| format!("start {}", program.display()))?;
-    let stdin = child.stdin.take().context("the plugin's stdin")?;
-    serde_json::to_writer(stdin, &config).with_context(|| format!("write to {kind}"))?;
-    let output = child.wait_with_output().with_context(|| format!("wait for {kind}"))?;
+    let config = serde_json::to_vec(&config).context("write the configuration")?;
+    let output = helper::output(&mut command, &config, GC_TIMEOUT)?;
     let printed = [output.stdout, output.stderr].concat();
     ensure!(
         output.status.success(),

@@ -2,17 +2,19 @@
 //!
 //! Invariant: a process is the node's if it runs a program of the node's directory, if it is the shim of a
 //! pod in that directory, or if it is in a control group of the node's pods. Each is ended by a
-//! descriptor of its own, never by its name alone.
+//! descriptor of its own, after a second look: its number may have become another process's before.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ::tests::eventually;
 use anyhow::{Context, Result, ensure};
-use linux::cgroup::{Cgroup, Hierarchies};
+use linux::cgroup::{Cgroup, Hierarchies, remove_dirs};
 use linux::mount::FuseConnections;
 use linux::{mountinfo, process};
 use nix::sys::signal::Signal;
@@ -26,7 +28,59 @@ const END_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The processes that run `program` of the node's directory.
 pub(super) fn of_program(place: &Place, program: &str) -> Result<Vec<i32>> {
-    running(|process| process.executable == place.program(program))
+    let found = running()?.into_iter().filter(|(_, process)| process.executable == place.program(program));
+    Ok(found.map(|(pid, _)| pid).collect())
+}
+
+/// The directory of another node that runs in this network namespace.
+pub(super) fn other_node(place: &Place) -> Result<Option<PathBuf>> {
+    let network = |process: &str| fs::metadata(format!("/proc/{process}/ns/net")).map(|found| found.ino());
+    let here = network("self").context("/proc/self/ns/net")?;
+    let is_here = |pid: &i32| network(&pid.to_string()).is_ok_and(|there| there == here);
+    let mut others = running()?.into_iter().filter_map(|(pid, process)| {
+        let is_kubelet = process.executable.ends_with("bin/hawser-kubelet");
+        let dir = process.executable.ancestors().nth(2).filter(|_| is_kubelet)?;
+        let is_node = dir != place.dir() && dir.join("up.json").is_file();
+        (is_node && is_here(&pid)).then(|| dir.to_owned())
+    });
+    Ok(others.next())
+}
+
+/// Makes the control group of the node's pods. An error if there is one already: what is in it is not the
+/// node's.
+pub(super) fn claim_group(cgroup: &Path) -> Result<()> {
+    let hierarchies = Hierarchies::detect().context("find the control group hierarchies")?;
+    let taken = || format!("this machine has a control group {} already", cgroup.display());
+    let name = cgroup.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    ensure!(!hierarchies.names_below(Path::new("/"))?.contains(&name), taken());
+    let missing = hierarchies.missing_parents(cgroup);
+    let made = hierarchies.ensure_parent_of_containers(cgroup)?;
+    // Another `up` may be at work at the same time.
+    let is_alone = made.len() == missing.len();
+    if !is_alone {
+        let _still_in_use = remove_dirs(&made);
+    }
+    ensure!(is_alone, taken());
+    Ok(())
+}
+
+/// Removes the group of an `up` that was interrupted, if nothing is in it.
+pub(super) fn remove_empty_group(cgroup: &Path) -> Result<()> {
+    let hierarchies = Hierarchies::detect().context("find the control group hierarchies")?;
+    if Cgroup::find(&hierarchies, cgroup).pids()?.is_empty() && hierarchies.names_below(cgroup)?.is_empty() {
+        Cgroup::find(&hierarchies, cgroup).end(END_TIMEOUT)?;
+    }
+    Ok(())
+}
+
+/// By the numbers that they have now.
+fn of_node(place: &Place, hierarchies: &Hierarchies, cgroup: &Path) -> Result<BTreeSet<i32>> {
+    let mut found: BTreeSet<i32> = Cgroup::find(hierarchies, cgroup).pids()?.into_iter().collect();
+    let is_ours = |process: &Process| {
+        process.executable.starts_with(place.programs()) || process.is_shim_in(place.dir())
+    };
+    found.extend(running()?.into_iter().filter(|(_, process)| is_ours(process)).map(|(pid, _)| pid));
+    Ok(found)
 }
 
 /// Kills every process of the node, and removes the control groups of its pods.
@@ -35,12 +89,16 @@ pub(super) fn end_all(place: &Place, cgroup: &Path) -> Result<()> {
     // One that a killed `up` is just starting appears between two looks.
     let mut quiet = 0;
     eventually("the node's processes end", END_TIMEOUT, || {
-        let mut left = Cgroup::find(&hierarchies, cgroup).pids()?;
-        left.extend(running(|process| {
-            process.executable.starts_with(place.programs()) || process.is_shim_in(place.dir())
-        })?);
+        let left = of_node(place, &hierarchies, cgroup)?;
+        let mut opened = Vec::new();
         for pid in &left {
-            kill(*pid)?;
+            opened.extend(process::open_pidfd(*pid)?.map(|pidfd| (*pid, pidfd)));
+        }
+        // A descriptor is of one process: if its number is still the node's, so was the process.
+        let still = if opened.is_empty() { BTreeSet::new() } else { of_node(place, &hierarchies, cgroup)? };
+        for (pid, pidfd) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
+            let killed = process::signal_pidfd(pidfd, Signal::SIGKILL as i32);
+            killed.with_context(|| format!("kill process {pid}"))?;
         }
         quiet = if left.is_empty() { quiet + 1 } else { 0 };
         if !left.is_empty() {
@@ -50,13 +108,6 @@ pub(super) fn end_all(place: &Place, cgroup: &Path) -> Result<()> {
         Ok(())
     })?;
     Ok(Cgroup::find(&hierarchies, cgroup).end(END_TIMEOUT)?)
-}
-
-fn kill(pid: i32) -> Result<()> {
-    let Some(pidfd) = process::open_pidfd(pid)? else { return Ok(()) };
-    process::signal_pidfd(&pidfd, Signal::SIGKILL as i32)
-        .map(drop)
-        .with_context(|| format!("kill process {pid}"))
 }
 
 /// What the kernel shows of a process.
@@ -81,14 +132,13 @@ impl Process {
     }
 }
 
-fn running(is_wanted: impl Fn(&Process) -> bool) -> Result<Vec<i32>> {
+/// Every process.
+fn running() -> Result<Vec<(i32, Process)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").context("/proc")? {
         let entry = entry.context("/proc")?;
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
-        if Process::look_at(&entry.path()).is_some_and(|process| is_wanted(&process)) {
-            found.push(pid);
-        }
+        found.extend(Process::look_at(&entry.path()).map(|process| (pid, process)));
     }
     Ok(found)
 }

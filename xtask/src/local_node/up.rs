@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail};
 use xtask::build::{products, require_root};
 use xtask::progress::{complain, part, say, step};
 
@@ -10,18 +10,14 @@ use super::daemons;
 use super::network;
 use super::place::Place;
 use super::prepare;
-use super::record::Record;
+use super::processes;
+use super::record::{Record, require_group};
 use super::{DEFAULT_DIR, UpArguments};
 
 pub(crate) fn up(arguments: &UpArguments) -> Result<()> {
     require_root("up")?;
     let place = Place::new(&arguments.directory.path)?;
-    let cgroup = &arguments.cgroup;
-    ensure!(
-        cgroup.is_absolute() && cgroup.components().count() == 2,
-        "--cgroup {}: a group directly below the root is needed, such as /hawser-up",
-        cgroup.display()
-    );
+    require_group(&arguments.cgroup)?;
     if place.record().is_file() && daemons::are_up(&place)? {
         say(&format!("the node in {} is up", place.dir().display()));
         print_next(&place);
@@ -42,16 +38,12 @@ pub(crate) fn up(arguments: &UpArguments) -> Result<()> {
 fn start(place: &Place, arguments: &UpArguments, built: &Path) -> Result<()> {
     let record = match Record::read(place)? {
         // It describes the machine before an earlier `up`.
-        Some(record) => record,
-        None => {
-            let record = step("look at the machine's network, as it is before", || {
-                network::require_free()?;
-                Record::take(&arguments.cgroup)
-            });
-            // Nothing was changed yet.
-            let record = record.inspect_err(|_| drop(place.remove_unused()))?;
-            record.write(place)?;
-            record
+        Some(record) if record.is_claimed => record,
+        unclaimed => {
+            if let Some(record) = unclaimed {
+                processes::remove_empty_group(&record.cgroup)?;
+            }
+            step("look at the machine's network, as it is before", || claim(place, &arguments.cgroup))?
         }
     };
     step(&format!("copy the programs and plugins to {}", place.programs().display()), || {
@@ -61,6 +53,24 @@ fn start(place: &Place, arguments: &UpArguments, built: &Path) -> Result<()> {
     step("write the network's configuration and the examples", || prepare::write_configuration(place))?;
     step("start hawser-kubelet and hawser-csi", || daemons::ensure_running(place, &record))?;
     step("create the StorageClass hawser", || daemons::apply_class(place))
+}
+
+/// Describes the machine, and makes the node's control group: two nodes never share one.
+fn claim(place: &Place, cgroup: &Path) -> Result<Record> {
+    let look = || {
+        if let Some(dir) = processes::other_node(place)? {
+            bail!("the node in {} uses this network: cargo xtask down --dir {0}", dir.display());
+        }
+        network::require_free()?;
+        Record::take(cgroup)
+    };
+    // Nothing was changed yet.
+    let mut record = look().inspect_err(|_| drop(place.remove_unclaimed()))?;
+    record.write(place)?;
+    processes::claim_group(cgroup).inspect_err(|_| drop(place.remove_unclaimed()))?;
+    record.is_claimed = true;
+    record.write(place)?;
+    Ok(record)
 }
 
 fn print_next(place: &Place) {
