@@ -108,7 +108,17 @@ fn keys(word: &str) -> [String; 2] {
 /// A reserved parameter of a StorageClass that has no meaning, such as a misspelt one.
 pub(crate) fn unknown_parameter(parameters: &BTreeMap<String, String>) -> Option<&str> {
     let words = Purpose::OF_VOLUMES.into_iter().map(Purpose::word).chain([DEFAULT]);
-    let known: Vec<String> = words.flat_map(keys).chain([FS_TYPE.to_owned()]).collect();
+    unknown(parameters, &words.flat_map(keys).chain([FS_TYPE.to_owned()]).collect::<Vec<_>>())
+}
+
+/// Like [`unknown_parameter`], of a VolumeSnapshotClass (external-snapshotter,
+/// `RemovePrefixedParameters`).
+pub(crate) fn unknown_snapshot_parameter(parameters: &BTreeMap<String, String>) -> Option<&str> {
+    let words = [Purpose::Snapshot.word(), "snapshotter-list-secret", "group-snapshotter-secret"];
+    unknown(parameters, &words.into_iter().flat_map(keys).collect::<Vec<_>>())
+}
+
+fn unknown<'a>(parameters: &'a BTreeMap<String, String>, known: &[String]) -> Option<&'a str> {
     parameters.keys().find(|key| key.starts_with(RESERVED_PREFIX) && !known.contains(key)).map(String::as_str)
 }
 
@@ -271,6 +281,12 @@ mod tests {
         assert_eq!(unknown_parameter(&given), None);
         given.insert("csi.storage.k8s.io/node-stage-secrets".to_owned(), "x".to_owned());
         assert_eq!(unknown_parameter(&given), Some("csi.storage.k8s.io/node-stage-secrets"));
+        let of_snapshots = parameters(&[
+            ("csi.storage.k8s.io/snapshotter-secret-name", "x"),
+            ("csi.storage.k8s.io/snapshotter-secrets-name", "x"),
+        ]);
+        let found = unknown_snapshot_parameter(&of_snapshots);
+        assert_eq!(found, Some("csi.storage.k8s.io/snapshotter-secrets-name"));
     }
 
     #[test]

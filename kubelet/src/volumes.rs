@@ -258,7 +258,9 @@ impl Volumes {
         };
         let finished = tokio::spawn(operation.in_current_span()).await;
         let host_path = finished.unwrap_or(Err(Error::Interrupted { what: "the mount" }))?;
-        self.expand_if_pending(&volume).await?;
+        if !read_only {
+            self.expand_if_pending(&volume).await?;
+        }
         Ok(Mounted { host_path, read_only, is_configuration: false })
     }
 

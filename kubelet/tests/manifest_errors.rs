@@ -441,3 +441,18 @@ fn snapshots_and_data_sources_are_checked_field_by_field() {
             .contains("must match dataSourceRef")
     );
 }
+
+#[test]
+fn a_requirement_of_a_claims_selector_has_values_as_its_operator_takes_them() {
+    let claim = |requirement: &str| {
+        errors(&format!(
+            "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: x}}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
+             resources: {{requests: {{storage: 1Gi}}}}\n  selector:\n    matchExpressions:\n    - {requirement}\n"
+        ))
+    };
+    assert_eq!(claim("{key: a, operator: In, values: [b]}"), "");
+    let missing = claim("{key: a, operator: NotIn}");
+    assert!(missing.contains("spec.selector.matchExpressions[0].values: Required value"), "{missing}");
+    let needless = claim("{key: a, operator: Exists, values: [b]}");
+    assert!(needless.contains("spec.selector.matchExpressions[0].values: Forbidden"), "{needless}");
+}

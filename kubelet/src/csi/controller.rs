@@ -104,8 +104,7 @@ impl Driver {
         Ok(reply
             .entries
             .into_iter()
-            .find_map(|entry| entry.snapshot)
-            .filter(|s| s.snapshot_id == snapshot_id))
+            .find_map(|entry| entry.snapshot.filter(|snapshot| snapshot.snapshot_id == snapshot_id)))
     }
 
     async fn controller<T, F>(

@@ -12,7 +12,7 @@ use super::{Config, Error};
 use crate::admission::Capacity;
 use crate::cri::Cri;
 use crate::critical::serves_volumes;
-use crate::objects::{ContainerState, EventType, Object, Pod, RestartPolicy, now};
+use crate::objects::{ContainerState, EventType, Object, Pod, RestartPolicy};
 use crate::pressure::NodePressure;
 use crate::sink::Sinks;
 use crate::standalone::store::{self, Store};
@@ -153,25 +153,13 @@ impl Handle {
     /// Marks a claim for deletion; `false` if it does not exist. The claim is removed once no pod
     /// uses it, and its data too if the reclaim policy is Delete.
     pub fn delete_claim(&self, namespace: &str, name: &str) -> Result<bool, store::Error> {
-        let Some(claim) = self.store.claim(namespace, name) else { return Ok(false) };
-        if !claim.metadata.is_deleted() {
-            let mut claim = (*claim).clone();
-            claim.metadata.deletion_timestamp = Some(now());
-            self.store.put_claim(claim)?;
-        }
-        Ok(true)
+        self.store.mark_claim_deleted(namespace, name)
     }
 
     /// Marks a volume for deletion; `false` if it does not exist. The object is removed once no
     /// claim is bound to it; the data stays.
     pub fn delete_volume(&self, name: &str) -> Result<bool, store::Error> {
-        let Some(volume) = self.store.volume(name) else { return Ok(false) };
-        if !volume.metadata.is_deleted() {
-            let mut volume = (*volume).clone();
-            volume.metadata.deletion_timestamp = Some(now());
-            self.store.put_volume(volume)?;
-        }
-        Ok(true)
+        self.store.mark_volume_deleted(name)
     }
 
     /// What the node offers to pods.

@@ -60,6 +60,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Progress {
     running: HashSet<String>,
+    /// The volumes that claims are being bound to, by the claim's uid.
+    chosen: HashMap<String, String>,
     failed: HashMap<String, Retry>,
 }
 
@@ -134,7 +136,9 @@ impl Provisioner {
             return;
         }
         if claim.metadata.is_deleted() {
-            if self.is_being_copied(claim) {
+            if let Some(copy) = self.copy_of(claim) {
+                let message = format!("the claim is kept until {copy} is done: delete that to end the wait");
+                self.record_once(&claim.reference(), "ClaimDeletePending", &message);
                 return;
             }
             if users_of_claim(&self.shared.store, &self.shared.volumes, claim).is_empty() {
@@ -142,12 +146,16 @@ impl Provisioner {
             }
             return;
         }
-        match binding::decide(claim, &self.shared.store) {
+        let chosen = self.progress().chosen.values().cloned().collect();
+        match binding::decide(claim, &self.shared.store, &chosen) {
             Decision::Nothing if expand::is_due(&self.shared.store, &self.shared.volumes, claim) => {
                 self.attempt(claim, Attempt::Expand);
             }
             Decision::Nothing => {}
-            Decision::Bind { volume } => self.attempt(claim, Attempt::Bind { volume }),
+            Decision::Bind { volume } => {
+                self.progress().chosen.insert(claim.metadata.uid.clone(), volume.clone());
+                self.attempt(claim, Attempt::Bind { volume });
+            }
             Decision::Provision { class } => match self.shared.plugins.driver(&class.provisioner) {
                 Some(driver) => self.attempt(claim, Attempt::Create { class, driver }),
                 None => {
@@ -192,6 +200,7 @@ impl Provisioner {
             let outcome = work.await;
             let mut progress = this.progress();
             progress.running.remove(&uid);
+            progress.chosen.remove(&uid);
             match outcome {
                 Ok(()) => drop(progress.failed.remove(&uid)),
                 Err(failure) => {
@@ -215,12 +224,26 @@ impl Provisioner {
         self.progress().running.contains(uid)
     }
 
-    /// A snapshot of the claim is being taken, or its volume cloned.
-    fn is_being_copied(&self, claim: &PersistentVolumeClaim) -> bool {
+    /// The snapshot of the claim that is being taken, or the clone of its volume that is being made.
+    fn copy_of(&self, claim: &PersistentVolumeClaim) -> Option<String> {
         let (store, metadata) = (&self.shared.store, &claim.metadata);
-        let clones = source::claims_from(store, "PersistentVolumeClaim", &metadata.namespace, &metadata.name);
-        snapshots::is_source(store, &metadata.namespace, &metadata.name)
-            || clones.iter().any(|clone| self.is_running(&clone.metadata.uid))
+        if let Some(snapshot) = snapshots::being_taken(store, &metadata.namespace, &metadata.name) {
+            return Some(format!("snapshot {snapshot}"));
+        }
+        let running = self.running();
+        let claims = source::claims_from(
+            store,
+            "PersistentVolumeClaim",
+            &metadata.namespace,
+            &metadata.name,
+            &running,
+        );
+        let clone = claims.iter().find(|clone| running.contains(&clone.metadata.uid))?;
+        Some(format!("its clone, claim {},", clone.metadata.name))
+    }
+
+    fn running(&self) -> HashSet<String> {
+        self.progress().running.clone()
     }
 
     /// A claim may have waited for the snapshot that has changed. Snapshots keep their back-off:

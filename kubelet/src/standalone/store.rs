@@ -19,6 +19,7 @@ mod in_place;
 mod outcome;
 mod resize;
 mod snapshots;
+mod update;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,6 +41,8 @@ use events::EventLog;
 
 pub use desired::{AnyObject, Declared, Described, Outcome};
 pub(crate) use outcome::{DEADLINE_EXCEEDED, EVICTED, is_decided};
+pub(crate) use snapshots::CLASS_PARAMETERS;
+pub(crate) use update::BindError;
 
 /// How many changes may wait for a slow reader. A slower reader gets `RecvError::Lagged` and must
 /// check everything again.
@@ -471,6 +474,11 @@ impl Store {
 
     fn put_as<T: Stored>(&self, object: T, durability: Durability) -> Result<(), Error> {
         let _writing = self.writing();
+        self.replace(object, durability)
+    }
+
+    /// The caller holds `writing`.
+    fn replace<T: Stored>(&self, object: T, durability: Durability) -> Result<(), Error> {
         let key = Key::of(&object);
         let entry = match T::entries(&self.state()).get(&key) {
             Some(known) => Entry { object: Arc::new(object), ..known.clone() },

@@ -1,25 +1,48 @@
 //! NodeExpandVolume: the file system of a mounted volume grows to the volume's new size.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use proto::csi::{CapacityRange, NodeExpandVolumeRequest};
 
-use super::device::{DeviceKey, Stage};
+use super::device::{Device, DeviceKey, Stage};
 use super::{Error, Volumes, capability, layout};
 use crate::csi_secrets::Secrets;
-use crate::objects::{EventType, Object, PersistentVolume, PersistentVolumeClaim, Quantity};
+use crate::objects::{
+    EventType, Object, PersistentVolume, PersistentVolumeClaim, Pod, Quantity, VolumeSource,
+};
 
 /// The condition of a claim whose volume has grown, and whose file system has not.
 pub(crate) const FILE_SYSTEM_PENDING: &str = "FileSystemResizePending";
 
 impl Volumes {
-    /// Whether the volume is, or may be, mounted for a pod.
-    pub(crate) fn is_mounted(&self, driver: &str, volume_handle: &str) -> bool {
-        let key = DeviceKey { driver: driver.to_owned(), volume_handle: volume_handle.to_owned() };
-        self.shared.devices.all().iter().any(|device| device.key == key && device.is_mounted_for_other(""))
+    /// Whether the claim's volume is, or may be, mounted for a pod that may write to it.
+    pub(crate) fn has_writable(&self, claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
+        let Some(csi) = volume.spec.csi.as_ref().filter(|csi| !csi.read_only) else { return false };
+        let key = DeviceKey { driver: csi.driver.clone(), volume_handle: csi.volume_handle.clone() };
+        let device = self.shared.devices.all().into_iter().find(|device| device.key == key);
+        device
+            .is_some_and(|device| device.is_mounted_for_other("") && !self.writers(&device, claim).is_empty())
     }
 
-    /// Expands the file system and updates the claim. `false` if the volume is not published.
+    /// The uids of the volume's pods without those that have it read-only: kubelet expands no file
+    /// system through those.
+    fn writers(&self, device: &Device, claim: &PersistentVolumeClaim) -> BTreeSet<String> {
+        let reads_only = |pod: &Pod| {
+            pod.spec.volumes.iter().any(|volume| {
+                matches!(volume.source(), Some(VolumeSource::Claim(source))
+                    if source.read_only && source.claim_name == claim.metadata.name)
+            })
+        };
+        let mut users = device.users();
+        for pod in self.shared.store.pods().iter().filter(|pod| reads_only(pod)) {
+            users.remove(&pod.metadata.uid);
+        }
+        users
+    }
+
+    /// Expands the file system and updates the claim, if it still waits for that. `false` if the
+    /// volume is not published, or only read-only.
     pub(crate) async fn expand_file_system(
         &self,
         claim: &PersistentVolumeClaim,
@@ -29,7 +52,16 @@ impl Volumes {
         let key = DeviceKey { driver: csi.driver.clone(), volume_handle: csi.volume_handle.clone() };
         let device = self.shared.devices.get(&key, Stage::No);
         let stage = device.stage.lock().await;
-        let target = device.users().iter().find_map(|uid| self.target_of(&device, uid));
+        // Another mount may have expanded it, or the volume may have grown, during the wait.
+        let metadata = &claim.metadata;
+        let current = self.shared.store.claim(&metadata.namespace, &metadata.name);
+        let is_waiting = |current: &Arc<PersistentVolumeClaim>| {
+            current.metadata.uid == metadata.uid && current.has_condition(FILE_SYSTEM_PENDING)
+        };
+        let Some(claim) = current.filter(is_waiting) else { return Ok(true) };
+        let Some(volume) = self.shared.store.volume(&volume.metadata.name) else { return Ok(true) };
+        let Some(csi) = volume.spec.csi.as_ref().filter(|csi| !csi.read_only) else { return Ok(false) };
+        let target = self.writers(&device, &claim).iter().find_map(|uid| self.target_of(&device, uid));
         let (true, Some(target)) = (*stage != Stage::No, target) else { return Ok(false) };
         let driver = self.shared.plugins.driver(&csi.driver);
         let driver = driver.ok_or_else(|| Error::DriverMissing { driver: csi.driver.clone() })?;
@@ -47,19 +79,23 @@ impl Volumes {
                         limit_bytes: 0,
                     }),
                     staging_target_path: staging.to_string_lossy().into_owned(),
-                    volume_capability: Some(capability::of_volume(volume, can, None)?),
+                    volume_capability: Some(capability::of_volume(&volume, can, None)?),
                     secrets: secrets.into_map(),
                 })
                 .await?;
         }
-        drop(stage);
-        let metadata = &claim.metadata;
-        if let Some(current) = self.shared.store.claim(&metadata.namespace, &metadata.name) {
-            let mut claim = (*current).clone();
-            claim.status.conditions.clear();
+        let store = &self.shared.store;
+        let expanded = |claim: &mut PersistentVolumeClaim| {
             claim.status.capacity.clone_from(&volume.spec.capacity);
-            self.shared.store.put_bound_claim(claim).map_err(Error::Store)?;
-        }
+            // It may have grown again during the call.
+            let latest = store.volume(&volume.metadata.name);
+            if latest.is_none_or(|latest| latest.spec.capacity == volume.spec.capacity) {
+                claim.status.conditions.retain(|c| c.condition_type != FILE_SYSTEM_PENDING);
+            }
+        };
+        store.update_bound_claim(&claim, expanded).map_err(Error::Store)?;
+        // Only now: who waits for the lock sees that it is done.
+        drop(stage);
         let message = format!("NodeExpandVolume succeeded for volume \"{}\"", volume.metadata.name);
         self.shared.sinks.record(
             &claim.reference(),

@@ -3,7 +3,7 @@
 use super::super::path::FieldPath;
 use super::{Findings, names};
 use crate::objects::{
-    AccessMode, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, Resources,
+    AccessMode, LabelOperator, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, Resources,
     SNAPSHOT_GROUP, SecretReference, StorageClass, VolumeMode,
 };
 
@@ -53,6 +53,18 @@ pub(super) fn check_claim_spec(at: &FieldPath, spec: &PersistentVolumeClaimSpec,
     }
     if !spec.volume_name.is_empty() {
         findings.name(at.key("volumeName"), &spec.volume_name, names::subdomain);
+    }
+    let selector = spec.selector.iter().flat_map(|selector| &selector.match_expressions);
+    for (index, requirement) in selector.enumerate() {
+        let at = at.below("selector.matchExpressions").index(index).key("values");
+        let takes_values = matches!(requirement.operator, LabelOperator::In | LabelOperator::NotIn);
+        if takes_values && requirement.values.is_empty() {
+            let rule = "Required value: must be specified when `operator` is 'In' or 'NotIn'";
+            findings.add(at, rule);
+        } else if !takes_values && !requirement.values.is_empty() {
+            let rule = "Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
+            findings.add(at, rule);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! pkg/controller/volume/persistentvolume).
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::pods_naming;
@@ -28,11 +29,13 @@ pub(super) enum Decision {
     },
 }
 
-pub(super) fn decide(claim: &PersistentVolumeClaim, store: &Store) -> Decision {
+/// `chosen`: the volumes that other claims are about to be bound to.
+pub(super) fn decide(claim: &PersistentVolumeClaim, store: &Store, chosen: &HashSet<String>) -> Decision {
     let view = View {
         claim,
         source: super::source::check(claim, store).err(),
         volumes: &store.volumes(),
+        chosen,
         classes: &store.classes(),
         has_consumer: !pods_naming(store, claim).is_empty(),
     };
@@ -45,6 +48,7 @@ struct View<'a> {
     /// Why the claim's data source cannot be used yet.
     source: Option<String>,
     volumes: &'a [Arc<PersistentVolume>],
+    chosen: &'a HashSet<String>,
     classes: &'a [Arc<StorageClass>],
     has_consumer: bool,
 }
@@ -183,7 +187,8 @@ impl View<'_> {
             None => self.claim.spec.source().is_none(),
         };
         let unused = matches!(volume.status.phase, VolumePhase::Available | VolumePhase::Pending);
-        free && (unused || offered.claim_ref.is_some())
+        free && !self.chosen.contains(&volume.metadata.name)
+            && (unused || offered.claim_ref.is_some())
             && !matches!(volume.status.phase, VolumePhase::Released | VolumePhase::Failed)
             && self.mismatch(volume).is_none()
     }
@@ -240,7 +245,8 @@ mod tests {
         classes: &[Arc<StorageClass>],
         has_consumer: bool,
     ) -> Decision {
-        View { claim, source: None, volumes, classes, has_consumer }.decide()
+        let chosen = &HashSet::new();
+        View { claim, source: None, volumes, chosen, classes, has_consumer }.decide()
     }
 
     #[test]
@@ -253,6 +259,16 @@ mod tests {
         ];
         let bind = |name: &str| Decision::Bind { volume: name.to_owned() };
         assert_eq!(decide(&wanting_1gi(""), &volumes, &[], false), bind("fit"));
+        let (wants, chosen) = (wanting_1gi(""), &HashSet::from(["fit".to_owned()]));
+        let view = View {
+            claim: &wants,
+            source: None,
+            volumes: &volumes,
+            chosen,
+            classes: &[],
+            has_consumer: false,
+        };
+        assert_eq!(view.decide(), bind("big"));
         let mine = serde_json::json!({"namespace": "default", "name": "data"});
         volumes.push(volume("mine", "9Gi", mine));
         let others = serde_json::json!({"namespace": "default", "name": "other"});
@@ -322,7 +338,9 @@ mod tests {
             Decision::Bind { volume: "v".to_owned() }
         );
         let source = Some("waiting for the data source: PVC x not found".to_owned());
-        let view = View { claim: &wants, source, volumes: &free, classes: &[fast], has_consumer: false };
+        let chosen = &HashSet::new();
+        let view =
+            View { claim: &wants, source, volumes: &free, chosen, classes: &[fast], has_consumer: false };
         assert!(matches!(view.decide(), Decision::Wait { reason: "WaitForDataSource", .. }));
     }
 

@@ -7,10 +7,10 @@ use super::{Failure, source};
 use crate::csi::{ControllerCapabilities, Driver};
 use crate::csi_secrets::{self, FS_TYPE, Purpose, Secrets, Tokens};
 use crate::objects::{
-    ClaimPhase, CsiVolumeSource, EventType, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim,
+    CsiVolumeSource, EventType, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim,
     PersistentVolumeSpec, Quantity, SecretReference, StorageClass, VolumePhase, new_uid, now,
 };
-use crate::standalone::store::{self, Store};
+use crate::standalone::store::{self, BindError, Store};
 use crate::volumes::capabilities_of_claim;
 
 pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
@@ -47,31 +47,11 @@ pub(super) async fn provision(
     bind(store, claim, &name)
 }
 
-/// Updates the volume first, then the claim: the next attempt completes a partial binding.
 pub(super) fn bind(store: &Store, claim: &PersistentVolumeClaim, volume: &str) -> Result<(), Failure> {
-    let known = store.volume(volume).ok_or_else(|| failed(format!("volume \"{volume}\" is gone")))?;
-    let mut volume = (*known).clone();
-    volume.spec.claim_ref = Some(claim.reference());
-    volume.status.phase = VolumePhase::Bound;
-    // Read the claim again: it may have been marked deleted during CreateVolume.
-    let current = store.claim(&claim.metadata.namespace, &claim.metadata.name);
-    let Some(current) = current.filter(|c| c.metadata.uid == claim.metadata.uid) else {
-        return Err(failed("the claim is gone".to_owned()));
-    };
-    let mut claim = (*current).clone();
-    claim.spec.volume_name = volume.metadata.name.clone();
-    if claim.spec.storage_class_name.is_none() && !volume.spec.storage_class_name.is_empty() {
-        // The default class, as it was when the volume was made.
-        claim.spec.storage_class_name = Some(volume.spec.storage_class_name.clone());
-    }
-    claim.status.phase = ClaimPhase::Bound;
-    claim.status.access_modes = volume.spec.access_modes.clone();
-    claim.status.capacity = volume.spec.capacity.clone();
-    // A provisioned volume names its claim from the start.
-    if volume != *known {
-        store.put_volume(volume).map_err(not_kept)?;
-    }
-    store.put_bound_claim(claim).map_err(not_kept)
+    store.bind(claim, volume).map_err(|error| match error {
+        BindError::Refused(why) => failed(why),
+        BindError::Store(error) => not_kept(error),
+    })
 }
 
 /// Everything about a new volume that is decided before CreateVolume.

@@ -18,38 +18,45 @@ const RESIZING: &str = "Resizing";
 /// A pod is mounting the volume, which expands it too.
 const MOUNTING: Duration = Duration::from_secs(1);
 
-/// Whether the claim's volume has to grow, and something can be done about it now. A file system
-/// that is not mounted grows when it is.
+/// Whether the claim's volume has to grow, and something can be done about it now, or the claim
+/// gave up. A file system that is not mounted grows when it is.
 pub(super) fn is_due(store: &Store, volumes: &Volumes, claim: &PersistentVolumeClaim) -> bool {
-    if claim.status.phase != ClaimPhase::Bound
-        || claim.metadata.is_deleted()
-        || requested(claim) <= size(&claim.status.capacity)
-    {
+    if claim.status.phase != ClaimPhase::Bound || claim.metadata.is_deleted() {
         return false;
     }
+    if has_enough(claim) {
+        return claim.has_condition(RESIZING);
+    }
     let Some(volume) = store.volume(&claim.spec.volume_name) else { return false };
-    let csi = volume.spec.csi.as_ref();
-    needs_controller(claim, &volume)
-        || csi.is_some_and(|csi| volumes.is_mounted(&csi.driver, &csi.volume_handle))
+    if needs_controller(claim, &volume) {
+        store.can_expand(claim)
+    } else {
+        volumes.has_writable(claim, &volume)
+    }
 }
 
 pub(super) async fn expand(shared: &Shared, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
     let store = &shared.store;
-    let Some(mut volume) = store.volume(&claim.spec.volume_name).map(|volume| (*volume).clone()) else {
-        return Ok(());
-    };
+    if has_enough(claim) {
+        return set_status(store, claim, None, None);
+    }
+    let Some(volume) = store.volume(&claim.spec.volume_name) else { return Ok(()) };
     if needs_controller(claim, &volume) {
-        on_controller(shared, claim, &mut volume).await?;
+        on_controller(shared, claim, &volume).await?;
     }
-    let Some(claim) = store.claim(&claim.metadata.namespace, &claim.metadata.name) else { return Ok(()) };
-    if !claim.has_condition(FILE_SYSTEM_PENDING) {
+    let current = store.claim(&claim.metadata.namespace, &claim.metadata.name);
+    if !current.is_some_and(|current| current.has_condition(FILE_SYSTEM_PENDING)) {
         return Ok(());
     }
-    let expanded = shared.volumes.expand_file_system(&claim, &volume).await;
+    let expanded = shared.volumes.expand_file_system(claim, &volume).await;
     if !expanded.map_err(|error| failed(error.text()))? {
         tokio::time::sleep(MOUNTING).await;
     }
     Ok(())
+}
+
+fn has_enough(claim: &PersistentVolumeClaim) -> bool {
+    requested(claim) <= size(&claim.status.capacity)
 }
 
 fn needs_controller(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
@@ -59,7 +66,7 @@ fn needs_controller(claim: &PersistentVolumeClaim, volume: &PersistentVolume) ->
 async fn on_controller(
     shared: &Shared,
     claim: &PersistentVolumeClaim,
-    volume: &mut PersistentVolume,
+    volume: &PersistentVolume,
 ) -> Result<(), Failure> {
     let store = &shared.store;
     let name = volume.metadata.name.clone();
@@ -75,8 +82,10 @@ async fn on_controller(
     set_status(store, claim, None, Some(RESIZING))?;
     let answer = call(shared, &driver, claim, volume).await.map_err(failed)?;
     let bytes = u64::try_from(answer.capacity_bytes).unwrap_or(0).max(requested(claim));
-    volume.spec.capacity.insert("storage".to_owned(), Quantity::from_bytes(bytes));
-    store.put_volume(volume.clone()).map_err(not_kept)?;
+    let grow = |volume: &mut PersistentVolume| {
+        volume.spec.capacity.insert("storage".to_owned(), Quantity::from_bytes(bytes));
+    };
+    let Some(volume) = store.update_volume(volume, grow).map_err(not_kept)? else { return Ok(()) };
     if answer.node_expansion_required {
         let message = "Require file system resize of volume on node";
         store.record(&claim.reference(), EventType::Normal, "FileSystemResizeRequired", message);
@@ -127,20 +136,15 @@ fn set_status(
     capacity: Option<&Resources>,
     condition: Option<&str>,
 ) -> Result<(), Failure> {
-    let metadata = &claim.metadata;
-    let current = store.claim(&metadata.namespace, &metadata.name).filter(|c| c.metadata.uid == metadata.uid);
-    let Some(current) = current else { return Ok(()) };
-    let mut claim = (*current).clone();
-    if condition.is_none_or(|condition| !claim.has_condition(condition)) {
-        claim.status.conditions = condition.into_iter().map(begun).collect();
-    }
-    if let Some(capacity) = capacity {
-        claim.status.capacity.clone_from(capacity);
-    }
-    if claim == *current {
-        return Ok(());
-    }
-    store.put_bound_claim(claim).map_err(not_kept)
+    let change = |claim: &mut PersistentVolumeClaim| {
+        if condition.is_none_or(|condition| !claim.has_condition(condition)) {
+            claim.status.conditions = condition.into_iter().map(begun).collect();
+        }
+        if let Some(capacity) = capacity {
+            claim.status.capacity.clone_from(capacity);
+        }
+    };
+    store.update_bound_claim(claim, change).map(drop).map_err(not_kept)
 }
 
 fn begun(condition: &str) -> ClaimCondition {

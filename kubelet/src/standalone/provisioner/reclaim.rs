@@ -47,9 +47,10 @@ pub(super) fn mark_ownerless(store: &Store) -> bool {
         if metadata.is_deleted() || owners.is_empty() || !owners.iter().all(is_gone) {
             continue;
         }
-        let mut claim = (*claim).clone();
-        claim.metadata.deletion_timestamp = Some(now());
-        if let Err(error) = store.put_claim(claim) {
+        let mark = |claim: &mut PersistentVolumeClaim| {
+            claim.metadata.deletion_timestamp.get_or_insert_with(now);
+        };
+        if let Err(error) = store.update_claim(&claim, mark) {
             warn!(error = linux::chain(&error), "cannot delete the claim of a pod that is gone");
             are_marked = false;
         }
@@ -64,14 +65,12 @@ pub(super) async fn reclaim(
     claim: &PersistentVolumeClaim,
 ) -> Result<(), Failure> {
     if let Some(volume) = bound_volume(store, claim) {
-        let mut released = (*volume).clone();
-        released.status.phase = VolumePhase::Released;
-        match store.put_volume(released) {
+        match store.update_volume(&volume, release) {
             // Only the phase is not on disk: the claim's uid in the volume excludes other claims.
             Err(error) if error.is_full_disk() => {
                 warn!(error = linux::chain(&error), "cannot record the volume's phase on a full disk");
             }
-            kept => kept.map_err(not_kept)?,
+            kept => drop(kept.map_err(not_kept)?),
         }
         if goes_with_its_claim(&volume) {
             let deleted = delete(store, plugins, &volume).await;
@@ -82,6 +81,10 @@ pub(super) async fn reclaim(
     }
     let metadata = &claim.metadata;
     store.remove_claim(&metadata.namespace, &metadata.name).map_err(not_kept)
+}
+
+fn release(volume: &mut PersistentVolume) {
+    volume.status.phase = VolumePhase::Released;
 }
 
 /// The volume that names this claim, or that the claim names.
@@ -150,13 +153,13 @@ pub(super) fn settle_volumes(store: &Store) -> bool {
             if let Err(error) = store.remove_volume(name) {
                 warn!(volume = name, error = linux::chain(&error), "volume object not removed");
             }
-        } else if volume.status.phase == VolumePhase::Bound && !is_bound && !goes_with_its_claim(&volume) {
-            let mut released = (*volume).clone();
-            released.status.phase = VolumePhase::Released;
-            if let Err(error) = store.put_volume(released) {
-                debug!(volume = name, error = linux::chain(&error), "volume not released yet");
-                is_settled = false;
-            }
+        } else if volume.status.phase == VolumePhase::Bound
+            && !is_bound
+            && !goes_with_its_claim(&volume)
+            && let Err(error) = store.update_volume(&volume, release)
+        {
+            debug!(volume = name, error = linux::chain(&error), "volume not released yet");
+            is_settled = false;
         }
     }
     is_settled

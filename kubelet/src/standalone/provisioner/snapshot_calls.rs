@@ -17,7 +17,7 @@ use crate::objects::{
     VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, VolumeSnapshotContentSource,
     VolumeSnapshotContentSpec, VolumeSnapshotContentStatus, VolumeSnapshotStatus, new_uid, now,
 };
-use crate::standalone::store::{self, Store};
+use crate::standalone::store::{self, CLASS_PARAMETERS, Store};
 
 /// The Secret of DeleteSnapshot: the class may be gone by then.
 const DELETION_SECRET_NAME: &str = "snapshot.storage.kubernetes.io/deletion-secret-name";
@@ -35,13 +35,28 @@ pub(super) fn not_kept(error: store::Error) -> Failure {
     failed(linux::chain(&error))
 }
 
-/// Writes the content of a new snapshot.
-pub(super) fn make_content(
-    store: &Store,
+/// Writes the content of a new snapshot, if the driver can take one: the snapshot keeps its claim
+/// from then on.
+pub(super) async fn make_content(
+    shared: &Shared,
     snapshot: &VolumeSnapshot,
     class: &VolumeSnapshotClass,
     volume_handle: &str,
 ) -> Result<(), Failure> {
+    let store = &shared.store;
+    let failed = |message: String| Failure { reason: "SnapshotContentCreationFailed", message };
+    if let Some(key) = csi_secrets::unknown_snapshot_parameter(&class.parameters) {
+        return Err(failed(format!(
+            "VolumeSnapshotClass \"{}\": found unknown parameter key \"{key}\" with reserved namespace \
+             csi.storage.k8s.io/",
+            class.metadata.name
+        )));
+    }
+    let driver = driver(shared, &class.driver).map_err(failed)?;
+    let can = driver.controller_capabilities().await.map_err(|e| failed(e.to_string()))?;
+    if !can.snapshot {
+        return Err(failed(format!("driver {} does not support snapshots", class.driver)));
+    }
     let name = format!("snapcontent-{}", snapshot.metadata.uid);
     let secret =
         csi_secrets::reference(&class.parameters, Purpose::Snapshot, &tokens(&snapshot.metadata, &name));
@@ -50,6 +65,8 @@ pub(super) fn make_content(
         annotations.insert(DELETION_SECRET_NAME.to_owned(), name);
         annotations.insert(DELETION_SECRET_NAMESPACE.to_owned(), namespace);
     }
+    let parameters = serde_json::to_string(&class.parameters).map_err(|e| failed(e.to_string()))?;
+    annotations.insert(CLASS_PARAMETERS.to_owned(), parameters);
     let content = VolumeSnapshotContent {
         api_version: Kind::VolumeSnapshotContent.api_version().to_owned(),
         kind: Kind::VolumeSnapshotContent.to_string(),
@@ -104,23 +121,23 @@ pub(super) fn bind(
     snapshot: &VolumeSnapshot,
     content: &VolumeSnapshotContent,
 ) -> Result<(), Failure> {
-    if content.spec.volume_snapshot_ref.uid != snapshot.metadata.uid {
-        let mut content = content.clone();
-        content.spec.volume_snapshot_ref = snapshot.reference();
-        store.put_snapshot_content(content).map_err(not_kept)?;
-    }
-    let Some(mut snapshot) = current_snapshot(store, snapshot) else { return Ok(()) };
-    snapshot.status.bound_volume_snapshot_content_name.clone_from(&content.metadata.name);
-    if snapshot.spec.volume_snapshot_class_name.is_none() {
-        snapshot.spec.volume_snapshot_class_name.clone_from(&content.spec.volume_snapshot_class_name);
-    }
-    store.put_snapshot(snapshot).map_err(not_kept)
-}
-
-/// The snapshot as it is now: it may have been marked deleted meanwhile.
-fn current_snapshot(store: &Store, known: &VolumeSnapshot) -> Option<VolumeSnapshot> {
-    let current = store.snapshot(&known.metadata.namespace, &known.metadata.name)?;
-    (current.metadata.uid == known.metadata.uid).then(|| (*current).clone())
+    let reserve = |content: &mut VolumeSnapshotContent| {
+        if content.spec.volume_snapshot_ref.uid.is_empty() {
+            content.spec.volume_snapshot_ref = snapshot.reference();
+        }
+    };
+    let content = store.update_snapshot_content(content, reserve).map_err(not_kept)?;
+    let is_its_own =
+        |content: &Arc<VolumeSnapshotContent>| content.spec.volume_snapshot_ref.uid == snapshot.metadata.uid;
+    // Otherwise the snapshot is decided again.
+    let Some(content) = content.filter(is_its_own) else { return Ok(()) };
+    let bind = |snapshot: &mut VolumeSnapshot| {
+        snapshot.status.bound_volume_snapshot_content_name.clone_from(&content.metadata.name);
+        if snapshot.spec.volume_snapshot_class_name.is_none() {
+            snapshot.spec.volume_snapshot_class_name.clone_from(&content.spec.volume_snapshot_class_name);
+        }
+    };
+    store.update_snapshot(snapshot, bind).map(drop).map_err(not_kept)
 }
 
 /// The snapshot that the content names, with the same uid.
@@ -150,12 +167,9 @@ pub(super) fn copy_status(
     snapshot: &VolumeSnapshot,
     content: &VolumeSnapshotContent,
 ) -> Result<(), Failure> {
-    let Some(mut copied) = current_snapshot(store, snapshot) else { return Ok(()) };
-    copied.status = status_of(snapshot, content);
-    let has_become_ready =
-        copied.status.ready_to_use == Some(true) && snapshot.status.ready_to_use != Some(true);
-    store.put_snapshot(copied).map_err(not_kept)?;
-    if has_become_ready {
+    let copy = |snapshot: &mut VolumeSnapshot| snapshot.status = status_of(snapshot, content);
+    let Some(copied) = store.update_snapshot(snapshot, copy).map_err(not_kept)? else { return Ok(()) };
+    if copied.status.ready_to_use == Some(true) && snapshot.status.ready_to_use != Some(true) {
         let message =
             format!("Snapshot {}/{} is ready to use.", snapshot.metadata.namespace, snapshot.metadata.name);
         store.record(&snapshot.reference(), EventType::Normal, "SnapshotReady", &message);
@@ -172,22 +186,40 @@ pub(super) fn note_error(store: &Store, snapshot: &VolumeSnapshot, message: &str
 }
 
 fn write_error(store: &Store, snapshot: &VolumeSnapshot, message: &str) -> Result<(), store::Error> {
-    let Some(mut snapshot) = current_snapshot(store, snapshot) else { return Ok(()) };
-    let is_known = |known: Option<&SnapshotError>| known.is_some_and(|known| known.message == message);
-    let error = Some(SnapshotError { time: Some(now()), message: message.to_owned() });
+    let note = |snapshot: &mut VolumeSnapshot| {
+        set_error(&mut snapshot.status.error, &mut snapshot.status.ready_to_use, message);
+    };
+    let Some(snapshot) = store.update_snapshot(snapshot, note)? else { return Ok(()) };
     let content = store.snapshot_content(&snapshot.status.bound_volume_snapshot_content_name);
-    if let Some(content) = content.filter(|content| !is_known(content.status.error.as_ref())) {
-        let mut content = (*content).clone();
-        content.status.error.clone_from(&error);
-        content.status.ready_to_use = Some(false);
-        store.put_snapshot_content(content)?;
+    let is_its_own =
+        |content: &Arc<VolumeSnapshotContent>| content.spec.volume_snapshot_ref.uid == snapshot.metadata.uid;
+    content.filter(is_its_own).map_or(Ok(()), |content| write_content_error(store, &content, message))
+}
+
+/// Shows the error in the status of a content; its snapshot copies that.
+pub(super) fn note_content_error(store: &Store, content: &VolumeSnapshotContent, message: &str) {
+    if let Err(error) = write_content_error(store, content, message) {
+        let name = &content.metadata.name;
+        warn!(content = name, error = linux::chain(&error), "the error of a content is not on record");
     }
-    if !is_known(snapshot.status.error.as_ref()) {
-        snapshot.status.error = error;
-        snapshot.status.ready_to_use = Some(false);
-        store.put_snapshot(snapshot)?;
+}
+
+fn write_content_error(
+    store: &Store,
+    content: &VolumeSnapshotContent,
+    message: &str,
+) -> Result<(), store::Error> {
+    let note = |content: &mut VolumeSnapshotContent| {
+        set_error(&mut content.status.error, &mut content.status.ready_to_use, message);
+    };
+    store.update_snapshot_content(content, note).map(drop)
+}
+
+fn set_error(error: &mut Option<SnapshotError>, ready_to_use: &mut Option<bool>, message: &str) {
+    if error.as_ref().is_none_or(|known| known.message != message) {
+        *error = Some(SnapshotError { time: Some(now()), message: message.to_owned() });
+        *ready_to_use = Some(false);
     }
-    Ok(())
 }
 
 /// Calls CreateSnapshot until the snapshot is complete, deleted, or an error occurs.
@@ -197,7 +229,7 @@ pub(super) async fn take(
     content: &VolumeSnapshotContent,
 ) -> Result<(), Failure> {
     let store = &shared.store;
-    let driver = driver(shared, content).map_err(failed)?;
+    let driver = driver(shared, &content.spec.driver).map_err(failed)?;
     let mut poll = READY_POLL;
     loop {
         let Some(current) = store.snapshot_content(&content.metadata.name) else { return Ok(()) };
@@ -229,35 +261,34 @@ async fn create(
 ) -> Result<csi::Snapshot, Failure> {
     let failed = |message: String| failed(format!("Failed to create snapshot: {message}"));
     let request = request(store, &snapshot.metadata, content).map_err(failed)?;
-    let mut content = content.clone();
-    if content.status.snapshot_handle.is_empty() {
-        content.metadata.annotations.insert(BEING_CREATED.to_owned(), "yes".to_owned());
-        store.put_snapshot_content(content.clone()).map_err(not_kept)?;
-    }
+    let begin = |content: &mut VolumeSnapshotContent| {
+        if content.status.snapshot_handle.is_empty() {
+            content.metadata.annotations.insert(BEING_CREATED.to_owned(), "yes".to_owned());
+        }
+    };
+    let begun = store.update_snapshot_content(content, begin).map_err(not_kept)?;
+    let content = begun.ok_or_else(|| failed("its content is gone".to_owned()))?;
     let taken = match driver.create_snapshot(request).await {
         Ok(taken) if taken.snapshot_id.is_empty() => {
-            return Err(failed(format!("driver {} gave the snapshot no id", driver.name())));
+            return Err(failed(without_id(driver)));
         }
         Ok(taken) => taken,
         Err(error) => {
             if error.is_final() && content.status.snapshot_handle.is_empty() {
-                content = current(store, content);
-                content.metadata.annotations.remove(BEING_CREATED);
-                store.put_snapshot_content(content).map_err(not_kept)?;
+                let end = |content: &mut VolumeSnapshotContent| {
+                    content.metadata.annotations.remove(BEING_CREATED);
+                };
+                store.update_snapshot_content(&content, end).map_err(not_kept)?;
             }
             return Err(failed(error.to_string()));
         }
     };
-    content = current(store, content);
-    content.metadata.annotations.remove(BEING_CREATED);
-    content.status = status(&taken);
-    store.put_snapshot_content(content).map_err(not_kept)?;
+    let end = |content: &mut VolumeSnapshotContent| {
+        content.metadata.annotations.remove(BEING_CREATED);
+        content.status = status(&taken);
+    };
+    store.update_snapshot_content(&content, end).map_err(not_kept)?;
     Ok(taken)
-}
-
-/// The content as it is now: it may have been marked deleted meanwhile.
-fn current(store: &Store, known: VolumeSnapshotContent) -> VolumeSnapshotContent {
-    store.snapshot_content(&known.metadata.name).map_or(known, |content| (*content).clone())
 }
 
 fn request(
@@ -267,9 +298,14 @@ fn request(
 ) -> Result<csi::CreateSnapshotRequest, String> {
     let name = content.spec.volume_snapshot_class_name.as_deref().unwrap_or_default();
     let class = store.snapshot_classes().into_iter().find(|class| class.metadata.name == name);
-    let class = class.ok_or_else(|| format!("volumesnapshotclass \"{name}\" not found: apply it again"))?;
+    // The parameters of a class that is gone are those of the content's start.
+    let kept = || serde_json::from_str(content.metadata.annotations.get(CLASS_PARAMETERS)?).ok();
+    let parameters: Option<BTreeMap<String, String>> =
+        class.map(|class| class.parameters.clone()).or_else(kept);
+    let parameters =
+        parameters.ok_or_else(|| format!("volumesnapshotclass \"{name}\" not found: apply it again"))?;
     let tokens = tokens(snapshot, &content.metadata.name);
-    let secrets = csi_secrets::reference(&class.parameters, Purpose::Snapshot, &tokens)
+    let secrets = csi_secrets::reference(&parameters, Purpose::Snapshot, &tokens)
         .and_then(|reference| Secrets::read(store, reference.as_ref()))
         .map_err(|error| error.to_string())?;
     Ok(csi::CreateSnapshotRequest {
@@ -277,7 +313,7 @@ fn request(
         // The same name for every attempt: CreateSnapshot is idempotent by name.
         name: format!("snapshot-{}", snapshot.uid),
         secrets: secrets.into_map(),
-        parameters: csi_secrets::for_driver(&class.parameters),
+        parameters: csi_secrets::for_driver(&parameters),
     })
 }
 
@@ -296,7 +332,7 @@ fn status(snapshot: &csi::Snapshot) -> VolumeSnapshotContentStatus {
 /// Looks up a snapshot that existed before. A driver without ListSnapshots is trusted to have it.
 pub(super) async fn inspect(shared: &Shared, content: &VolumeSnapshotContent) -> Result<(), Failure> {
     let failed = |message: String| Failure { reason: "SnapshotCheckandUpdateFailed", message };
-    let driver = driver(shared, content).map_err(failed)?;
+    let driver = driver(shared, &content.spec.driver).map_err(failed)?;
     let can = driver.controller_capabilities().await.map_err(|e| failed(e.to_string()))?;
     let handle = &content.spec.source.snapshot_handle;
     let found = if can.list_snapshots {
@@ -308,9 +344,8 @@ pub(super) async fn inspect(shared: &Shared, content: &VolumeSnapshotContent) ->
     if !found.ready_to_use {
         return Err(failed(format!("snapshot {handle} is not complete yet")));
     }
-    let mut content = current(&shared.store, content.clone());
-    content.status = status(&found);
-    shared.store.put_snapshot_content(content).map_err(not_kept)
+    let complete = |content: &mut VolumeSnapshotContent| content.status = status(&found);
+    shared.store.update_snapshot_content(content, complete).map(drop).map_err(not_kept)
 }
 
 /// Deletes the driver's snapshot if the policy says so, then the object.
@@ -323,7 +358,7 @@ pub(super) async fn delete(shared: &Shared, content: &VolumeSnapshotContent) -> 
     if content.spec.deletion_policy == ReclaimPolicy::Delete
         && let Some(handle) = handle_to_delete(shared, content).await.map_err(failed)?
     {
-        let driver = driver(shared, content).map_err(failed)?;
+        let driver = driver(shared, &content.spec.driver).map_err(failed)?;
         let annotation = |key: &str| content.metadata.annotations.get(key).cloned();
         let secret = annotation(DELETION_SECRET_NAME)
             .zip(annotation(DELETION_SECRET_NAMESPACE))
@@ -354,15 +389,20 @@ async fn handle_to_delete(
         ..ObjectMeta::default()
     };
     let request = request(&shared.store, &snapshot, content)?;
-    match driver(shared, content)?.create_snapshot(request).await {
+    let driver = driver(shared, &content.spec.driver)?;
+    match driver.create_snapshot(request).await {
+        Ok(taken) if taken.snapshot_id.is_empty() => Err(without_id(&driver)),
         Ok(taken) => Ok(Some(taken.snapshot_id)),
         Err(error) if error.is_final() => Ok(None),
         Err(error) => Err(error.to_string()),
     }
 }
 
-fn driver(shared: &Shared, content: &VolumeSnapshotContent) -> Result<Driver, String> {
-    let name = &content.spec.driver;
+fn without_id(driver: &Driver) -> String {
+    format!("driver {} gave the snapshot no id", driver.name())
+}
+
+fn driver(shared: &Shared, name: &str) -> Result<Driver, String> {
     shared.plugins.driver(name).ok_or_else(|| {
         format!("driver {name} is not registered: start it with this kubelet's root directory")
     })

@@ -6,6 +6,7 @@
 //!   if the content's deletion policy is Delete.
 //! - A content is on disk before CreateSnapshot, and goes only after DeleteSnapshot.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::source::claims_from;
@@ -67,7 +68,7 @@ impl Provisioner {
     }
 
     fn sync_snapshot(&self, snapshot: &Arc<VolumeSnapshot>) {
-        let step = decide(snapshot, &self.shared.store);
+        let step = decide(snapshot, &self.shared.store, &self.running());
         let (shared, snapshot) = (Arc::clone(&self.shared), Arc::clone(snapshot));
         let subject = snapshot.reference();
         match step {
@@ -88,6 +89,12 @@ impl Provisioner {
                     snapshot_calls::note_error(&shared.store, &snapshot, &failure.message);
                 })
             }),
+            Step::MakeContent { class, volume_handle } => self.spawn(subject, async move {
+                let made = snapshot_calls::make_content(&shared, &snapshot, &class, &volume_handle).await;
+                made.inspect_err(|failure| {
+                    snapshot_calls::note_error(&shared.store, &snapshot, &failure.message);
+                })
+            }),
             write => self.spawn(subject, async move { apply(&write, &shared.store, &snapshot) }),
         }
     }
@@ -96,15 +103,16 @@ impl Provisioner {
         let shared = Arc::clone(&self.shared);
         let (subject, owned) = (content.reference(), Arc::clone(content));
         if content.metadata.is_deleted() {
-            // Its snapshot keeps it, and so does a CreateSnapshot that runs.
-            let snapshot = snapshot_calls::snapshot_of(&shared.store, content);
-            let is_free = snapshot.is_none_or(|snapshot| snapshot.metadata.is_deleted());
-            if is_free && !self.is_running(&content.spec.volume_snapshot_ref.uid) {
+            if is_free(content, &shared.store, &self.running()) {
                 self.spawn(subject, async move { snapshot_calls::delete(&shared, &owned).await });
             }
         } else if !content.spec.source.snapshot_handle.is_empty() && content.status.ready_to_use != Some(true)
         {
-            self.spawn(subject, async move { snapshot_calls::inspect(&shared, &owned).await });
+            self.spawn(subject, async move {
+                snapshot_calls::inspect(&shared, &owned).await.inspect_err(|failure| {
+                    snapshot_calls::note_content_error(&shared.store, &owned, &failure.message);
+                })
+            });
         }
     }
 }
@@ -112,9 +120,6 @@ impl Provisioner {
 /// The steps that only write objects.
 fn apply(step: &Step, store: &Store, snapshot: &VolumeSnapshot) -> Result<(), Failure> {
     match step {
-        Step::MakeContent { class, volume_handle } => {
-            snapshot_calls::make_content(store, snapshot, class, volume_handle)
-        }
         Step::Bind { content } => snapshot_calls::bind(store, snapshot, content),
         Step::CopyStatus { content } => snapshot_calls::copy_status(store, snapshot, content),
         Step::DeleteContent { name } => {
@@ -124,14 +129,26 @@ fn apply(step: &Step, store: &Store, snapshot: &VolumeSnapshot) -> Result<(), Fa
             let metadata = &snapshot.metadata;
             store.remove_snapshot(&metadata.namespace, &metadata.name).map_err(snapshot_calls::not_kept)
         }
-        Step::Nothing | Step::Wait { .. } | Step::TakeSnapshot { .. } => Ok(()),
+        Step::Nothing | Step::Wait { .. } | Step::MakeContent { .. } | Step::TakeSnapshot { .. } => Ok(()),
     }
 }
 
-fn decide(snapshot: &VolumeSnapshot, store: &Store) -> Step {
+/// Whether a deleted content may go: its snapshot keeps it, and so do a CreateSnapshot that runs and
+/// the claims that are made from it.
+fn is_free(content: &VolumeSnapshotContent, store: &Store, running: &HashSet<String>) -> bool {
+    if running.contains(&content.spec.volume_snapshot_ref.uid) {
+        return false;
+    }
+    let Some(snapshot) = snapshot_calls::snapshot_of(store, content) else { return true };
+    let VolumeSnapshot { metadata, .. } = &*snapshot;
+    metadata.is_deleted()
+        && claims_from(store, "VolumeSnapshot", &metadata.namespace, &metadata.name, running).is_empty()
+}
+
+fn decide(snapshot: &VolumeSnapshot, store: &Store, running: &HashSet<String>) -> Step {
     let content = content_of(store, snapshot);
     if snapshot.metadata.is_deleted() {
-        return decide_deletion(snapshot, content, store);
+        return decide_deletion(snapshot, content, store, running);
     }
     match content {
         None if snapshot.spec.source.volume_snapshot_content_name.is_empty() => new_content(snapshot, store),
@@ -155,9 +172,10 @@ fn decide_deletion(
     snapshot: &VolumeSnapshot,
     content: Option<Arc<VolumeSnapshotContent>>,
     store: &Store,
+    running: &HashSet<String>,
 ) -> Step {
     let metadata = &snapshot.metadata;
-    let claims = claims_from(store, "VolumeSnapshot", &metadata.namespace, &metadata.name);
+    let claims = claims_from(store, "VolumeSnapshot", &metadata.namespace, &metadata.name, running);
     if let Some(claim) = claims.first() {
         return Step::Wait {
             event_type: EventType::Normal,
@@ -255,12 +273,60 @@ fn content_of(store: &Store, snapshot: &VolumeSnapshot) -> Option<Arc<VolumeSnap
     store.snapshot_contents().into_iter().find(|content| content.spec.volume_snapshot_ref.uid == *uid)
 }
 
-/// Whether a snapshot of the claim is being taken. The claim stays until it is ready.
-pub(super) fn is_source(store: &Store, namespace: &str, claim: &str) -> bool {
-    store.snapshots().iter().any(|snapshot| {
+/// The name of a snapshot of the claim that is being taken. The claim stays until it is ready.
+pub(super) fn being_taken(store: &Store, namespace: &str, claim: &str) -> Option<String> {
+    let snapshots = store.snapshots();
+    let found = snapshots.iter().find(|snapshot| {
         snapshot.metadata.namespace == namespace
             && snapshot.spec.source.persistent_volume_claim_name == claim
             && !snapshot.metadata.is_deleted()
             && content_of(store, snapshot).is_some_and(|content| needs_call(&content))
-    })
+    });
+    found.map(|snapshot| snapshot.metadata.name.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::{PersistentVolumeClaim, now};
+
+    #[test]
+    fn a_content_stays_while_a_claim_is_made_from_it() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        let mut snapshot: VolumeSnapshot = serde_json::from_value(serde_json::json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
+            "metadata": {"name": "s", "namespace": "default", "uid": "u"}, "spec": {"source": {}},
+        }))
+        .unwrap();
+        let content: VolumeSnapshotContent = serde_json::from_value(serde_json::json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent", "metadata": {"name": "c"},
+            "spec": {
+                "volumeSnapshotRef": {"namespace": "default", "name": "s", "uid": "u"}, "driver": "d",
+                "deletionPolicy": "Delete", "source": {"volumeHandle": "v"},
+            },
+        }))
+        .unwrap();
+        let source = serde_json::json!({
+            "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "s",
+        });
+        let mut claim: PersistentVolumeClaim = serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "data", "namespace": "default", "uid": "p"},
+            "spec": {"accessModes": ["ReadWriteOnce"], "dataSource": source, "dataSourceRef": source},
+        }))
+        .unwrap();
+        let (idle, running) = (HashSet::new(), HashSet::from(["p".to_owned()]));
+        store.put_snapshot(snapshot.clone()).unwrap();
+        assert!(!is_free(&content, &store, &idle));
+        snapshot.metadata.deletion_timestamp = Some(now());
+        store.put_snapshot(snapshot).unwrap();
+        assert!(is_free(&content, &store, &idle));
+        store.put_claim(claim.clone()).unwrap();
+        assert!(!is_free(&content, &store, &idle));
+        claim.metadata.deletion_timestamp = Some(now());
+        store.put_claim(claim).unwrap();
+        assert!(is_free(&content, &store, &idle) && !is_free(&content, &store, &running));
+        assert!(!is_free(&content, &store, &HashSet::from(["u".to_owned()])));
+    }
 }

@@ -1,6 +1,7 @@
 //! A claim's data source: a snapshot, or another claim whose volume is cloned (external-provisioner,
 //! pkg/controller: `getVolumeContentSource`).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use proto::csi::VolumeContentSource;
@@ -118,19 +119,21 @@ fn source_claim(store: &Store, namespace: &str, name: &str) -> Result<Found, Str
     Ok(Found::Claim { name: name.to_owned(), driver, volume_handle, bytes })
 }
 
-/// The claims that are about to be made from this source. It is kept until they are.
+/// The claims that are about to be made from this source. It is kept until they are: a deleted claim
+/// too, if it is among the `running`, whose CreateVolume may have begun.
 pub(super) fn claims_from(
     store: &Store,
     kind: &str,
     namespace: &str,
     name: &str,
+    running: &HashSet<String>,
 ) -> Vec<Arc<PersistentVolumeClaim>> {
     let mut claims = store.claims();
     claims.retain(|claim| {
         let uses = claim.spec.source().is_some_and(|source| source.kind == kind && source.name == name);
         uses && claim.metadata.namespace == namespace
             && claim.status.phase == ClaimPhase::Pending
-            && !claim.metadata.is_deleted()
+            && (!claim.metadata.is_deleted() || running.contains(&claim.metadata.uid))
     });
     claims
 }

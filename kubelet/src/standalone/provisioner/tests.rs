@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ struct Recorded {
     calls: Mutex<Vec<Call>>,
     /// The answers to the next CreateSnapshot calls: an error, or whether the snapshot is ready.
     snapshots: Mutex<Vec<Result<bool, Status>>>,
+    /// It has no CREATE_DELETE_SNAPSHOT.
+    takes_no_snapshots: AtomicBool,
 }
 
 impl Recorded {
@@ -75,7 +78,9 @@ impl Controller for Service {
         let capability = |kind: Type| csi::ControllerServiceCapability {
             r#type: Some(controller::Type::Rpc(controller::Rpc { r#type: kind.into() })),
         };
-        let capabilities = offered.into_iter().map(capability).collect();
+        let lacks = self.0.takes_no_snapshots.load(Ordering::Relaxed).then_some(Type::CreateDeleteSnapshot);
+        let offered = offered.into_iter().filter(|kind| Some(*kind) != lacks);
+        let capabilities = offered.map(capability).collect();
         Ok(Response::new(csi::ControllerGetCapabilitiesResponse { capabilities }))
     }
 
@@ -367,9 +372,7 @@ async fn every_call_has_the_secrets_that_the_class_names_and_nothing_else_has_th
     use crate::objects::Object;
     fixture.volumes.unmount_pod(&pod.reference()).await;
     fixture.store.forget_pod(&pod.metadata.uid).unwrap();
-    let mut deleted = (*fixture.store.claim("default", "data").unwrap()).clone();
-    deleted.metadata.deletion_timestamp = Some(crate::objects::now());
-    fixture.store.put_claim(deleted).unwrap();
+    fixture.store.mark_claim_deleted("default", "data").unwrap();
     fixture.until("the claim is gone", |store| store.claim("default", "data").is_none().then_some(())).await;
     assert_eq!(fixture.secrets_of("DeleteVolume"), ["hush-provisioner"]);
 }
@@ -465,11 +468,63 @@ async fn a_snapshot_that_may_exist_is_looked_for_before_its_content_goes() {
     fixture.apply(&snapshot_class("Delete"));
     fixture.apply(SNAPSHOT);
     fixture.event("SnapshotCreationFailed", "slow").await;
+    // Its claim waits, and says for what.
+    fixture.store.mark_claim_deleted("default", "data").unwrap();
+    fixture.event("ClaimDeletePending", "snapshot snap").await;
+    // The class may go first.
+    fixture.store.remove_snapshot_class("quick").unwrap();
     fixture.driver.snapshots.lock().unwrap().clear();
     fixture.store.mark_snapshot_deleted("default", "snap").unwrap();
     fixture.until("it is gone", |store| store.snapshot("default", "snap").is_none().then_some(())).await;
     let deleted = fixture.driver.of("DeleteSnapshot");
     assert!(deleted.len() == 1 && deleted[0].request.contains("id-of-snapshot-"), "{deleted:?}");
+    fixture.until("the claim is gone", |store| store.claim("default", "data").is_none().then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_the_driver_cannot_take_does_not_keep_its_claim() {
+    let fixture = Fixture::start();
+    fixture.driver.takes_no_snapshots.store(true, Ordering::Relaxed);
+    fixture.apply(&format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n"
+    ));
+    fixture.apply(&claim("1Gi"));
+    fixture.apply(&snapshot_class("Delete"));
+    fixture.apply(SNAPSHOT);
+    fixture.event("SnapshotContentCreationFailed", "csi.example.com does not support snapshots").await;
+    assert!(fixture.store.snapshot_contents().is_empty());
+    fixture.store.mark_claim_deleted("default", "data").unwrap();
+    fixture.until("the claim is gone", |store| store.claim("default", "data").is_none().then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_claims_that_wait_for_a_volume_one_gets_it() {
+    let fixture = Fixture::start();
+    for name in ["a", "b"] {
+        fixture.apply(&format!(
+            "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: {name}}}\nspec: {{storageClassName: \"\", \
+             accessModes: [ReadWriteOnce], resources: {{requests: {{storage: 1Gi}}}}}}\n"
+        ));
+    }
+    let volume = |name: &str| {
+        format!(
+            "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: {name}}}\nspec: {{capacity: {{storage: 1Gi}}, \
+             accessModes: [ReadWriteOnce], csi: {{driver: {DRIVER}, volumeHandle: {name}}}}}\n"
+        )
+    };
+    let bound = |store: &Store| {
+        let mut claims = store.claims();
+        claims.retain(|claim| claim.status.phase == ClaimPhase::Bound);
+        claims
+    };
+    fixture.apply(&volume("v"));
+    fixture.until("one is bound", |store| (bound(store).len() == 1).then_some(())).await;
+    fixture.apply(&volume("w"));
+    fixture.until("both are bound", |store| (bound(store).len() == 2).then_some(())).await;
+    let mut volumes: Vec<String> =
+        bound(&fixture.store).iter().map(|claim| claim.spec.volume_name.clone()).collect();
+    volumes.sort();
+    assert_eq!(volumes, ["v", "w"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

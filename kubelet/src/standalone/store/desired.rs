@@ -113,8 +113,9 @@ impl Store {
             AnyObject::Pod(pod) => self.apply_pod(*pod, document, source),
             AnyObject::Volume(volume) => self.apply_plain(*volume, document, source),
             AnyObject::Claim(claim) => {
+                let _writing = self.writing();
                 self.refuse_resize(&claim)?;
-                self.apply_plain(*claim, document, source)
+                self.apply_locked(*claim, document, source)
             }
             AnyObject::Class(class) => self.apply_plain(*class, document, source),
             AnyObject::CsiDriver(driver) => self.apply_plain(*driver, document, source),
@@ -317,11 +318,21 @@ impl Store {
 
     fn apply_plain<T: Stored + Mergeable>(
         &self,
-        mut object: T,
+        object: T,
         document: Document,
         source: Source,
     ) -> Result<Outcome, Error> {
         let _writing = self.writing();
+        self.apply_locked(object, document, source)
+    }
+
+    /// The caller holds `writing`.
+    fn apply_locked<T: Stored + Mergeable>(
+        &self,
+        mut object: T,
+        document: Document,
+        source: Source,
+    ) -> Result<Outcome, Error> {
         let key = Key::of(&object);
         let digest = digest(&object);
         let known = T::entries(&self.state()).get(&key).cloned();

@@ -6,7 +6,8 @@ use crate::objects::{Kind, PersistentVolumeClaim, Quantity};
 const FIELD: &str = "spec.resources.requests.storage";
 
 impl Store {
-    /// Refuses a size of a bound claim that its volume cannot get. The class counts as it is now.
+    /// Refuses a size of a bound claim that its volume cannot get. The class counts as it is now. The
+    /// caller holds `writing`.
     pub(super) fn refuse_resize(&self, claim: &PersistentVolumeClaim) -> Result<(), Error> {
         let key = Key::of(claim);
         let Some(known) = self.claim(&key.namespace, &key.name) else { return Ok(()) };
@@ -28,7 +29,8 @@ impl Store {
         Err(Error::Immutable { kind: Kind::PersistentVolumeClaim, name: key.name, field: FIELD, rule })
     }
 
-    fn can_expand(&self, claim: &PersistentVolumeClaim) -> bool {
+    /// Whether the class of the claim's volume allows it to grow.
+    pub(crate) fn can_expand(&self, claim: &PersistentVolumeClaim) -> bool {
         let volume = self.volume(&claim.spec.volume_name);
         let class = volume.and_then(|volume| self.class(&volume.spec.storage_class_name));
         class.is_some_and(|class| class.allow_volume_expansion)

@@ -4,7 +4,12 @@ use std::sync::Arc;
 
 use super::desired::{Fixed, Mergeable};
 use super::{Error, Store};
-use crate::objects::{Object, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, now};
+use crate::objects::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent};
+
+/// Annotations of snapshots' contents that only the kubelet writes.
+const OWN_ANNOTATIONS: &str = "snapshot.storage.kubernetes.io/";
+/// The class's parameters, in the annotations of a content: the class may be gone before it.
+pub(crate) const CLASS_PARAMETERS: &str = "hawser.dev/snapshot-class-parameters";
 
 impl Store {
     pub fn snapshots(&self) -> Vec<Arc<VolumeSnapshot>> {
@@ -39,14 +44,12 @@ impl Store {
 
     /// Marks a snapshot for deletion; does nothing if there is none.
     pub fn mark_snapshot_deleted(&self, namespace: &str, name: &str) -> Result<(), Error> {
-        let Some(snapshot) = self.snapshot(namespace, name) else { return Ok(()) };
-        marked(&snapshot).map_or(Ok(()), |snapshot| self.put(snapshot))
+        self.mark_deleted::<VolumeSnapshot>(namespace, name).map(drop)
     }
 
     /// Marks a content for deletion; does nothing if there is none.
     pub fn mark_snapshot_content_deleted(&self, name: &str) -> Result<(), Error> {
-        let Some(content) = self.snapshot_content(name) else { return Ok(()) };
-        marked(&content).map_or(Ok(()), |content| self.put(content))
+        self.mark_deleted::<VolumeSnapshotContent>("", name).map(drop)
     }
 
     /// Removes a snapshot; succeeds if there is none.
@@ -63,16 +66,6 @@ impl Store {
     pub fn remove_snapshot_content(&self, name: &str) -> Result<(), Error> {
         self.remove::<VolumeSnapshotContent>("", name)
     }
-}
-
-/// The object with a deletion time; `None` if it has one already.
-fn marked<T: Object>(object: &Arc<T>) -> Option<T> {
-    if object.metadata().is_deleted() {
-        return None;
-    }
-    let mut object = (**object).clone();
-    object.metadata_mut().deletion_timestamp = Some(now());
-    Some(object)
 }
 
 impl Mergeable for VolumeSnapshot {
@@ -94,14 +87,54 @@ impl Mergeable for VolumeSnapshotClass {
 
 impl Mergeable for VolumeSnapshotContent {
     fn merge(&mut self, known: &Self) -> Result<(), Fixed> {
-        if self.spec.volume_snapshot_ref.uid.is_empty() {
-            self.spec.volume_snapshot_ref.uid.clone_from(&known.spec.volume_snapshot_ref.uid);
+        let (named, before) = (&mut self.spec.volume_snapshot_ref, &known.spec.volume_snapshot_ref);
+        if named.uid.is_empty() {
+            named.uid.clone_from(&before.uid);
         }
+        let is_same_uid = before.uid.is_empty() || named.uid == before.uid;
+        if named.namespace != before.namespace || named.name != before.name || !is_same_uid {
+            return Err(Fixed::after_creation("spec.volumeSnapshotRef"));
+        }
+        let kept = known.metadata.annotations.iter();
+        let kept = kept.filter(|(key, _)| key.starts_with(OWN_ANNOTATIONS) || *key == CLASS_PARAMETERS);
+        self.metadata.annotations.extend(kept.map(|(key, value)| (key.clone(), value.clone())));
         self.status = known.status.clone();
         if self.spec.source == known.spec.source && self.spec.driver == known.spec.driver {
             Ok(())
         } else {
             Err(Fixed::after_creation("spec.source"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn content(snapshot: &str) -> VolumeSnapshotContent {
+        serde_json::from_value(serde_json::json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContent",
+            "metadata": {"name": "c"},
+            "spec": {
+                "volumeSnapshotRef": {"namespace": "default", "name": snapshot}, "driver": "d",
+                "deletionPolicy": "Delete", "source": {"volumeHandle": "v"},
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_content_that_is_applied_again_keeps_its_snapshot_and_the_kubelets_annotations() {
+        let mut known = content("s");
+        known.spec.volume_snapshot_ref.uid = "u".to_owned();
+        for key in ["snapshot.storage.kubernetes.io/volumesnapshot-being-created", CLASS_PARAMETERS, "own"] {
+            known.metadata.annotations.insert(key.to_owned(), "yes".to_owned());
+        }
+        let mut again = content("s");
+        again.merge(&known).unwrap();
+        assert_eq!((again.spec.volume_snapshot_ref.uid.as_str(), again.metadata.annotations.len()), ("u", 2));
+        assert!(content("other").merge(&known).is_err());
+        again.spec.volume_snapshot_ref.uid = "w".to_owned();
+        assert!(again.merge(&known).is_err());
     }
 }
