@@ -19,6 +19,8 @@ pub(super) const DRIVER: &str = "hawser-csi";
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// For one command of the kubelet, so that one that hangs is an error.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// kubelet's default for memory. On the disk of a desk, a tenth of it may be more than is ever free.
+const EVICTION: &str = "memory.available<100Mi,nodefs.available<1Gi,nodefs.inodesFree<1%";
 /// What the kubelet logs when it has registered a driver.
 const REGISTERED: &str = "driver registered";
 /// Lines of a daemon's log that an error shows.
@@ -82,6 +84,7 @@ fn kubelet(place: &Place, record: &Record) -> Command {
     command.arg("--manifests").arg(place.manifests()).arg("--images").arg(place.images());
     command.arg("--cni-conf-dir").arg(place.network()).arg("--cni-bin-dir").arg(place.programs());
     command.arg("--log-dir").arg(place.pod_logs()).arg("--cgroup-root").arg(&record.cgroup);
+    command.args(["--eviction-hard", EVICTION]);
     command
 }
 
