@@ -89,7 +89,7 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.runtimeClassName", Refused("there is one runtime")),
     pod("spec.schedulerName", NO_SCHEDULER),
     pod("spec.tolerations", Harmless("the node has no taints")),
-    pod("spec.preemptionPolicy", Harmless("no pod makes room for another")),
+    pod("spec.preemptionPolicy", Harmless("only critical pods preempt, with any policy")),
     pod("spec.enableServiceLinks", Harmless("there are no services")),
     pod("spec.automountServiceAccountToken", NO_ACCOUNTS),
     pod("spec.serviceAccount", NO_ACCOUNTS),
