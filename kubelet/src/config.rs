@@ -267,7 +267,7 @@ pub struct GetArgs {
     pub scope: Scope,
     #[command(flatten)]
     pub selection: Selection,
-    /// pods, pvc, pv, sc, csidrivers, configmaps, secrets, events or nodes; several with commas; or KIND/NAME
+    /// pods, pvc, pv, sc, csidrivers, configmaps, secrets, vs, vsc, vsclass, events or nodes; several with commas; or KIND/NAME
     #[arg(value_name = "KIND")]
     pub kind: String,
     #[arg(value_name = "NAME")]
@@ -335,7 +335,7 @@ pub struct DescribeArgs {
     pub scope: Scope,
     #[command(flatten)]
     pub selection: Selection,
-    /// pod, pvc, pv, sc, csidriver, configmap or secret; or KIND/NAME
+    /// pod, pvc, pv, sc, csidriver, configmap, secret, vs, vsc or vsclass; or KIND/NAME
     #[arg(value_name = "KIND")]
     pub kind: String,
     #[arg(value_name = "NAME")]
@@ -443,7 +443,7 @@ pub struct DeleteArgs {
     pub scope: Scope,
     #[command(flatten)]
     pub selection: Selection,
-    /// pod, pvc, pv, sc, csidriver, configmap or secret; several with commas; or KIND/NAME
+    /// pod, pvc, pv, sc, csidriver, configmap, secret, vs, vsc or vsclass; several with commas; or KIND/NAME
     #[arg(value_name = "KIND", required_unless_present = "filenames")]
     pub kind: Option<String>,
     #[arg(value_name = "NAME")]
