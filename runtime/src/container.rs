@@ -264,8 +264,9 @@ pub(crate) async fn stop(runtime: &Arc<Runtime>, id: &str, timeout: Duration) ->
 async fn ends_by_signal(runtime: &Runtime, container: &Container, timeout: Duration) -> bool {
     let (begun, stop_signal) = (Instant::now(), container.record.stop_signal);
     let left = || timeout.saturating_sub(begun.elapsed());
-    send_stop(runtime, container, stop_signal).await;
+    // Asked before: a program that begins to catch it right after has lost it all the same.
     let mut is_lost = !catches(container, stop_signal).await;
+    send_stop(runtime, container, stop_signal).await;
     while is_lost && !left().is_zero() {
         if wait_for_exit(container, left().min(LOOK_AGAIN)).await {
             return true;
