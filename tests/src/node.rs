@@ -613,15 +613,25 @@ impl<'a> Node<'a> {
         self.client(&["logs", pod, "-n", "default"])
     }
 
-    /// Waits until the pod's phase is `phase`; the pod.
-    pub fn wait_for_phase(&self, pod: &str, phase: &str) -> Result<Value> {
-        let what = format!("pod {pod} is {phase}");
-        let reached = eventually(&what, TIMEOUT, || {
-            let object = self.get("pod", pod)?;
-            ensure!(object["status"]["phase"] == phase, "{}", object["status"]);
+    /// Waits until an object is as `check` wants it; the object. `what` is for the error.
+    pub fn wait_for(
+        &self,
+        kind: &str,
+        name: &str,
+        what: &str,
+        check: impl Fn(&Value) -> bool,
+    ) -> Result<Value> {
+        let reached = eventually(&format!("{kind} {name}: {what}"), TIMEOUT, || {
+            let object = self.get(kind, name)?;
+            ensure!(check(&object), "{:#}", object["status"]);
             Ok(object)
         });
         reached.with_context(|| format!("{}\n{}", self.describe_all(), self.outputs()))
+    }
+
+    /// Waits until the pod's phase is `phase`; the pod.
+    pub fn wait_for_phase(&self, pod: &str, phase: &str) -> Result<Value> {
+        self.wait_for("pod", pod, phase, |object| object["status"]["phase"] == phase)
     }
 
     /// Waits until every one of `texts` is in the pod's log; the log.

@@ -1,9 +1,7 @@
 //! Expansion of claims, late binding and the secrets of CSI calls, from manifests to pods.
 
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
-use tests::node::{TIMEOUT, text};
-use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually, manifests};
+use tests::node::text;
+use tests::{LeakCheck, Node, NodeOptions, Sandbox, manifests};
 
 const CLASSES: &str = "apiVersion: storage.k8s.io/v1
 kind: StorageClass
@@ -29,15 +27,6 @@ fn node(sandbox: &Sandbox) -> (Node<'_>, LeakCheck) {
     (node, idle)
 }
 
-fn wait_for(node: &Node<'_>, kind: &str, name: &str, is_so: impl Fn(&Value) -> bool) -> Result<Value> {
-    let reached = eventually(&format!("{kind} {name}"), TIMEOUT, || {
-        let object = node.get(kind, name)?;
-        ensure!(is_so(&object), "{object:#}");
-        Ok(object)
-    });
-    reached.with_context(|| format!("{}\n{}", node.describe_all(), node.outputs()))
-}
-
 #[test]
 fn a_claim_grows_while_its_pod_runs() {
     let sandbox = Sandbox::new();
@@ -52,7 +41,7 @@ fn a_claim_grows_while_its_pod_runs() {
     assert_eq!(size(), 64 << 20);
 
     node.put_manifest("data.yaml", &manifests::claim_of_class("data", "128Mi", "growing")).expect("put");
-    wait_for(&node, "pvc", "data", |claim| claim["status"]["capacity"]["storage"] == "128Mi")
+    node.wait_for("pvc", "data", "it grows", |claim| claim["status"]["capacity"]["storage"] == "128Mi")
         .expect("it grows");
     node.wait_for_event("VolumeResizeSuccessful", &[]).expect("an event");
     assert_eq!(size(), 128 << 20);

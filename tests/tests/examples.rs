@@ -41,12 +41,7 @@ fn finish(node: Node<'_>, idle: &LeakCheck) {
 
 /// Waits until the status of a pod is as `check` wants it; the pod.
 fn wait_for(node: &Node<'_>, pod: &str, what: &str, check: impl Fn(&Value) -> bool) -> Value {
-    let seen = eventually(&format!("pod {pod}: {what}"), TIMEOUT, || {
-        let object = node.get("pod", pod)?;
-        ensure!(check(&object["status"]), "{:#}", object["status"]);
-        Ok(object)
-    });
-    seen.with_context(|| format!("{}\n{}", node.describe_all(), node.outputs())).expect(what)
+    node.wait_for("pod", pod, what, |pod| check(&pod["status"])).expect(what)
 }
 
 fn is_ready(status: &Value) -> bool {
@@ -82,7 +77,7 @@ fn init_containers_prepare_the_work_of_the_container() {
     };
     assert!(finished(0, "finishedAt") <= finished(1, "startedAt"), "{}", pod["status"]);
     assert_eq!(log(&node, "init-containers", "check"), "12 plates\n");
-    assert_eq!(cat(&node, "init-containers", "kitchen", "/work/order"), "12 plates\n");
+    assert_eq!(cat(&node, "init-containers", "kitchen", "/kitchen/order"), "12 plates\n");
     finish(node, &idle);
 }
 

@@ -75,12 +75,7 @@ fn apply(node: &Node<'_>, yaml: &str) -> Result<String> {
 }
 
 fn wait_for(node: &Node<'_>, what: &str, check: impl Fn(&Value) -> bool) -> Value {
-    let seen = eventually(what, TIMEOUT, || {
-        let pod = node.get("pod", "web")?;
-        ensure!(check(&pod), "{:#}", pod["status"]);
-        Ok(pod)
-    });
-    seen.with_context(|| format!("{}\n{}", node.describe_all(), node.outputs())).expect(what)
+    node.wait_for("pod", "web", what, check).expect(what)
 }
 
 fn status_of<'a>(pod: &'a Value, container: &str) -> &'a Value {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::Value;
 use tests::node::{TIMEOUT, text};
 use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually, examples};
@@ -35,12 +35,7 @@ fn put(node: &Node<'_>, name: &str, rest: &str) {
 
 /// Waits until the status of a pod is as `check` wants it; the pod.
 fn wait_for(node: &Node<'_>, name: &str, what: &str, check: impl Fn(&Value) -> bool) -> Value {
-    let seen = eventually(&format!("pod {name}: {what}"), TIMEOUT, || {
-        let pod = node.get("pod", name)?;
-        ensure!(check(&pod["status"]), "{:#}", pod["status"]);
-        Ok(pod)
-    });
-    seen.with_context(|| format!("{}\n{}", node.describe_all(), node.outputs())).expect(what)
+    node.wait_for("pod", name, what, |pod| check(&pod["status"])).expect(what)
 }
 
 fn condition<'a>(status: &'a Value, name: &str) -> &'a Value {

@@ -1,6 +1,6 @@
 //! Snapshots, restores and clones, from manifests to the files in pods.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, ensure};
 use serde_json::Value;
 use tests::node::{TIMEOUT, text};
 use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually, manifests};
@@ -59,15 +59,6 @@ fn run(node: &Node<'_>, name: &str, claim: &str, words: &[&str]) -> String {
     log
 }
 
-fn wait_for(node: &Node<'_>, kind: &str, name: &str, is_so: impl Fn(&Value) -> bool) -> Result<Value> {
-    let reached = eventually(&format!("{kind} {name}"), TIMEOUT, || {
-        let object = node.get(kind, name)?;
-        ensure!(is_so(&object), "{object:#}");
-        Ok(object)
-    });
-    reached.with_context(|| format!("{}\n{}", node.describe_all(), node.outputs()))
-}
-
 fn is_ready(snapshot: &Value) -> bool {
     snapshot["status"]["readyToUse"] == true
 }
@@ -82,7 +73,7 @@ fn a_snapshot_is_restored_into_a_new_claim_and_a_claim_is_cloned() {
     node.wait_for_event("WaitForDataSource", &["snapshot snap not found"]).expect("waits");
     run(&node, "writer", "data", &["write", "/data/greeting", "first"]);
     node.put_manifest("snap.yaml", &snapshot("snap", "quick", "data")).expect("put");
-    let snap = wait_for(&node, "volumesnapshot", "snap", is_ready).expect("ready");
+    let snap = node.wait_for("volumesnapshot", "snap", "ready", is_ready).expect("ready");
     assert_eq!(snap["status"]["restoreSize"], "64Mi");
     run(&node, "changer", "data", &["write", "/data/greeting", "second"]);
 
@@ -132,7 +123,7 @@ fn a_retained_snapshot_comes_back_by_its_handle() {
     node.put_manifest("data.yaml", &claim("data", "64Mi", "")).expect("put");
     run(&node, "writer", "data", &["write", "/data/greeting", "kept"]);
     node.put_manifest("snap.yaml", &snapshot("snap", "kept", "data")).expect("put");
-    let snap = wait_for(&node, "vs", "snap", is_ready).expect("ready");
+    let snap = node.wait_for("vs", "snap", "ready", is_ready).expect("ready");
     let content = text(&snap["status"]["boundVolumeSnapshotContentName"]);
     let handle = text(&node.get("vsc", &content).expect("it is there")["status"]["snapshotHandle"]);
     node.remove_manifest("snap.yaml").expect("removed");
@@ -148,7 +139,7 @@ fn a_retained_snapshot_comes_back_by_its_handle() {
          spec: {{source: {{volumeSnapshotContentName: back}}}}\n"
     );
     node.put_manifest("back.yaml", &back).expect("put");
-    wait_for(&node, "vs", "back", is_ready).expect("ready");
+    node.wait_for("vs", "back", "ready", is_ready).expect("ready");
     node.put_manifest("restored.yaml", &claim("restored", "64Mi", &from_snapshot("back"))).expect("put");
     assert_eq!(run(&node, "reader", "restored", &["cat", "/data/greeting"]), "kept\n");
     node.finish(&idle).expect("nothing is left");

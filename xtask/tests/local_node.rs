@@ -1,5 +1,5 @@
 //! `cargo xtask up` and `down`, as programs, with the static products, in a mount and network
-//! namespace of the test's own. Nothing may be left on the machine, whatever was killed.
+//! namespace of the test's own. Nothing may be left on the machine, no matter which process was killed.
 
 #![expect(clippy::unwrap_used, reason = "a failure of the set-up fails the test")]
 

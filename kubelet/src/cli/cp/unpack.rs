@@ -1,6 +1,6 @@
 //! A tar archive of a container, unpacked on this machine.
 //!
-//! The archive is hostile: whoever owns the container writes it. So nothing is made outside of the
+//! The archive is hostile: the container's owner writes it. So nothing is made outside of the
 //! target directory: names with `..` and absolute ones are refused, links and devices are left out, and
 //! the kernel resolves each path below the directory and through no link (openat2(2)). Memory, entries
 //! and warnings are bounded; so is the file's size, by what the container really sends: sparse files,
