@@ -16,7 +16,7 @@ pub use keyboard::{
 pub use output::{Column, OutputFormat};
 
 pub use self::endpoints::{EndpointArgs, TlsListener};
-use crate::pressure::{GracePeriods, PressureLimits, Thresholds, duration};
+use crate::pressure::{GracePeriods, PressureLimits, Thresholds};
 
 /// Pods with volumes on one machine, without a cluster.
 ///
@@ -163,7 +163,7 @@ pub struct EvictionArgs {
     #[arg(long, value_name = "SIGNAL=DURATION,...", default_value = "", hide_default_value = true, value_parser = GracePeriods::parse)]
     pub eviction_soft_grace_period: GracePeriods,
     /// How long the node keeps a condition of pressure that no longer holds
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = durations::positive)]
     pub eviction_pressure_transition_period: std::time::Duration,
 }
 

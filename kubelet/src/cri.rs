@@ -310,20 +310,6 @@ impl Cri {
         Ok(reply.await?.stats)
     }
 
-    /// What all containers have used.
-    pub(crate) async fn list_container_stats(&self) -> Result<Vec<cri::ContainerStats>> {
-        let mut runtime = self.runtime.clone();
-        let request = cri::ListContainerStatsRequest { filter: None };
-        let reply =
-            call(
-                "ListContainerStats",
-                "",
-                DEADLINE,
-                async move { runtime.list_container_stats(request).await },
-            );
-        Ok(reply.await?.stats)
-    }
-
     pub(crate) async fn images(&self) -> Result<Vec<cri::Image>> {
         let mut images = self.images.clone();
         let request = cri::ListImagesRequest::default();

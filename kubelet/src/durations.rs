@@ -9,6 +9,8 @@ pub enum Span {
     Negative,
 }
 
+/// Go counts nanoseconds in 64 bits.
+const MOST_SECONDS: f64 = 9_223_372_036.0;
 /// The most that is useful: a week more or less makes no difference.
 const MAX_SECONDS: f64 = 1e9;
 
@@ -44,6 +46,9 @@ pub(crate) fn parse(text: &str) -> Result<Span, String> {
         rest = &rest[end..];
         seconds += number * unit;
     }
+    if seconds > MOST_SECONDS {
+        return Err(invalid());
+    }
     let span = Duration::try_from_secs_f64(seconds.min(MAX_SECONDS)).map_err(|_| invalid())?;
     Ok(if is_negative && !span.is_zero() { Span::Negative } else { Span::Positive(span) })
 }
@@ -70,12 +75,16 @@ mod tests {
             ("1h15m30.5s", 4_530_500),
             ("100ms", 100),
             ("+2m", 120_000),
-            ("99999999999h", 1_000_000_000_000),
+            ("1h2m", 3_720_000),
+            ("500ms", 500),
+            ("2562047h", 1_000_000_000_000),
         ] {
             assert_eq!(parse(text), Ok(Span::Positive(Duration::from_millis(milliseconds))), "{text}");
         }
         assert_eq!(parse("-1s"), Ok(Span::Negative));
-        for text in ["", "-", "5", "s", "1d", "1h5", "..s", "1 s"] {
+        for text in
+            ["", "-", "5", "s", "1d", "1h5", "..s", "1 s", "90", "1m30", "2562048h", "99999999999999999999s"]
+        {
             assert!(parse(text).is_err(), "{text}");
         }
         positive("-1s").unwrap_err();

@@ -38,6 +38,7 @@ mod expansion;
 mod jsonpath;
 mod keyed_backoff;
 pub mod logs;
+mod machine;
 pub mod manifest;
 mod memory;
 pub mod node;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::critical::is_critical;
 use crate::objects::{Pod, QosClass, Time};
 use crate::resources;
-pub use signals::{GracePeriods, PressureLimits, Thresholds, duration};
+pub use signals::{GracePeriods, PressureLimits, Thresholds};
 pub(crate) use signals::{Signal, Threshold};
 
 /// kubelet's reason for evicted pods, and for those that are not admitted under pressure.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use proto::cri::LinuxContainerResources;
 
+use crate::machine;
 use crate::objects::{Container, Pod, QosClass, Quantity};
 use crate::pod_cgroup::{CPU_PERIOD_US, Limits, quota_us, shares};
 use crate::pod_fields::Capacity;
@@ -160,9 +161,7 @@ fn memory_of_oom_score(pod: &Pod, container: &Container) -> i64 {
 /// MemTotal; 0 if unreadable.
 pub(crate) fn node_memory_bytes() -> i64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<i64>().ok());
-    kib.map_or(0, |kib| kib * 1024)
+    machine::memory(&text, "MemTotal").and_then(|bytes| i64::try_from(bytes).ok()).unwrap_or(0)
 }
 
 fn oom_score_adj(class: QosClass, requested_bytes: i64, node_bytes: i64) -> i64 {

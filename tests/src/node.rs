@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::image::{Program, write_archive, write_archive_of_two};
-use crate::{Allowed, Daemon, LeakCheck, Sandbox, binaries, eventually, examples};
+use crate::{Allowed, Daemon, LeakCheck, Sandbox, binaries, eventually, examples, manifests};
 
 pub const DRIVER: &str = "csi.hawser.dev";
 pub const KEEPER_POD: &str = "hawser-csi-hawser-dev-keeper";
@@ -105,6 +105,17 @@ impl<'a> Node<'a> {
         let mut node = Self::prepare(sandbox, options)?;
         node.start_all()?;
         Ok(node)
+    }
+
+    /// A node with the pod `web`, which serves its /etc on port 80 and has logged that it does; what it leaves
+    /// when it is idle.
+    pub fn start_with_web(sandbox: &'a Sandbox) -> Result<(Self, LeakCheck)> {
+        let node = Self::start(sandbox, NodeOptions::default())?;
+        let idle = node.leak_check()?;
+        let web = manifests::Pod::new("web", &["serve", "[::]:80", "/etc"]);
+        node.put_manifest("web.yaml", &web.yaml())?;
+        node.wait_for_log("web", &["serving"])?;
+        Ok((node, idle))
     }
 
     /// The driver and the kubelet, until the driver is registered.

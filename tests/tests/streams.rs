@@ -12,16 +12,11 @@ use nix::unistd::Pid;
 use rustix::termios::{LocalModes, tcgetattr};
 use tests::manifests::Pod;
 use tests::node::TIMEOUT;
-use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually};
+use tests::{LeakCheck, Node, Sandbox, eventually};
 
 /// A node with the pod `web`, which serves its /etc.
 fn node(sandbox: &Sandbox) -> (Node<'_>, LeakCheck) {
-    let node = Node::start(sandbox, NodeOptions::default()).expect("the node starts");
-    let idle = node.leak_check().expect("the kernel answers");
-    let web = Pod::new("web", &["serve", "[::]:80", "/etc"]);
-    node.put_manifest("web.yaml", &web.yaml()).expect("put");
-    node.wait_for_log("web", &["serving"]).expect("it listens");
-    (node, idle)
+    Node::start_with_web(sandbox).expect("it serves")
 }
 
 /// The exit code of a command, and what it said on stderr.

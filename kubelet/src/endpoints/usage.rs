@@ -14,13 +14,12 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
 use crate::engine::{Handle, StreamError};
+use crate::machine;
 
 /// How long figures, and failures, are used.
 const AGE: Duration = Duration::from_secs(1);
 /// For the runtime's answers, other clients' waits included.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// `USER_HZ` is 100 on every architecture that Linux still has except Alpha.
-const TICK_NANOSECONDS: u64 = 10_000_000;
 
 /// The runtime's figures by pod uid.
 #[derive(Debug, Default)]
@@ -107,7 +106,7 @@ impl Usage {
     async fn ask(engine: &Handle) -> Result<Self, StreamError> {
         let runtime = engine.runtime().await?;
         let mut usage = Self::default();
-        for stats in runtime.list_container_stats().await? {
+        for stats in runtime.container_stats(None).await? {
             let Some(attributes) = &stats.attributes else { continue };
             let label = |name: &str| attributes.labels.get(name).cloned();
             let (Some(uid), Some(name)) = (label(POD_UID_LABEL), label(CONTAINER_NAME_LABEL)) else {
@@ -191,31 +190,20 @@ impl NodeUsage {
 
     /// From `/proc/stat`, `/proc/meminfo` and `/proc/loadavg`.
     fn of(stat: &str, memory: &str, loads: &str) -> Option<Self> {
-        let line = |text: &str, name: &str| {
-            let rest = text.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned))?;
-            rest.split_whitespace().map(|word| word.parse::<u64>().ok()).take(8).collect::<Option<Vec<_>>>()
-        };
-        // user, nice, system, idle, iowait, irq, softirq, steal; guest time is part of user time.
-        let ticks = line(stat, "cpu ")?;
-        let busy = ticks.iter().enumerate().filter(|(at, _)| !matches!(at, 3 | 4)).map(|(_, ticks)| ticks);
-        let kibibytes = |name: &str| {
-            let rest = memory.lines().find_map(|line| line.strip_prefix(name))?;
-            rest.trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
-        };
-        let total = kibibytes("MemTotal:")?;
-        let used = total.saturating_sub(kibibytes("MemFree:")?);
-        let working_set = used.saturating_sub(kibibytes("Inactive(file):")?);
-        let swap = kibibytes("SwapTotal:").zip(kibibytes("SwapFree:"));
-        // `0.1 0.2 0.3 2/345 6789`: running and all tasks.
-        let tasks = loads.split_whitespace().nth(3).and_then(|tasks| tasks.split_once('/'));
+        let bytes = |name| machine::memory(memory, name);
+        let total = bytes("MemTotal")?;
+        let used = total.saturating_sub(bytes("MemFree")?);
+        let working_set = used.saturating_sub(bytes("Inactive(file)")?);
+        let swap = bytes("SwapTotal").zip(bytes("SwapFree"));
+        let boot_time = stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
         Some(Self {
-            cpu_nanoseconds: busy.sum::<u64>().saturating_mul(TICK_NANOSECONDS),
+            cpu_nanoseconds: machine::processor_time(stat)?,
             working_set_bytes: working_set,
             available_bytes: total.saturating_sub(working_set),
             used_bytes: used,
             swap_used_bytes: swap.map_or(0, |(total, free)| total.saturating_sub(free)),
-            boot_time: line(stat, "btime ")?.first().and_then(|time| i64::try_from(*time).ok())?,
-            processes: tasks.and_then(|(_, all)| all.parse().ok()).unwrap_or(0),
+            boot_time,
+            processes: machine::tasks(loads).unwrap_or(0),
         })
     }
 }
@@ -230,7 +218,7 @@ mod tests {
         let memory =
             "MemTotal: 8000 kB\nMemFree: 100 kB\nInactive(file): 900 kB\nSwapTotal: 10 kB\nSwapFree: 4 kB\n";
         let usage = NodeUsage::of(stat, memory, "0.1 0.2 0.3 2/345 6789\n").unwrap();
-        assert_eq!(usage.cpu_nanoseconds, (10 + 1 + 5 + 2 + 3 + 4) * TICK_NANOSECONDS);
+        assert_eq!(usage.cpu_nanoseconds, (10 + 1 + 5 + 2 + 3 + 4) * 10_000_000);
         assert_eq!((usage.working_set_bytes, usage.available_bytes), (7000 * 1024, 1000 * 1024));
         assert_eq!((usage.used_bytes, usage.swap_used_bytes), (7900 * 1024, 6 * 1024));
         assert_eq!((usage.boot_time, usage.processes), (1_700_000_000, 345));

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use super::measure::{self, Scope};
 use super::monitor::{Left, Observations};
 use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
+use crate::machine;
 use crate::objects::Pod;
 use crate::pressure::Signal;
 use crate::worker::Tools;
@@ -65,10 +66,7 @@ fn memory(cgroup_root: &str) -> Vec<Left> {
 /// Free memory and the part of the page cache that the kernel takes back first: what is not in the working
 /// set of the machine.
 fn memory_of_machine(meminfo: &str) -> Option<Left> {
-    let bytes = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
-    };
+    let bytes = |name| machine::memory(meminfo, name);
     let available = bytes("MemFree")?.saturating_add(bytes("Inactive(file)")?);
     Some(Left { available, capacity: bytes("MemTotal")? })
 }
@@ -93,12 +91,7 @@ fn processes() -> Option<Left> {
     let most = [number("/proc/sys/kernel/pid_max"), number("/proc/sys/kernel/threads-max")];
     let capacity = most.into_iter().flatten().min()?;
     let load = std::fs::read_to_string("/proc/loadavg").ok()?;
-    Some(Left { available: capacity.saturating_sub(tasks(&load)?), capacity })
-}
-
-/// The second number of `runnable/all`.
-fn tasks(loadavg: &str) -> Option<u64> {
-    loadavg.split(' ').nth(3)?.split_once('/')?.1.parse().ok()
+    Some(Left { available: capacity.saturating_sub(machine::tasks(&load)?), capacity })
 }
 
 /// What the pods use of the signal's resource.
@@ -202,7 +195,6 @@ mod tests {
         let left = memory_of_machine(meminfo).unwrap();
         assert_eq!(left, Left { available: 150 << 10, capacity: 1000 << 10 });
         assert_eq!(memory_of_machine("MemTotal: 1 kB\n"), None);
-        assert_eq!(tasks("0.00 0.01 0.05 3/234 5678\n"), Some(234));
         let left = processes().unwrap();
         assert!(left.available > 0 && left.available < left.capacity, "{left:?}");
     }

@@ -36,19 +36,22 @@ pub enum LabelOperator {
 impl LabelSelector {
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
-            && self.match_expressions.iter().all(|requirement| requirement.holds(labels))
+            && self.match_expressions.iter().all(|LabelRequirement { key, operator, values }| {
+                operator.holds(labels.get(key).map(String::as_str), values)
+            })
     }
 }
 
-impl LabelRequirement {
-    /// As in Kubernetes, `NotIn` also holds for objects without the label.
-    fn holds(&self, labels: &BTreeMap<String, String>) -> bool {
-        let value = labels.get(&self.key);
-        match self.operator {
-            LabelOperator::In => value.is_some_and(|value| self.values.contains(value)),
-            LabelOperator::NotIn => value.is_none_or(|value| !self.values.contains(value)),
-            LabelOperator::Exists => value.is_some(),
-            LabelOperator::DoesNotExist => value.is_none(),
+impl LabelOperator {
+    /// For the value of a label, if an object has it. As in Kubernetes, `NotIn` also holds for objects
+    /// without the label.
+    pub(crate) fn holds(self, value: Option<&str>, values: &[String]) -> bool {
+        let is_one = |value: &str| values.iter().any(|one| one == value);
+        match self {
+            Self::In => value.is_some_and(is_one),
+            Self::NotIn => !value.is_some_and(is_one),
+            Self::Exists => value.is_some(),
+            Self::DoesNotExist => value.is_none(),
         }
     }
 }

@@ -50,6 +50,17 @@ fn plan_of(pod: &Pod, observed: &Observed, probes: &ProbeResults) -> Vec<Action>
     run(&Situation { pod, observed, probes, restarts: &restarts, replaced: &replaced, now: now() })
 }
 
+/// In words, after restarts and replacements.
+fn plan_after(
+    pod: &Pod,
+    observed: &Observed,
+    restarts: &KeyedBackoff,
+    replaced: &BTreeSet<String>,
+) -> String {
+    let probes = ProbeResults::default();
+    words(&run(&Situation { pod, observed, probes: &probes, restarts, replaced, now: now() }))
+}
+
 fn now() -> Time {
     Time::from_second(1001).unwrap()
 }
@@ -125,19 +136,7 @@ fn a_crashing_container_waits_while_its_back_off_lasts() {
     let of_a = |b| observed(sandbox(Ready), &[container("a", Exited, 1), container("b", b, 1)]);
     let mut restarts = KeyedBackoff::default();
     restarts.step(&restart_key(&pod("Always").spec.containers[0]), now(), now());
-    let plan = |observed: Observed| {
-        let (pod, probes) = (pod("Always"), ProbeResults::default());
-        let now = now();
-        let replaced = &BTreeSet::new();
-        words(&run(&Situation {
-            pod: &pod,
-            observed: &observed,
-            probes: &probes,
-            restarts: &restarts,
-            replaced,
-            now,
-        }))
-    };
+    let plan = |observed: Observed| plan_after(&pod("Always"), &observed, &restarts, &BTreeSet::new());
     assert_eq!(plan(of_a(Running)), "back-off:0:9s");
     assert_eq!(plan(of_a(Exited)), "back-off:0:9s prepare mount enter:s:3 pull:1 start:1:5");
 }
@@ -319,17 +318,8 @@ fn a_changed_image_restarts_its_container_with_any_policy() {
     assert_eq!((targets.len(), targets[0].cause), (1, Cause::Changed));
 
     observed.containers[0] = started_with("demo:1", container("a", Exited, 0));
-    let (restarts, probes) = (KeyedBackoff::default(), ProbeResults::default());
-    let plan_with = |replaced: &BTreeSet<String>| {
-        words(&run(&Situation {
-            pod: &pod,
-            observed: &observed,
-            probes: &probes,
-            restarts: &restarts,
-            replaced,
-            now: now(),
-        }))
-    };
+    let plan_with =
+        |replaced: &BTreeSet<String>| plan_after(&pod, &observed, &KeyedBackoff::default(), replaced);
     assert_eq!(plan_with(&BTreeSet::from(["a4".to_owned()])), "prepare mount enter:s:3 pull:0 start:0:5");
     assert_eq!(plan_with(&BTreeSet::new()), "", "one that ended by itself stays");
     observed.containers[0] = started_with("demo:2", container("a", Running, 0));

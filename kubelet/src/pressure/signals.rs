@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::Condition;
+use crate::durations;
 use crate::objects::Quantity;
 
 /// In the order in which they are looked after: memory first.
@@ -166,7 +167,7 @@ impl GracePeriods {
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (signal, period) =
                 part.split_once('=').ok_or_else(|| format!("{part:?}: want SIGNAL=DURATION"))?;
-            all.push((signal_named(signal)?, duration(period)?));
+            all.push((signal_named(signal)?, durations::positive(period)?));
         }
         Ok(Self(all))
     }
@@ -198,29 +199,6 @@ fn amount_of(text: &str) -> Result<Option<Amount>, String> {
         return Err(format!("{text:?}: must be positive"));
     }
     Ok(Some(Amount::Absolute(quantity.value())))
-}
-
-/// Go's syntax: `1m30s`, `90s`, `1h`, `500ms`.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?}: want a duration such as 90s, 1m30s or 1h");
-    let (mut rest, mut total) = (text, Duration::ZERO);
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-        let (number, after) = rest.split_at(digits);
-        let unit = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
-        let (unit, after) = after.split_at(unit);
-        let number: u64 = number.parse().map_err(|_not_a_number| wrong())?;
-        let milliseconds = match unit {
-            "ms" => 1,
-            "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            _ => return Err(wrong()),
-        };
-        total += Duration::from_millis(number.checked_mul(milliseconds).ok_or_else(wrong)?);
-        rest = after;
-    }
-    if text.is_empty() { Err(wrong()) } else { Ok(total) }
 }
 
 #[cfg(test)]
@@ -256,14 +234,5 @@ mod tests {
         assert_eq!(both.0[0].grace, Duration::from_secs(90));
         let error = soft.with_grace(&GracePeriods::default()).unwrap_err();
         assert_eq!(error, "grace period must be specified for the soft eviction threshold memory.available");
-    }
-
-    #[test]
-    fn durations_are_gos() {
-        let found = ["90s", "1h2m", "500ms", "0s"].map(|text| duration(text).unwrap().as_millis());
-        assert_eq!(found, [90_000, 3_720_000, 500, 0]);
-        for text in ["", "90", "s", "1d", "1m30", "-1s", "99999999999999999999s"] {
-            duration(text).unwrap_err();
-        }
     }
 }

@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use serde_json::Value;
 
+use crate::objects::LabelOperator;
+
 /// All of them must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LabelSelector(Vec<Requirement>);
@@ -16,11 +18,8 @@ struct Requirement {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Rule {
-    Exists,
-    Missing,
-    In(Vec<String>),
-    /// Holds without the label too.
-    NotIn(Vec<String>),
+    /// With the values that it names.
+    Set(LabelOperator, Vec<String>),
     /// As integers.
     Greater(i64),
     Less(i64),
@@ -39,10 +38,7 @@ impl LabelSelector {
             let value = labels.get(key).and_then(Value::as_str);
             let number = value.and_then(|value| value.parse::<i64>().ok());
             match rule {
-                Rule::Exists => value.is_some(),
-                Rule::Missing => value.is_none(),
-                Rule::In(values) => value.is_some_and(|value| values.iter().any(|one| one == value)),
-                Rule::NotIn(values) => value.is_none_or(|value| values.iter().all(|one| one != value)),
+                Rule::Set(operator, values) => operator.holds(value, values),
                 Rule::Greater(limit) => number.is_some_and(|number| number > *limit),
                 Rule::Less(limit) => number.is_some_and(|number| number < *limit),
             }
@@ -73,7 +69,10 @@ fn split(text: &str) -> Vec<&str> {
 
 fn requirement(text: &str) -> Result<Requirement, String> {
     if let Some(key) = text.strip_prefix('!') {
-        return Ok(Requirement { key: key_of(key)?, rule: Rule::Missing });
+        return Ok(Requirement {
+            key: key_of(key)?,
+            rule: Rule::Set(LabelOperator::DoesNotExist, Vec::new()),
+        });
     }
     if let Some((key, values)) = text.split_once('(') {
         let values =
@@ -82,8 +81,8 @@ fn requirement(text: &str) -> Result<Requirement, String> {
             values.split(',').map(|value| value_of(value, text)).collect::<Result<_, _>>()?;
         let mut words = key.split_whitespace();
         let rule = match (words.next(), words.next(), words.next()) {
-            (Some(key), Some("in"), None) => (key, Rule::In(values)),
-            (Some(key), Some("notin"), None) => (key, Rule::NotIn(values)),
+            (Some(key), Some("in"), None) => (key, Rule::Set(LabelOperator::In, values)),
+            (Some(key), Some("notin"), None) => (key, Rule::Set(LabelOperator::NotIn, values)),
             _ => return Err(format!("want KEY in (…) or KEY notin (…), found {text:?}")),
         };
         return Ok(Requirement { key: key_of(rule.0)?, rule: rule.1 });
@@ -91,8 +90,8 @@ fn requirement(text: &str) -> Result<Requirement, String> {
     for (operator, negative) in [("!=", true), ("==", false), ("=", false)] {
         if let Some((key, value)) = text.split_once(operator) {
             let values = vec![value_of(value, text)?];
-            let rule = if negative { Rule::NotIn(values) } else { Rule::In(values) };
-            return Ok(Requirement { key: key_of(key)?, rule });
+            let operator = if negative { LabelOperator::NotIn } else { LabelOperator::In };
+            return Ok(Requirement { key: key_of(key)?, rule: Rule::Set(operator, values) });
         }
     }
     for (operator, rule) in [('>', Rule::Greater as fn(i64) -> Rule), ('<', Rule::Less)] {
@@ -103,7 +102,7 @@ fn requirement(text: &str) -> Result<Requirement, String> {
             return Ok(Requirement { key: key_of(key)?, rule: rule(number) });
         }
     }
-    Ok(Requirement { key: key_of(text)?, rule: Rule::Exists })
+    Ok(Requirement { key: key_of(text)?, rule: Rule::Set(LabelOperator::Exists, Vec::new()) })
 }
 
 fn key_of(text: &str) -> Result<String, String> {

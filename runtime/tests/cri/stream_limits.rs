@@ -62,12 +62,13 @@ async fn a_program_whose_client_does_not_read_waits_takes_little_memory_and_ends
         let line = io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap();
         line.parse::<u64>().unwrap()
     };
-    // Nothing was taken since the last look: it waits.
-    let mut before = u64::MAX;
+    // Nothing was taken for that many looks: it waits.
+    let (mut before, mut same) = (0, 0);
     let waits = async || {
-        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         let now = written();
-        (now > 0 && std::mem::replace(&mut before, now) == now).then_some(now)
+        same = if now > 0 && now == before { same + 1 } else { 0 };
+        before = now;
+        (same == 30).then_some(now)
     };
     let kept = eventually_within(std::time::Duration::from_secs(30), "it waits", waits).await;
     assert!(kept < 64 << 20, "{kept} bytes were taken from it");

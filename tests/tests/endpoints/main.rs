@@ -16,12 +16,7 @@ use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually};
 
 /// A node with the pod `web`, which serves its /etc and has logged that it does.
 fn node(sandbox: &Sandbox) -> (Node<'_>, LeakCheck) {
-    let node = Node::start(sandbox, NodeOptions::default()).expect("the node starts");
-    let idle = node.leak_check().expect("the kernel answers");
-    let web = Pod::new("web", &["serve", "[::]:80", "/etc"]);
-    node.put_manifest("web.yaml", &web.yaml()).expect("put");
-    node.wait_for_log("web", &["serving"]).expect("it listens");
-    (node, idle)
+    Node::start_with_web(sandbox).expect("it serves")
 }
 
 fn get(node: &Node<'_>, path: &str) -> Answer {

@@ -9,15 +9,14 @@ use proto::kubelet::usage_response::{Container, Figures};
 use super::Error;
 use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
 use crate::engine::{Handle, StreamError};
+use crate::machine;
 
 const PROCESSORS: &str = "/proc/stat";
 const MEMORY: &str = "/proc/meminfo";
-/// Of one tick in /proc: `USER_HZ` is 100 on every architecture that Linux still has but Alpha.
-const TICK_NANOSECONDS: u64 = 10_000_000;
 
 pub(super) async fn usage(engine: &Handle) -> Result<UsageResponse, Error> {
     let runtime = engine.runtime().await.map_err(Error::Streams)?;
-    let stats = runtime.list_container_stats().await;
+    let stats = runtime.container_stats(None).await;
     let stats = stats.map_err(|error| Error::Streams(StreamError::Runtime(error)))?;
     let node = node()?;
     Ok(UsageResponse { containers: stats.into_iter().filter_map(container).collect(), node: Some(node) })
@@ -43,28 +42,15 @@ fn node() -> Result<Figures, Error> {
         std::fs::read_to_string(path).map_err(|source| Error::ReadUsage { path, source })
     };
     let malformed = |path| Error::ReadUsage { path, source: io::ErrorKind::InvalidData.into() };
-    let ticks = busy_ticks(&read(PROCESSORS)?).ok_or_else(|| malformed(PROCESSORS))?;
+    let processor = machine::processor_time(&read(PROCESSORS)?).ok_or_else(|| malformed(PROCESSORS))?;
     let working_set = used_memory(&read(MEMORY)?).ok_or_else(|| malformed(MEMORY))?;
     let time = i64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX);
-    Ok(Figures { processor: ticks.saturating_mul(TICK_NANOSECONDS), time, working_set })
-}
-
-/// Of all processors: all but idle, iowait, and what guests used, which user has already (proc_stat(5)).
-fn busy_ticks(text: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    let fields = line.split_whitespace().map(str::parse);
-    let fields: Vec<u64> = fields.collect::<Result<_, _>>().ok()?;
-    let busy = fields.iter().take(8).enumerate().filter(|(at, _)| !matches!(at, 3 | 4));
-    Some(busy.map(|(_, ticks)| ticks).sum())
+    Ok(Figures { processor, time, working_set })
 }
 
 /// What is neither free nor given back on demand, in bytes.
 fn used_memory(text: &str) -> Option<u64> {
-    let value = |name: &str| {
-        let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
-        rest.trim_end_matches("kB").trim().parse::<u64>().ok()
-    };
-    Some(value("MemTotal:")?.saturating_sub(value("MemAvailable:")?).saturating_mul(1024))
+    Some(machine::memory(text, "MemTotal")?.saturating_sub(machine::memory(text, "MemAvailable")?))
 }
 
 #[cfg(test)]
@@ -73,9 +59,6 @@ mod tests {
 
     #[test]
     fn the_node_is_read_as_the_kernel_writes_it() {
-        let text = "cpu  10 1 5 1000 50 2 3 4 7 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
-        assert_eq!(busy_ticks(text), Some(10 + 1 + 5 + 2 + 3 + 4));
-        assert_eq!(busy_ticks("intr 5\n"), None);
         let text = "MemTotal:        8000 kB\nMemFree:         100 kB\nMemAvailable:   6000 kB\n";
         assert_eq!(used_memory(text), Some(2000 * 1024));
         assert!(node().unwrap().processor > 0);
