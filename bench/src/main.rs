@@ -30,6 +30,9 @@ struct Arguments {
     /// Of `volume`: libfuse's example `passthrough_hp`, measured beside ours
     #[arg(long, value_name = "PROGRAM")]
     passthrough_hp: Option<PathBuf>,
+    /// Of `volume`: everything runs on one processor, so that no request wakes another one up
+    #[arg(long)]
+    one_processor: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -53,9 +56,15 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.one_processor && arguments.what != Bench::Volume {
+        bail!("--one-processor: only `bench volume` has it");
+    }
     match (arguments.what, arguments.only.as_deref()) {
         (Bench::Cni, only) => cni::run(arguments.runs, only),
-        (Bench::Volume, only) => csi::volume::run(arguments.runs, only, arguments.passthrough_hp.as_deref()),
+        (Bench::Volume, only) => {
+            let peer = arguments.passthrough_hp.as_deref();
+            csi::volume::run(arguments.runs, only, peer, arguments.one_processor)
+        }
         (Bench::Pods, only) => pods::run(arguments.runs, only),
         (_, Some(word)) => {
             bail!(

@@ -285,6 +285,18 @@ impl Nodes {
         }
     }
 
+    /// Whether the file is known to have no security.capability.
+    pub(crate) fn lacks_capability(&self, id: u64) -> bool {
+        self.table().nodes.get(&id).is_some_and(|node| node.lacks_capability)
+    }
+
+    /// Only where files change by requests alone: none of them can set security.capability.
+    pub(crate) fn set_lacks_capability(&self, id: u64) {
+        if let Some(node) = self.table().nodes.get_mut(&id) {
+            node.lacks_capability = true;
+        }
+    }
+
     /// Whether the kernel knows this node.
     pub(crate) fn contains(&self, id: u64) -> bool {
         self.table().nodes.contains_key(&id)

@@ -9,7 +9,7 @@ mod record;
 use std::path::Path;
 
 use ::tests::postgres;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use xtask::build::{products, require_root};
 use xtask::foreign::debian_program;
 use xtask::progress::{complain, part, say};
@@ -19,7 +19,12 @@ use super::RUNS_MIN;
 
 /// `only`: of operations whose title contains it. `passthrough_hp`: libfuse's example, built by the
 /// caller, since no Debian package has it.
-pub(crate) fn run(runs: usize, only: Option<&str>, passthrough_hp: Option<&Path>) -> Result<()> {
+pub(crate) fn run(
+    runs: usize,
+    only: Option<&str>,
+    passthrough_hp: Option<&Path>,
+    one_processor: bool,
+) -> Result<()> {
     require_root("bench")?;
     ensure!(runs >= RUNS_MIN, "--runs {runs}: at least {RUNS_MIN} are needed");
     let is_named = |operation: &Operation| only.is_none_or(|word| operation.title.contains(word));
@@ -37,6 +42,9 @@ pub(crate) fn run(runs: usize, only: Option<&str>, passthrough_hp: Option<&Path>
     for (program, package) in [("bindfs", "bindfs"), ("git", "git"), ("mkfs.btrfs", "btrfs-progs")] {
         debian_program(program, package)?;
     }
+    if one_processor {
+        stay_on_one_processor()?;
+    }
     if beside_native {
         let measure = || native::table(runs, is_wanted, passthrough_hp);
         say(&part("beside native directories", measure)?);
@@ -44,6 +52,19 @@ pub(crate) fn run(runs: usize, only: Option<&str>, passthrough_hp: Option<&Path>
     if beside_unrecorded {
         say(&part("the record", || record::table(runs, is_wanted))?);
     }
+    Ok(())
+}
+
+/// Every process that is started from now on inherits it (sched_setaffinity(2)).
+fn stay_on_one_processor() -> Result<()> {
+    let this = nix::unistd::Pid::from_raw(0);
+    let allowed = nix::sched::sched_getaffinity(this)?;
+    let last = (0..nix::sched::CpuSet::count()).rev().find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
+    let last = last.context("no processor is allowed")?;
+    let mut only = nix::sched::CpuSet::new();
+    only.set(last)?;
+    nix::sched::sched_setaffinity(this, &only)?;
+    say(&format!("everything runs on processor {last}"));
     Ok(())
 }
 

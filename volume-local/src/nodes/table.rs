@@ -62,6 +62,8 @@ pub(super) struct Node {
     pub(super) used: bool,
     /// A directory without a default ACL: seen, and changed by no request since.
     pub(super) lacks_default_acl: bool,
+    /// A file without security.capability, which no request can set.
+    pub(super) lacks_capability: bool,
     pub(super) in_clock: bool,
     /// In the state table; `None` without one.
     pub(super) record: Option<RecordId>,

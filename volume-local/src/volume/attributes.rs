@@ -26,6 +26,10 @@ const MOST_XATTR_BYTES: usize = 4096;
 
 const ACCESS_ACL: &CStr = c"system.posix_acl_access";
 
+/// The kernel asks for it before the first write to a file since it was looked up (file_remove_privs of
+/// fs/inode.c).
+const CAPABILITY: &str = "security.capability";
+
 /// Whether setting an ACL leaves the setgid bit, as it does for members of the file's group
 /// (posix_acl_update_mode of fs/posix_acl.c). Of a caller's groups only the first is known. For a
 /// directory the bit gives no rights: it stays.
@@ -201,16 +205,31 @@ impl Volume {
     }
 
     pub(crate) fn xattr(&self, NodeId(id): NodeId, name: &OsStr, size: usize) -> Result<Xattr> {
+        let is_capability = name == CAPABILITY;
+        if is_capability && self.nodes.lacks_capability(id) {
+            return Err(Errno::NODATA);
+        }
         let (fd, name) = (self.nodes.descriptor(id)?, c_string(name)?);
         let answer = match size {
             0 => self.descriptors.xattrs(fd.as_fd()).size(&name).map(Xattr::Size),
             _ => self.descriptors.xattrs(fd.as_fd()).get(&name, size).map(Xattr::Value),
         };
         match answer {
+            Err(Errno::NODATA) if is_capability => {
+                self.lacks_capability(id);
+                answer
+            }
             // A backing file system without ACLs: the kernel above, which has ACLs enabled, sees a
             // file without one.
             Err(Errno::OPNOTSUPP) if name.to_bytes().starts_with(b"system.posix_acl_") => Err(Errno::NODATA),
             other => other,
+        }
+    }
+
+    /// The file was created or seen without security.capability.
+    pub(super) fn lacks_capability(&self, id: u64) {
+        if self.trust.knows_all_changes() {
+            self.nodes.set_lacks_capability(id);
         }
     }
 
@@ -249,5 +268,51 @@ impl Volume {
         self.nodes.set_lacks_default_acl(id, false);
         self.settle_attributes(&fd, &file, left.filter(|_| removed.is_ok()), change);
         removed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use linux::fs_at::DescriptorDir;
+    use volume_fs::file::Name;
+    use volume_fs::request::{Permissions, RequestId};
+    use volume_fs::service::DataPath;
+
+    use super::*;
+    use crate::nodes::NodeLimits;
+    use crate::trust::Access;
+    use crate::volume::{Policies, Running};
+
+    const CALLER: Caller = Caller { uid: 0, gid: 0 };
+    /// `struct vfs_cap_data` of revision 2 with CAP_NET_RAW permitted.
+    const NET_RAW: [u8; 20] = [0, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+    fn volume(directory: &Path, changed_from_outside: bool) -> Volume {
+        let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
+        let policies = Policies { data_path: DataPath::Daemon, quota: None, writeback_cache: false };
+        let access = Access { read_only: false, changed_from_outside };
+        Volume::open(root, access, DescriptorDir::open().unwrap(), limits, policies, None).unwrap()
+    }
+
+    /// What the kernel hears about a new file's capabilities, which another program has set meanwhile.
+    fn capability_of_new_file(changed_from_outside: bool) -> Result<Xattr> {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let volume = volume(directory.path(), changed_from_outside);
+        let mut running: Running = volume.begin(RequestId { number: 1, resent: false });
+        let name = Name { directory: NodeId::ROOT, name: OsStr::new("new") };
+        let permissions = Permissions { mode: 0o755, umask: 0 };
+        let (known, _) = volume.create(&mut running, name, permissions, OFlags::RDWR, CALLER).unwrap();
+        let file = directory.path().join("new");
+        rustix::fs::setxattr(&file, CAPABILITY, &NET_RAW, XattrFlags::empty()).unwrap();
+        volume.xattr(known.attributes.id, OsStr::new(CAPABILITY), 0)
+    }
+
+    #[test]
+    fn a_new_file_has_no_capabilities_unless_others_may_change_it() {
+        assert_eq!(capability_of_new_file(false).unwrap_err(), Errno::NODATA);
+        assert!(matches!(capability_of_new_file(true), Ok(Xattr::Size(20 | 24))));
     }
 }

@@ -148,6 +148,7 @@ impl Volume {
         self.charge_new(running.slot(), id, &seen);
         let known = self.known(&seen, file.as_fd(), c"")?;
         self.nodes.remember(id, place, None);
+        self.lacks_capability(id);
         running.counted(id);
         let opened =
             self.opened(OpenFile { id, flags: passed_on, fd: file }, Wanted::Passing(()), running.number());
