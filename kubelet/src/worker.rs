@@ -31,7 +31,7 @@ use crate::admission::{Admitted, Rejection, Room};
 use crate::backoff::Backoff;
 use crate::critical::is_critical;
 use crate::keyed_backoff::KeyedBackoff;
-use crate::objects::{EventType, Object, Pod, PodCondition, RestartPolicy, Time};
+use crate::objects::{EventType, Object, Pod, PodCondition, PodStatus, RestartPolicy, Time};
 use crate::observed::Observed;
 use crate::plan::{self, Cause, Situation, Target};
 use crate::preemption::{self, PREEMPTING};
@@ -53,8 +53,8 @@ const ROOM_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Worker {
     tools: Arc<Tools>,
-    /// As admitted, with the last published status.
-    pod: Pod,
+    /// As admitted, with the last published status. Mostly the store's own, so that it is in memory once.
+    pod: Arc<Pod>,
     wake: Arc<Notify>,
     /// Set once all are mounted; a restarted container uses them again.
     mounted: Option<MountedVolumes>,
@@ -118,7 +118,7 @@ impl Worker {
             resize_problem: None,
             pre_stopped: BTreeSet::new(),
             tools,
-            pod: Arc::unwrap_or_clone(pod),
+            pod,
             wake,
             mounted: None,
             waiting: Waiting::default(),
@@ -321,7 +321,18 @@ impl Worker {
             self.record(EventType::Warning, DEVICE_CONTROL_MISSING, &message);
         }
         self.tools.sinks.set_pod_status(&self.pod.reference(), &status);
-        self.pod.status = status;
+        self.keep_status(status);
+    }
+
+    fn keep_status(&mut self, status: PodStatus) {
+        let own = &*self.pod;
+        let known = self.tools.store.pod(&own.metadata.namespace, &own.metadata.name);
+        let is_same =
+            |known: &Pod| known.metadata == own.metadata && known.spec == own.spec && known.status == status;
+        match known.filter(|known| is_same(known)) {
+            Some(known) => self.pod = known,
+            None => Arc::make_mut(&mut self.pod).status = status,
+        }
     }
 
     /// Records an event for each kill.
@@ -456,7 +467,7 @@ mod tests {
     async fn the_deadline_ends_the_wait_for_volumes() {
         let root = tempfile::tempdir().unwrap();
         let mut worker = worker(root.path());
-        worker.pod.spec.active_deadline_seconds = Some(1);
+        Arc::make_mut(&mut worker.pod).spec.active_deadline_seconds = Some(1);
         let next = mount(&mut worker).await;
         assert!(matches!(next, Next::MustEnd), "{next:?}");
         assert!(worker.fail_after_deadline() && worker.is_failed());
@@ -468,11 +479,28 @@ mod tests {
         let mut worker = worker(root.path());
         worker.started = Some(Time::UNIX_EPOCH);
         assert!(worker.must_end());
-        worker.pod.status.phase = crate::objects::PodPhase::Succeeded;
+        Arc::make_mut(&mut worker.pod).status.phase = crate::objects::PodPhase::Succeeded;
         let (store, uid) = (worker.tools.store.clone(), worker.uid().to_owned());
         store.set_pod_status(&uid, worker.pod.status.clone());
         assert!(!store.fail_pod(&uid, EVICTED, "the disk is full"));
         assert!(!worker.fail_after_deadline() && !worker.must_end());
+    }
+
+    #[tokio::test]
+    async fn a_pod_with_its_published_status_is_in_memory_once() {
+        let root = tempfile::tempdir().unwrap();
+        let mut worker = worker(root.path());
+        worker.publish_status(&Observed::default()).await;
+        let (store, uid) = (worker.tools.store.clone(), worker.uid().to_owned());
+        let known = store.pods().remove(0);
+        assert!(Arc::ptr_eq(&worker.pod, &known), "{:?} and {known:?}", worker.pod);
+        // Another's change is not taken for a status that the worker has published.
+        assert!(store.fail_pod(&uid, EVICTED, "the disk is full"));
+        let known = store.pods().remove(0);
+        assert_ne!(worker.pod.status, known.status);
+        worker.publish_status(&Observed::default()).await;
+        assert_eq!(store.pod_status(&uid).unwrap().reason, EVICTED);
+        assert_ne!(worker.pod.status.reason, EVICTED);
     }
 
     fn size_of_future<A, F: Future>(_: impl Fn(A) -> F) -> usize {

@@ -35,6 +35,10 @@ pub use limits::Limits;
 
 /// Controllers for a container's group, if the machine has them.
 const WANTED: &[&str] = &["cpu", "cpuacct", "memory", "pids", "devices"];
+/// Types of the hierarchies' file systems.
+const V1_TYPE: &str = "cgroup";
+const V2_TYPE: &str = "cgroup2";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     V1,
@@ -102,6 +106,20 @@ impl Hierarchies {
         Self::of(&mountinfo::read()?)
     }
 
+    /// The part of the mount table that [`Self::detect`] needs, in the form of mountinfo. The whole table is
+    /// long on a node with hundreds of pods, and hierarchies are mounted when the machine starts.
+    pub fn table() -> Result<Vec<u8>> {
+        mountinfo::text_of_types(&[V1_TYPE, V2_TYPE])
+    }
+
+    /// The hierarchies of such a table, with the controllers that the v2 tree has now.
+    pub fn of_table(table: &[u8]) -> Result<Self> {
+        let mounts = mountinfo::parse(table).ok_or_else(|| {
+            Error::new("parse", "table of cgroup mounts", std::io::Error::from(ErrorKind::InvalidData))
+        })?;
+        Self::of(&mounts)
+    }
+
     /// The hierarchies of one mount table, with the controllers that the v2 tree has now.
     pub fn of(mounts: &[MountEntry]) -> Result<Self> {
         let mut found = Self::from_mounts(mounts);
@@ -119,8 +137,8 @@ impl Hierarchies {
         // Only whole hierarchies: groups cannot be made in a bind mount of one group.
         for mount in mounts.iter().filter(|m| m.root == Path::new("/")) {
             match mount.fs_type.as_str() {
-                "cgroup2" => found.unified = found.unified.or_else(|| Some(mount.mount_point.clone())),
-                "cgroup" => {
+                V2_TYPE => found.unified = found.unified.or_else(|| Some(mount.mount_point.clone())),
+                V1_TYPE => {
                     found.v1.push(mount.mount_point.clone());
                     for option in mount.super_options.split(',').filter(|o| v1::CONTROLLERS.contains(o)) {
                         let place = (Version::V1, mount.mount_point.clone());
@@ -526,6 +544,13 @@ mod tests {
         assert_eq!(control(&format!("{v2}{v1}")), DeviceControl::V1("/cg/devices".into()));
         assert_eq!(control(v2), DeviceControl::V2("/cg".into()));
         assert_eq!(control(""), DeviceControl::Missing);
+    }
+
+    #[test]
+    fn the_cgroup_part_of_the_mount_table_has_the_same_hierarchies() {
+        let part = Hierarchies::of_table(&Hierarchies::table().unwrap()).unwrap();
+        assert_eq!(part, Hierarchies::detect().unwrap());
+        assert_eq!(Hierarchies::of_table(b"no table").unwrap_err().errno(), Errno::EIO);
     }
 
     #[test]

@@ -102,6 +102,25 @@ pub fn point_above(path: &Path) -> Result<PathBuf> {
     Ok(points.max_by_key(|point| point.as_os_str().len()).unwrap_or_else(|| PathBuf::from("/")))
 }
 
+/// The lines of the mounts of these types, as the kernel writes them: for [`parse`].
+pub fn text_of_types(types: &[&str]) -> Result<Vec<u8>> {
+    let table = Path::new(OF_THIS_THREAD);
+    let bytes = bytes_of(table)?;
+    Ok(lines_of_types(&bytes, types))
+}
+
+fn lines_of_types(table: &[u8], types: &[&str]) -> Vec<u8> {
+    let is_wanted = |line: &&[u8]| {
+        type_of(line).is_some_and(|found| types.iter().any(|wanted| wanted.as_bytes() == found))
+    };
+    let mut text = Vec::new();
+    for line in lines(table).filter(is_wanted) {
+        text.extend_from_slice(line);
+        text.push(b'\n');
+    }
+    text
+}
+
 /// The mounts whose source is `source`, visible or not.
 pub fn from_source(source: &OsStr) -> Result<Vec<MountEntry>> {
     read_where(|line| Some(unescape(source_of(line)?) == source))
@@ -122,9 +141,18 @@ fn read_where(is_wanted: impl Fn(&[u8]) -> Option<bool>) -> Result<Vec<MountEntr
 
 /// The field as it is written.
 fn source_of(line: &[u8]) -> Option<&[u8]> {
-    // Six fields, then the optional ones until the hyphen, then the type.
-    let mut fields = line.split(|b| *b == b' ').skip(6).skip_while(|field| *field != b"-");
-    fields.nth(2)
+    last_fields(line).nth(1)
+}
+
+/// The field as it is written.
+fn type_of(line: &[u8]) -> Option<&[u8]> {
+    last_fields(line).next()
+}
+
+/// Type, source and the file system's options.
+fn last_fields(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    // Six fields, then the optional ones until the hyphen.
+    line.split(|b| *b == b' ').skip(6).skip_while(|field| *field != b"-").skip(1)
 }
 
 /// The fields that locate a mount. Only these are parsed for most lines, since a node with hundreds
@@ -311,6 +339,20 @@ mod tests {
         assert_eq!(found("/k/m/below"), None);
         assert_eq!(found("/kk"), None);
         assert_eq!(found("/with space"), Some(60));
+    }
+
+    #[test]
+    fn the_lines_of_some_types_are_kept_as_they_are() {
+        let table = b"20 1 8:1 / / rw shared:1 - ext4 cgroup rw\n\
+            30 20 0:50 / /sys/fs/cgroup rw - cgroup2 none rw\n\
+            31 20 0:51 / /v1\\040a rw master:1 shared:7 - cgroup cgroup rw,cpu\n\
+            40 20 0:60 / /pods/a ro - tmpfs cgroup2 rw\n";
+        let kept = lines_of_types(table, &["cgroup", "cgroup2"]);
+        assert_eq!(
+            String::from_utf8(kept).unwrap(),
+            "30 20 0:50 / /sys/fs/cgroup rw - cgroup2 none rw\n\
+             31 20 0:51 / /v1\\040a rw master:1 shared:7 - cgroup cgroup rw,cpu\n"
+        );
     }
 
     #[test]

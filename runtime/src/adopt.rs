@@ -76,10 +76,11 @@ async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Option<Arc<Sa
         Err(why) => return unreadable::end_sandbox(runtime, id, &dir, &why).await.map(|()| None),
         Ok(found) => found,
     };
-    let Some(found) = found else {
+    let Some(mut found) = found else {
         // The record is written first: without it nothing else exists.
         return runtime.trash.remove_later(&dir).map(|()| None);
     };
+    found.network = found.network.map(|network| runtime.shared_network(Arc::unwrap_or_clone(network)));
     let sandbox = Arc::new(Sandbox::new(dir, found));
     runtime.insert_sandbox(Arc::clone(&sandbox));
     let record = sandbox.record();

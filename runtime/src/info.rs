@@ -71,7 +71,7 @@ pub(crate) fn of_sandbox(runtime: &Runtime, sandbox: &Sandbox) -> HashMap<String
         "netNamespaceClosed": record.netns.as_deref().is_some_and(|path| !path.exists()),
         "runtimeHandler": record.runtime_handler,
         "runtimeType": runtime_type(runtime),
-        "network": record.network.map(|network| network.name),
+        "network": record.network.map(|network| network.name.clone()),
         "runtimeSpec": {
             "hostname": hostname(&record.config),
             "linux": {

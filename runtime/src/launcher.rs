@@ -84,6 +84,7 @@ pub(crate) struct Launched {
 #[derive(Debug)]
 pub(crate) struct Surroundings<'a> {
     pub(crate) overlay: &'a Overlay,
+    pub(crate) hierarchies: &'a Hierarchies,
     pub(crate) ends: Ends,
     pub(crate) without_device_control: WithoutControl,
 }
@@ -92,7 +93,7 @@ pub(crate) struct Surroundings<'a> {
 /// it.
 pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Result<Launched> {
     let mut plan = Plan::new(bundle, spec)?;
-    let hierarchies = Hierarchies::detect()?;
+    let hierarchies = with.hierarchies;
     let (cgroup, warnings) = hierarchies.create_everywhere(&plan.cgroup_path, &plan.limits)?;
     let limited = if plan.own_cgroup_namespace {
         cgroup.limit_groups_below(MOST_GROUPS_BELOW, DEEPEST_GROUP).map_err(LaunchError::from)

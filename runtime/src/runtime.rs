@@ -11,7 +11,7 @@ use proto::cri::{ContainerEventResponse, ContainerEventType};
 use tokio::sync::broadcast;
 
 use crate::Config;
-use crate::cni::Cni;
+use crate::cni::{Cni, NetworkList};
 use crate::error::{Error, Result, chain};
 use crate::exec_ends::Ends;
 use crate::images::ImageStore;
@@ -59,6 +59,8 @@ pub(crate) struct Runtime {
     pub(crate) allow_without_device_control: bool,
     pub(crate) log_ceiling: Option<LogCeiling>,
     pub(crate) cgroup_v2: bool,
+    /// Where control groups are mounted, in the form of mountinfo.
+    pub(crate) cgroup_mounts: Vec<u8>,
     pub(crate) cni: Cni,
     pub(crate) images: ImageStore,
     pub(crate) images_usage: Tree,
@@ -104,12 +106,14 @@ impl Runtime {
         let images = ImageStore::open(&root_dir.join("images"), config, Arc::clone(&trash))?;
         let registries = Registries::open(root_dir.join("images/downloads"), config, &trash)?;
         let created_cgroups = record::find_or_drop(&root_dir.join("cgroups.json"))?.unwrap_or_default();
-        let cgroup_v2 = Hierarchies::detect()?.has_in_v2("memory");
+        let cgroup_mounts = Hierarchies::table()?;
+        let cgroup_v2 = Hierarchies::of_table(&cgroup_mounts)?.has_in_v2("memory");
         Ok(Arc::new_cyclic(|itself| Self {
             oci_runtime: config.oci_runtime.clone(),
             allow_without_device_control: config.allow_without_device_control,
             log_ceiling: config.log_ceiling,
             cgroup_v2,
+            cgroup_mounts,
             cni: Cni {
                 conf_dir: config.cni_conf_dir.clone(),
                 bin_dir: config.cni_bin_dir.clone(),
@@ -178,6 +182,12 @@ impl Runtime {
         locked(&self.containers).values().filter(|c| c.record.sandbox_id == sandbox).cloned().collect()
     }
 
+    /// The list that other pods have in memory, if there is an equal one: it takes about 10 KiB.
+    pub(crate) fn shared_network(&self, list: NetworkList) -> Arc<NetworkList> {
+        let known = self.sandboxes().iter().find_map(|sandbox| sandbox.network_like(&list));
+        known.unwrap_or_else(|| Arc::new(list))
+    }
+
     /// By id, or by a unique prefix of one (as crictl users type them).
     pub(crate) fn find_sandbox(&self, id: &str) -> Option<Arc<Sandbox>> {
         by_prefix(&locked(&self.sandboxes), id)
@@ -220,7 +230,7 @@ impl Runtime {
     /// removed with the last pod that needs them.
     pub(crate) fn ensure_cgroup_parent(&self, path: &Path) -> Result<()> {
         let mut created = locked(&self.created_cgroups);
-        let hierarchies = Hierarchies::detect()?;
+        let hierarchies = Hierarchies::of_table(&self.cgroup_mounts)?;
         let missing = hierarchies.missing_parents(path);
         let file = self.root_dir.join("cgroups.json");
         if !missing.is_empty() {
@@ -267,11 +277,28 @@ impl Runtime {
 
     /// Sends an event to all receivers.
     pub(crate) fn announce(&self, id: &str, sandbox_id: &str, kind: ContainerEventType) {
+        self.send_event(id, sandbox_id, kind, self.find_sandbox(sandbox_id));
+    }
+
+    /// The event of a sandbox that is gone. It has the sandbox's last status, so that a receiver knows the pod:
+    /// otherwise a kubelet must look at every pod.
+    pub(crate) fn announce_removed(&self, sandbox: Arc<Sandbox>) {
+        let id = sandbox.id.clone();
+        self.send_event(&id, &id, ContainerEventType::ContainerDeletedEvent, Some(sandbox));
+    }
+
+    fn send_event(
+        &self,
+        id: &str,
+        sandbox_id: &str,
+        kind: ContainerEventType,
+        sandbox: Option<Arc<Sandbox>>,
+    ) {
         let event = Event {
             container_id: id.to_owned(),
             kind,
             created_at: now(),
-            sandbox: self.find_sandbox(sandbox_id),
+            sandbox,
             containers: self.containers_of(sandbox_id),
         };
         // It fails if there is no receiver, which is no error.

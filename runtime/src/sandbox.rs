@@ -108,23 +108,26 @@ fn reserve_name(runtime: &Runtime, sandbox: &Arc<Sandbox>) -> Result<()> {
 async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
     let record = sandbox.record();
     let sb = Arc::clone(sandbox);
-    blocking("prepare sandbox", move || prepare(&sb)).await?;
+    blocking("prepare sandbox", move || make_dir(&sb)).await?;
     let own_network = record.netns.is_some();
     let shim_config = ShimConfig {
         hostname: own_network.then(|| hostname(&record.config)),
         own_ipc: !sharing(&record.config).host_ipc,
         oci_runtime: runtime.oci_runtime.clone(),
         log_ceiling: runtime.log_ceiling,
+        cgroup_mounts: String::from_utf8(runtime.cgroup_mounts.clone()).ok(),
     };
     let wants_cni =
         own_network && record.config.annotations.get(NETWORK_ANNOTATION).is_none_or(|v| v != "none");
     let network = async {
+        let sb = Arc::clone(sandbox);
+        blocking("make network namespace", move || make_netns(&sb)).await?;
         if !wants_cni {
             return Ok(Vec::new());
         }
-        let list = runtime.cni.network()?;
+        let list = runtime.shared_network(runtime.cni.network()?);
         // Before ADD: whatever happens then, DEL has the arguments.
-        sandbox.update(|r| r.network = Some(list.clone()))?;
+        sandbox.update(|r| r.network = Some(list))?;
         attach(runtime, &sandbox.record()).await
     };
     let shim = async {
@@ -144,9 +147,13 @@ async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
 }
 
 /// Makes what must exist before any process is started.
-fn prepare(sandbox: &Sandbox) -> Result<()> {
+fn make_dir(sandbox: &Sandbox) -> Result<()> {
     record::ensure_dir(&sandbox.dir.join("containers"))?;
-    sandbox.update(|_| ())?;
+    sandbox.update(|_| ())
+}
+
+/// While the shim starts, which does not need it.
+fn make_netns(sandbox: &Sandbox) -> Result<()> {
     match &sandbox.record().netns {
         Some(path) => Ok(netns::create_persistent(path).map(drop)?),
         None => Ok(()),
@@ -186,7 +193,8 @@ async fn attach(runtime: &Runtime, record: &SandboxRecord) -> Result<Vec<String>
     let loopback = cni::loopback();
     let lo = attachment(record, "lo");
     let eth0 = attachment(record, POD_INTERFACE);
-    let (lo, eth0) = tokio::join!(runtime.cni.add(&loopback, &lo), runtime.cni.add(list, &eth0));
+    // The one that takes longer begins first.
+    let (eth0, lo) = tokio::join!(runtime.cni.add(list, &eth0), runtime.cni.add(&loopback, &lo));
     lo?;
     let ips = cni::addresses(&eth0?);
     if ips.is_empty() {
@@ -267,7 +275,7 @@ pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     let _changing = sandbox.changing.lock().await;
     let (rt, sb) = (Arc::clone(runtime), Arc::clone(&sandbox));
     blocking("remove sandbox", move || forget(&rt, &sb)).await?;
-    runtime.announce(&sandbox.id, &sandbox.id, ContainerEventType::ContainerDeletedEvent);
+    runtime.announce_removed(Arc::clone(&sandbox));
     Ok(())
 }
 

@@ -28,7 +28,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use linux::cgroup::Cgroup;
+use linux::cgroup::{Cgroup, Hierarchies};
 use linux::process::{self, Exit};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sched::CloneFlags;
@@ -104,6 +104,9 @@ enum Ready {
 /// Runs the shim of the sandbox in `dir`; its listening socket is stdin. Returns after a Shutdown
 /// call.
 pub(crate) fn run(dir: &Path) -> std::result::Result<(), Error> {
+    // Not by the runtime: a process that is started in another directory is a copy of the whole runtime
+    // (std's Command: fork(2) instead of posix_spawn(3)), and the larger that is, the longer it takes.
+    std::env::set_current_dir("/").map_err(|e| Error::io("change to", Path::new("/"), e))?;
     let config: ShimConfig = record::load(&dir.join("shim.json"))?;
     process::new_session()?;
     process::become_subreaper()?;
@@ -349,7 +352,9 @@ impl Shim {
                 true => WithoutControl::StartWithoutMknod,
                 false => WithoutControl::Refuse,
             };
-            let with = Surroundings { overlay: &overlay, ends, without_device_control };
+            let hierarchies = self.hierarchies()?;
+            let with =
+                Surroundings { overlay: &overlay, hierarchies: &hierarchies, ends, without_device_control };
             let launched = launcher::launch(&bundle, &spec, with)?;
             let status = ShimStatus {
                 pid: launched.child.pid,
@@ -521,6 +526,14 @@ impl Shim {
         // Clients may be removing the container now, so nothing is made in its directory any more.
         if let Some(Err(error)) = record.map(|record| record.flush()) {
             note(&format!("flush the record of container {id}: {error}"));
+        }
+    }
+
+    /// Where control groups are mounted.
+    fn hierarchies(&self) -> std::result::Result<Hierarchies, linux::Error> {
+        match &self.config.cgroup_mounts {
+            Some(table) => Hierarchies::of_table(table.as_bytes()),
+            None => Hierarchies::detect(),
         }
     }
 

@@ -105,7 +105,6 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
     let mut child = Command::new(own_program()?)
         .arg0(SHIM_NAME)
         .arg(dir)
-        .current_dir("/")
         .stdin(Stdio::from(OwnedFd::from(socket)))
         .stdout(Stdio::null())
         .stderr(log)

@@ -49,7 +49,7 @@ pub(crate) struct SandboxRecord {
     /// `None`: the host's network.
     pub(crate) netns: Option<PathBuf>,
     /// The network of ADD, for DEL. `None`: no CNI.
-    pub(crate) network: Option<NetworkList>,
+    pub(crate) network: Option<Arc<NetworkList>>,
     /// Without prefix length, the primary one first.
     pub(crate) ips: Vec<String>,
     pub(crate) shim: Option<ProcessId>,
@@ -110,6 +110,11 @@ impl Sandbox {
     /// Whether it is the sandbox of this pod and attempt.
     pub(crate) fn is_of(&self, wanted: Option<&PodSandboxMetadata>) -> bool {
         locked(&self.record).config.metadata.as_ref() == wanted
+    }
+
+    /// Its network, if that is `wanted`.
+    pub(crate) fn network_like(&self, wanted: &NetworkList) -> Option<Arc<NetworkList>> {
+        locked(&self.record).network.clone().filter(|network| **network == *wanted)
     }
 
     /// `None` after it is stopped.

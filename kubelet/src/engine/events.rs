@@ -1,8 +1,9 @@
 //! The runtime's container events as one endless channel.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use proto::cri;
+use proto::cri::{self, ContainerEventType};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
@@ -41,8 +42,9 @@ async fn forward(cri: Cri, sender: mpsc::Sender<ContainerEvent>) {
                 backoff.reset();
                 // The lists contain what happened before the stream started.
                 let _receiver_gone = sender.send(ContainerEvent::Any).await;
+                let mut pods = Pods::default();
                 while let Some(Ok(event)) = stream.next().await {
-                    let _receiver_gone = sender.send(target_of(&event)).await;
+                    let _receiver_gone = sender.send(pods.target_of(&event)).await;
                 }
                 warn!("the runtime's event stream ended, reopening it");
             }
@@ -59,12 +61,23 @@ async fn forward(cri: Cri, sender: mpsc::Sender<ContainerEvent>) {
     }
 }
 
-fn target_of(event: &cri::ContainerEventResponse) -> ContainerEvent {
-    let sandbox = event.pod_sandbox_status.as_ref().and_then(|s| s.labels.get(POD_UID_LABEL));
-    let container = || event.containers_statuses.iter().find_map(|c| c.labels.get(POD_UID_LABEL));
-    match sandbox.or_else(container) {
-        Some(uid) => ContainerEvent::Pod { uid: uid.clone() },
-        None => ContainerEvent::Any,
+/// The pods of containers and sandboxes that exist, by id, as far as events have named them. The event of a
+/// sandbox's removal may not (containerd), and must not make hundreds of workers look.
+#[derive(Debug, Default)]
+struct Pods(HashMap<String, String>);
+
+impl Pods {
+    fn target_of(&mut self, event: &cri::ContainerEventResponse) -> ContainerEvent {
+        let sandbox = event.pod_sandbox_status.as_ref().and_then(|s| s.labels.get(POD_UID_LABEL));
+        let container = || event.containers_statuses.iter().find_map(|c| c.labels.get(POD_UID_LABEL));
+        let named = sandbox.or_else(container).cloned();
+        if event.container_event_type() == ContainerEventType::ContainerDeletedEvent {
+            let known = self.0.remove(&event.container_id);
+            return named.or(known).map_or(ContainerEvent::Any, |uid| ContainerEvent::Pod { uid });
+        }
+        let Some(uid) = named else { return ContainerEvent::Any };
+        self.0.insert(event.container_id.clone(), uid.clone());
+        ContainerEvent::Pod { uid }
     }
 }
 
@@ -72,12 +85,29 @@ fn target_of(event: &cri::ContainerEventResponse) -> ContainerEvent {
 mod tests {
     use super::*;
 
+    fn event(kind: ContainerEventType, pod: Option<&str>) -> cri::ContainerEventResponse {
+        let status = |uid: &str| cri::PodSandboxStatus {
+            labels: [(POD_UID_LABEL.to_owned(), uid.to_owned())].into(),
+            ..cri::PodSandboxStatus::default()
+        };
+        cri::ContainerEventResponse {
+            container_id: "id".to_owned(),
+            container_event_type: kind.into(),
+            pod_sandbox_status: pod.map(status),
+            ..Default::default()
+        }
+    }
+
     #[test]
     fn an_event_wakes_the_pod_of_its_sandbox_or_all_pods() {
-        let labels = [(POD_UID_LABEL.to_owned(), "u1".to_owned())].into();
-        let sandbox = cri::PodSandboxStatus { labels, ..cri::PodSandboxStatus::default() };
-        let event = cri::ContainerEventResponse { pod_sandbox_status: Some(sandbox), ..Default::default() };
-        assert_eq!(target_of(&event), ContainerEvent::Pod { uid: "u1".into() });
-        assert_eq!(target_of(&cri::ContainerEventResponse::default()), ContainerEvent::Any);
+        let mut pods = Pods::default();
+        let one = ContainerEvent::Pod { uid: "u1".into() };
+        let mut target = |kind, pod| pods.target_of(&event(kind, pod));
+        assert_eq!(target(ContainerEventType::ContainerCreatedEvent, None), ContainerEvent::Any);
+        assert_eq!(target(ContainerEventType::ContainerCreatedEvent, Some("u1")), one);
+        assert_eq!(target(ContainerEventType::ContainerDeletedEvent, None), one, "it was named before");
+        assert_eq!(target(ContainerEventType::ContainerDeletedEvent, None), ContainerEvent::Any);
+        assert_eq!(target(ContainerEventType::ContainerDeletedEvent, Some("u1")), one);
+        assert!(pods.0.is_empty(), "{pods:?}");
     }
 }

@@ -27,7 +27,7 @@ impl Worker {
     pub(super) async fn end_failed(&mut self) {
         if let Some(status) = self.tools.store.pod_status(self.uid()) {
             self.tools.sinks.set_pod_status(&self.pod.reference(), &status);
-            self.pod.status = status;
+            self.keep_status(status);
         }
         let pod = self.pod.reference();
         // This may fail on a full disk. If the kubelet is killed before the next attempt, the next

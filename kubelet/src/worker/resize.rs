@@ -2,6 +2,7 @@
 //! containers their new limits (kubelet, kuberuntime_manager.go: doPodResizeAction).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::cri::{ContainerStatus, LinuxContainerResources};
@@ -23,8 +24,9 @@ impl Worker {
         if known.metadata.uid != own.uid || (known.spec == self.pod.spec && known.metadata == *own) {
             return;
         }
-        self.pod.spec = known.spec.clone();
-        self.pod.metadata = known.metadata.clone();
+        let pod = Arc::make_mut(&mut self.pod);
+        pod.spec = known.spec.clone();
+        pod.metadata = known.metadata.clone();
         if let Some(admitted) = &self.admitted {
             admitted.update(&self.pod);
         }

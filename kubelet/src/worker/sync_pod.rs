@@ -185,7 +185,7 @@ impl Worker {
 
     async fn mount_volumes(&mut self) -> Result<(), Stop> {
         if self.mounted.is_none() {
-            let pod = Arc::new(self.pod.clone());
+            let pod = Arc::clone(&self.pod);
             let mounted = tokio::select! {
                 mounted = self.tools.volumes.mount_pod(&pod) => Some(mounted),
                 () = self.until_end() => None,

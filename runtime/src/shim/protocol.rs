@@ -25,6 +25,10 @@ pub(crate) struct ShimConfig {
     /// Limit of each container's logs.
     #[serde(default)]
     pub(crate) log_ceiling: Option<LogCeiling>,
+    /// Where control groups are mounted, in the form of mountinfo; `None`: the shim looks itself, in a table
+    /// that has lines of every pod.
+    #[serde(default)]
+    pub(crate) cgroup_mounts: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,8 +1,8 @@
 //! Sandboxes: made, stopped, removed, and nothing left.
 
 use proto::cri::{
-    ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest, RemoveContainerRequest,
-    RemovePodSandboxRequest, StopContainerRequest, StopPodSandboxRequest,
+    ContainerEventType, ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest,
+    RemoveContainerRequest, RemovePodSandboxRequest, StopContainerRequest, StopPodSandboxRequest,
 };
 use tests::cri::{Host, IMAGE, container};
 use tonic::Code;
@@ -22,6 +22,11 @@ async fn a_sandbox_is_ready_then_stopped_then_gone() {
     let found = cri.runtime.pod_sandbox_status(status(&pod)).await.unwrap().into_inner().status.unwrap();
     assert_eq!(found.state(), PodSandboxState::SandboxNotready);
     cri.remove_pod(&pod).await;
+    // Without it, a kubelet must look at all its pods.
+    let removed = cri.event(&pod, ContainerEventType::ContainerDeletedEvent).await;
+    let metadata =
+        removed.pod_sandbox_status.and_then(|status| status.metadata).expect("of which pod it was");
+    assert_eq!((metadata.name.as_str(), metadata.uid.as_str()), ("a", "uid-a"));
     assert_eq!(cri.runtime.pod_sandbox_status(status(&pod)).await.unwrap_err().code(), Code::NotFound);
     let list = cri.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await.unwrap().into_inner();
     assert_eq!(list.items.len(), 0);
