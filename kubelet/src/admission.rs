@@ -2,11 +2,14 @@
 //!
 //! A pod that serves volumes is always admitted: the pods that need it are admitted already.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::critical::serves_volumes;
+use crate::critical::{is_critical, serves_volumes};
 use crate::objects::{Pod, PodPhase};
 use crate::preemption::{self, Missing, Resource};
 use crate::pressure::{EVICTED, NodePressure};
@@ -51,6 +54,8 @@ pub(crate) struct Rejection {
 struct Share {
     requests: Requests,
     host_ports: Vec<HostPort>,
+    /// The pod was preempted and has not ended yet. kubelet admits no pod meanwhile.
+    is_being_freed: bool,
 }
 
 /// A port of the host.
@@ -86,7 +91,7 @@ pub(crate) struct Admitted {
     shares: Arc<Mutex<BTreeMap<String, Share>>>,
 }
 
-/// The share of a critical pod, and the pods that must end before it starts, by uid.
+/// The share of a pod, and the pods that must end before it starts, by uid.
 #[derive(Debug)]
 pub(crate) struct Room {
     pub(crate) admitted: Admitted,
@@ -147,21 +152,38 @@ impl Admission {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
-    /// Takes the share of a pod. One that `has_run` is not judged.
-    pub(crate) fn admit(&self, pod: &Pod, has_run: bool) -> Result<Admitted, Rejection> {
+    /// Takes the share of a pod. One that `has_run` is not judged. What preempted pods are about to free
+    /// is free for every pod, which then waits for them.
+    pub(crate) fn admit(&self, pod: &Pod, has_run: bool) -> Result<Room, Rejection> {
         let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
         let (uid, share) = (pod.metadata.uid.clone(), Share::of(pod));
+        let mut awaited = BTreeSet::new();
         if !has_run && !serves_volumes(pod) {
-            let others = shares.iter().filter(|(other, _)| **other != uid).map(|(_, share)| share);
-            self.judge(pod, &share, &others.collect::<Vec<_>>())?;
+            let (freed, staying): (Vec<_>, Vec<_>) = shares
+                .iter()
+                .filter(|(other, _)| **other != uid)
+                .partition(|(_, share)| share.is_being_freed);
+            let staying: Vec<&Share> = staying.into_iter().map(|(_, share)| share).collect();
+            self.judge(pod, &share, &staying)?;
+            let all: Vec<&Share> = staying.into_iter().chain(freed.iter().map(|(_, share)| *share)).collect();
+            if self.judge(pod, &share, &all).is_err() {
+                awaited.extend(freed.into_iter().map(|(other, _)| other.clone()));
+            }
         }
+        Ok(Room { admitted: self.take(&mut shares, uid, share), awaited })
+    }
+
+    fn take(&self, shares: &mut BTreeMap<String, Share>, uid: String, share: Share) -> Admitted {
         shares.insert(uid.clone(), share);
-        Ok(Admitted { uid, shares: Arc::clone(&self.shares) })
+        Admitted { uid, shares: Arc::clone(&self.shares) }
     }
 
     /// Takes the share of a critical pod; others make room for it (kubelet, preemption.go). Pods that are
     /// ending free their shares first; `end` is called for each pod that must go besides. `pods` are the
     /// node's: they are read under the lock, so that a pod that makes room for another pod is ending.
+    ///
+    /// No pod goes for its host port. Like kubelet, the critical pod is refused while a pod holds the port
+    /// that was not preempted, even if that pod is ending.
     pub(crate) fn preempt(
         &self,
         pod: &Pod,
@@ -172,7 +194,9 @@ impl Admission {
         let (uid, share) = (pod.metadata.uid.clone(), Share::of(pod));
         let others: BTreeMap<&String, &Share> = shares.iter().filter(|(other, _)| **other != uid).collect();
         let mut awaited = BTreeSet::new();
-        if let Err(rejection) = self.judge(pod, &share, &others.values().copied().collect::<Vec<_>>()) {
+        let unpreempted: Vec<&Share> =
+            others.values().copied().filter(|share| !share.is_being_freed).collect();
+        if let Err(rejection) = self.judge(pod, &share, &unpreempted) {
             if rejection.missing.is_empty() {
                 return Err(rejection);
             }
@@ -189,9 +213,13 @@ impl Admission {
             staying.retain(|other| !victims.iter().any(|victim| victim.metadata.uid == other.metadata.uid));
             let stays = |uid: &String| staying.iter().any(|other| other.metadata.uid == *uid);
             awaited.extend(others.into_keys().filter(|other| !stays(other)).cloned());
+            for victim in victims {
+                if let Some(share) = shares.get_mut(&victim.metadata.uid) {
+                    share.is_being_freed = true;
+                }
+            }
         }
-        shares.insert(uid.clone(), share);
-        Ok(Room { admitted: Admitted { uid, shares: Arc::clone(&self.shares) }, awaited })
+        Ok(Room { admitted: self.take(&mut shares, uid, share), awaited })
     }
 
     /// Counts a pod that runs since before this kubelet, until its worker takes its share.
@@ -212,6 +240,10 @@ impl Admission {
         let short = self.shortages(share, others);
         let placed = self.judge_place(pod, share, others);
         let Some((first, _)) = short.first() else { return placed };
+        // Of a critical pod kubelet tells what preemption does not solve (HandleAdmissionFailure).
+        if placed.is_err() && is_critical(pod) {
+            return placed;
+        }
         let missing = short.iter().map(|(_, missing)| *missing).filter(|_| placed.is_ok()).collect();
         Err(Rejection { missing, ..first.clone() })
     }
@@ -283,141 +315,6 @@ impl Share {
             let (ip, protocol) = (port.host_ip.clone(), port.protocol.clone());
             (number > 0).then_some(HostPort { ip, port: number, protocol })
         });
-        Self { host_ports: host_ports.collect(), requests: resources::requests(pod) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn admission() -> Admission {
-        let capacity = Capacity { cpu_millis: 2000, memory_bytes: 1 << 30, storage_bytes: 1 << 30, pods: 3 };
-        Admission::new("demo", capacity, NodePressure::default())
-    }
-
-    fn pod(uid: &str, spec: serde_json::Value) -> Pod {
-        let mut whole = serde_json::json!({"containers": [{"name": "c"}]});
-        whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
-        serde_json::from_value(serde_json::json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": uid, "uid": uid}, "spec": whole
-        }))
-        .unwrap()
-    }
-
-    fn requesting(uid: &str, resource: &str, amount: &str) -> Pod {
-        let resources = serde_json::json!({"requests": {resource: amount}});
-        pod(uid, serde_json::json!({"containers": [{"name": "c", "resources": resources}]}))
-    }
-
-    #[test]
-    fn a_pod_is_rejected_in_kubelets_words_where_there_is_no_room() {
-        let admission = admission();
-        let first = admission.admit(&requesting("a", "cpu", "1500m"), false).unwrap();
-        let second = requesting("b", "cpu", "600m");
-        let rejection = admission.admit(&second, false).unwrap_err();
-        assert_eq!(rejection.reason, "OutOfcpu");
-        let message = "Node didn't have enough resource: cpu, requested: 600, used: 1500, capacity: 2000";
-        assert_eq!(rejection.message, message);
-        assert_eq!(rejection.missing, [Missing { resource: Resource::Cpu, amount: 100 }]);
-        drop(first);
-        let _second = admission.admit(&second, false).unwrap();
-        let memory = requesting("c", "memory", "2Gi");
-        assert_eq!(admission.admit(&memory, false).unwrap_err().reason, "OutOfmemory");
-        let _adopted = admission.admit(&memory, true).unwrap();
-        let storage = requesting("d", "ephemeral-storage", "2Gi");
-        assert_eq!(admission.admit(&storage, false).unwrap_err().reason, "OutOfephemeral-storage");
-        let _without_requests = admission.admit(&pod("e", serde_json::json!({})), false).unwrap();
-        assert_eq!(admission.admit(&pod("f", serde_json::json!({})), false).unwrap_err().reason, "OutOfpods");
-        let labels = BTreeMap::from([(proto::mount_pod::ROLE_LABEL.into(), proto::mount_pod::ROLE.into())]);
-        let mut mount_pod = pod("g", serde_json::json!({}));
-        mount_pod.metadata.labels = labels;
-        let _served = admission.admit(&mount_pod, false).unwrap();
-    }
-
-    #[test]
-    fn a_running_pod_grows_only_into_room_that_is_free() {
-        let capacity = admission().capacity;
-        let known = requesting("a", "cpu", "500m");
-        let pods = [Arc::new(known.clone()), Arc::new(requesting("b", "cpu", "1"))];
-        let fits = |amount| fits_resized(capacity, &pods, &known, &requesting("a", "cpu", amount));
-        fits("1").unwrap();
-        let message = "Node didn't have enough resource: cpu, requested: 1001, used: 1000, capacity: 2000";
-        assert_eq!(fits("1001m").unwrap_err().message, message);
-        // On a node with too many pods already, a pod can still shrink.
-        let full = [Arc::new(known.clone()), Arc::new(requesting("b", "cpu", "3"))];
-        fits_resized(capacity, &full, &known, &requesting("a", "cpu", "100m")).unwrap();
-    }
-
-    #[test]
-    fn each_critical_pod_has_another_pod_make_room_and_waits_for_those_that_end() {
-        let capacity = Capacity { pods: 2, ..admission().capacity };
-        let admission = Admission::new("demo", capacity, NodePressure::default());
-        let critical = |uid| pod(uid, serde_json::json!({"priorityClassName": "system-node-critical"}));
-        let mut node = vec![pod("a", serde_json::json!({})), pod("b", serde_json::json!({}))];
-        let mut shares: Vec<Admitted> =
-            node.iter().map(|ordinary| admission.admit(ordinary, false).unwrap()).collect();
-        let preempt = |node: &mut Vec<Pod>, pod: &Pod| {
-            let mut ended = Vec::new();
-            let known = node.iter().cloned().map(Arc::new).collect();
-            let room = admission.preempt(pod, || known, |victim| ended.push(victim.metadata.uid.clone()))?;
-            for failed in node.iter_mut().filter(|known| ended.contains(&known.metadata.uid)) {
-                failed.status.phase = PodPhase::Failed;
-            }
-            node.push(pod.clone());
-            Ok::<_, Rejection>((room, ended))
-        };
-        let (first, mut ended) = preempt(&mut node, &critical("first")).unwrap();
-        assert_eq!(ended.len(), 1);
-        assert_eq!(first.awaited.iter().collect::<Vec<_>>(), ended.iter().collect::<Vec<_>>());
-        // The first victim still holds its share.
-        let (second, others) = preempt(&mut node, &critical("second")).unwrap();
-        assert_eq!((others.len(), second.awaited.len()), (1, 2));
-        ended.extend(others);
-        ended.sort();
-        assert_eq!(ended, ["a", "b"]);
-        assert_eq!(preempt(&mut node, &critical("third")).unwrap_err().reason, "OutOfpods");
-        // A pod that ends by itself makes room, and no other pod must go.
-        shares.clear();
-        drop(second);
-        node.retain(|known| known.metadata.uid == "first");
-        let mut succeeded = pod("c", serde_json::json!({}));
-        let _succeeded = admission.admit(&succeeded, false).unwrap();
-        succeeded.status.phase = PodPhase::Succeeded;
-        node.push(succeeded);
-        let (third, ended) = preempt(&mut node, &critical("third")).unwrap();
-        assert_eq!((third.awaited, ended), (BTreeSet::from(["c".to_owned()]), vec![]));
-    }
-
-    #[test]
-    fn pods_of_an_earlier_kubelet_count_from_the_start() {
-        let admission = admission();
-        let running = requesting("a", "cpu", "1500m");
-        admission.expect(&running);
-        let waiting = requesting("b", "cpu", "600m");
-        assert_eq!(admission.admit(&waiting, false).unwrap_err().reason, "OutOfcpu");
-        drop(admission.admit(&running, true).unwrap());
-        drop(admission.admit(&waiting, false).unwrap());
-    }
-
-    #[test]
-    fn host_ports_and_node_names_are_checked() {
-        let admission = admission();
-        let with_port = |uid, port: serde_json::Value| {
-            pod(uid, serde_json::json!({"containers": [{"name": "c", "ports": [port]}]}))
-        };
-        let web = serde_json::json!({"containerPort": 80, "hostPort": 8080});
-        let _web = admission.admit(&with_port("a", web.clone()), false).unwrap();
-        let rejection = admission.admit(&with_port("b", web), false).unwrap_err();
-        assert_eq!((rejection.reason.as_str(), rejection.missing.len()), ("NodePorts", 0));
-        assert!(rejection.message.starts_with("Predicate NodePorts failed: node(s) didn't have free ports"));
-        let udp = serde_json::json!({"containerPort": 80, "hostPort": 8080, "protocol": "UDP"});
-        drop(admission.admit(&with_port("c", udp), false).unwrap());
-        let mut on_host = with_port("d", serde_json::json!({"containerPort": 8080}));
-        drop(admission.admit(&on_host, false).unwrap());
-        on_host.spec.host_network = true;
-        assert_eq!(admission.admit(&on_host, false).unwrap_err().reason, "NodePorts");
-        let elsewhere = pod("e", serde_json::json!({"nodeName": "other"}));
-        assert_eq!(admission.admit(&elsewhere, false).unwrap_err().reason, "NodeName");
+        Self { host_ports: host_ports.collect(), requests: resources::requests(pod), is_being_freed: false }
     }
 }

@@ -71,6 +71,10 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    #[error("error reading [{}]: recognized file extensions are [.json .yaml .yml]", dir.display())]
+    NoManifests { dir: PathBuf },
+    #[error("{} has more than {limit} {of}, the limit", dir.display())]
+    LargeDirectory { dir: PathBuf, limit: usize, of: &'static str },
     #[error("{}", mistakes.join("\n"))]
     Manifest { mistakes: Vec<String> },
     #[error("the kubelet's reply is not an object of this version")]

@@ -220,6 +220,9 @@ pub struct ApplyArgs {
     /// File, directory (its .yaml, .yml and .json), or - for stdin; may be given more than once
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     pub filenames: Vec<PathBuf>,
+    /// The directories in the directory as well
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
     /// Fields that Kubernetes does not have: refuse their object (strict, true), warn (warn), or drop them (ignore, false)
     #[arg(long, value_name = "HOW", value_enum, hide_possible_values = true, default_value = "strict", default_missing_value = "strict", num_args = 0..=1, require_equals = true)]
     pub validate: Validation,
@@ -451,6 +454,9 @@ pub struct DeleteArgs {
     /// Delete the objects that this file, directory or - (stdin) describes
     #[arg(short, long = "filename", value_name = "FILE", conflicts_with_all = ["kind", "all", "selector", "field_selector"])]
     pub filenames: Vec<PathBuf>,
+    /// The directories in the directory as well
+    #[arg(short = 'R', long, conflicts_with = "kind")]
+    pub recursive: bool,
     /// Delete all objects of the kind in the namespace
     #[arg(long, conflicts_with_all = ["selector", "names"])]
     pub all: bool,

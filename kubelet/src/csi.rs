@@ -72,6 +72,7 @@ pub(crate) struct NodeCapabilities {
     pub(crate) stage: bool,
     pub(crate) mount_group: bool,
     pub(crate) single_node_multi_writer: bool,
+    pub(crate) volume_stats: bool,
     /// NodeGetVolumeStats returns it.
     pub(crate) volume_condition: bool,
     pub(crate) expand: bool,
@@ -159,21 +160,29 @@ impl Driver {
         .map(drop)
     }
 
+    pub(crate) async fn node_volume_stats(
+        &self,
+        volume_id: &str,
+        volume_path: &Path,
+    ) -> Result<csi::NodeGetVolumeStatsResponse> {
+        let request = csi::NodeGetVolumeStatsRequest {
+            volume_id: volume_id.to_owned(),
+            volume_path: volume_path.to_string_lossy().into_owned(),
+            staging_target_path: String::new(),
+        };
+        self.node("NodeGetVolumeStats", volume_id, |mut node| async move {
+            node.node_get_volume_stats(request).await
+        })
+        .await
+    }
+
     /// `None` if the driver does not report a condition.
     pub(crate) async fn node_volume_condition(
         &self,
         volume_id: &str,
         volume_path: &Path,
     ) -> Result<Option<csi::VolumeCondition>> {
-        let request = csi::NodeGetVolumeStatsRequest {
-            volume_id: volume_id.to_owned(),
-            volume_path: volume_path.to_string_lossy().into_owned(),
-            staging_target_path: String::new(),
-        };
-        let reply = self.node("NodeGetVolumeStats", volume_id, |mut node| async move {
-            node.node_get_volume_stats(request).await
-        });
-        Ok(reply.await?.volume_condition)
+        Ok(self.node_volume_stats(volume_id, volume_path).await?.volume_condition)
     }
 
     /// Grows the file system of a volume that is mounted at `request.volume_path`.
@@ -247,6 +256,7 @@ fn known_capabilities(reply: &csi::NodeGetCapabilitiesResponse) -> NodeCapabilit
         stage: has(NodeRpc::StageUnstageVolume),
         mount_group: has(NodeRpc::VolumeMountGroup),
         single_node_multi_writer: has(NodeRpc::SingleNodeMultiWriter),
+        volume_stats: has(NodeRpc::GetVolumeStats),
         volume_condition: has(NodeRpc::GetVolumeStats) && has(NodeRpc::VolumeCondition),
         expand: has(NodeRpc::ExpandVolume),
     }

@@ -12,6 +12,7 @@ mod exposition;
 mod listener;
 mod logs;
 mod metrics;
+mod object;
 mod query;
 mod relay;
 mod resource_metrics;
@@ -20,6 +21,7 @@ mod stalled;
 mod streams;
 mod summary;
 mod usage;
+mod volumes;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -244,8 +246,10 @@ impl Server {
 
     async fn metrics(&self) -> Response<Answer> {
         let (store, counters) = (self.api.store.clone(), Arc::clone(&self.counters));
-        let made =
-            tokio::task::spawn_blocking(move || metrics::text(store.node_name(), &store.pods(), &counters));
+        let volumes = self.api.engine.volumes().figures();
+        let made = tokio::task::spawn_blocking(move || {
+            metrics::text(store.node_name(), &store.pods(), &volumes, &counters)
+        });
         exposition(made.await.map_err(|error| error.to_string()))
     }
 
@@ -271,6 +275,7 @@ impl Server {
             Err(error) => return failed(linux::chain(&error)),
         };
         let (store, root_dir) = (self.api.store.clone(), self.root_dir.clone());
+        let volumes = self.api.engine.volumes().figures();
         let made = tokio::task::spawn_blocking(move || {
             let image_dir = images.as_ref().and_then(|images| images.fs_id.as_ref());
             let facts = Facts {
@@ -280,6 +285,7 @@ impl Server {
                 image_disk: image_dir.and_then(|dir| Disk::of(dir.mountpoint.as_ref())),
                 images: images.as_ref(),
                 usage: &usage,
+                volumes: &volumes,
                 now: Timestamp::now(),
             };
             Ok::<_, std::io::Error>(summary::summary(&store.pods(), &facts))

@@ -142,6 +142,7 @@ impl Engine {
         background.spawn(never_ends(self.plugins.clone().watch(registry)));
         background.spawn(never_ends(controller(self.plugins.clone(), self.volumes.clone())));
         background.spawn(never_ends(self.volumes.clone().watch_health()));
+        background.spawn(never_ends(self.volumes.clone().keep_measuring()));
         background.spawn(never_ends(self.volumes.clone().republish()));
         background.spawn(never_ends(self.volumes.clone().keep_configuration_current()));
 

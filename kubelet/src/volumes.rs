@@ -17,6 +17,7 @@ mod empty_dirs;
 mod ephemeral;
 mod error;
 mod expand;
+mod figures;
 mod files;
 mod health;
 mod host_paths;
@@ -43,6 +44,7 @@ use tracing::{Instrument, info_span};
 pub(crate) use capability::{of_claim as capabilities_of_claim, of_volume as capability_of_volume};
 pub(crate) use error::Error;
 pub(crate) use expand::FILE_SYSTEM_PENDING;
+pub(crate) use figures::{Figures, Space, VolumeFigures};
 pub(crate) use sub_paths::SubPath;
 
 use crate::critical::serves_volumes;
@@ -101,6 +103,7 @@ struct Shared {
     health_due: Notify,
     /// A pod has released a volume.
     released: Notify,
+    measured: figures::Measured,
     empty_dirs: EmptyDirs,
     configuration: ConfigurationVolumes,
     sub_paths: sub_paths::Mounting,
@@ -123,6 +126,7 @@ impl Volumes {
             republish: republish::Due::default(),
             health_due: Notify::new(),
             released: Notify::new(),
+            measured: figures::Measured::default(),
             empty_dirs: EmptyDirs::default(),
             configuration: ConfigurationVolumes::default(),
             sub_paths: sub_paths::Mounting::default(),
@@ -162,6 +166,7 @@ impl Volumes {
                 mounted.insert(name, place);
             }
         }
+        self.shared.measured.measure_soon(&pod.metadata.uid);
         mounted
     }
 

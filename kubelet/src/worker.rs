@@ -206,9 +206,8 @@ impl Worker {
         }
         let has_run = !observed.sandboxes.is_empty() || !observed.containers.is_empty();
         let room = match self.tools.admission.admit(&self.pod, has_run) {
-            Ok(admitted) => Ok(Room { admitted, awaited: BTreeSet::new() }),
             Err(rejection) if !rejection.missing.is_empty() && is_critical(&self.pod) => self.preempt(),
-            Err(rejection) => Err(rejection),
+            judged => judged,
         };
         match room {
             Ok(Room { admitted, awaited }) => {

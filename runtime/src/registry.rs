@@ -16,6 +16,7 @@ mod credentials;
 pub(crate) mod error;
 mod hosts;
 mod progress;
+mod proxy;
 mod resolve;
 mod tls;
 mod token;
@@ -43,7 +44,9 @@ pub(crate) use credentials::Credentials;
 use error::{AtHost, Problem, PullProblem, Result};
 use hosts::Host;
 use progress::Progress;
+use proxy::Proxies;
 pub(crate) use resolve::run as run_resolver;
+use transport::Transport;
 
 /// Layers of one pull that are fetched at the same time, as in containerd and Docker.
 const LAYERS_AT_ONCE: usize = 3;
@@ -51,6 +54,7 @@ const LAYERS_AT_ONCE: usize = 3;
 #[derive(Debug)]
 pub(crate) struct Registries {
     config: RegistryConfig,
+    proxies: Proxies,
     limits: ImageLimits,
     blobs: Blobs,
 }
@@ -74,6 +78,8 @@ struct Pull<'a, 's> {
     registries: &'a Registries,
     store: &'s ImageStore,
     domain: &'a str,
+    /// The tag or digest that was asked for.
+    reference: &'a str,
     /// Fetched so far, by digest: another host need not send it again.
     blobs: BTreeMap<String, Arc<BlobFile>>,
 }
@@ -84,7 +90,8 @@ impl Registries {
         // Made by the first download: a disk may be full now.
         trash.remove_later(&dir)?;
         let (limits, blobs) = (config.image_limits.clone(), Blobs::new(dir));
-        Ok(Self { config: config.registries.clone(), limits, blobs })
+        let proxies = config.registries.proxies();
+        Ok(Self { config: config.registries.clone(), proxies, limits, blobs })
     }
 
     /// Fetches what `store` does not have of an image. The layers that it does have stay while the
@@ -115,13 +122,15 @@ impl Registries {
         let mut failures = Vec::new();
         for host in hosts {
             let name = host.authority.clone();
-            match Client::new(host, (domain, repository), credentials, &self.config) {
+            let transport = Transport::new(host.tls.clone(), self.config.clone(), self.proxies.clone());
+            match Client::new(host, (domain, repository), credentials, transport) {
                 Ok(client) => clients.push(client),
                 Err(problem) => failures.push(problem.at(&name, "configuration")),
             }
         }
         let root = self.root(wanted, &mut clients, &mut failures).await?;
-        let mut pull = Pull { registries: self, store, domain, blobs: BTreeMap::new() };
+        let reference = reference_of(wanted);
+        let mut pull = Pull { registries: self, store, domain, reference, blobs: BTreeMap::new() };
         clients.retain(|client| client.host.pulls);
         if clients.is_empty() && failures.is_empty() {
             return Err(PullProblem::NothingPulls { dir: self.config.registry_config.clone() });
@@ -143,8 +152,7 @@ impl Registries {
         clients: &mut Vec<Client>,
         failures: &mut Vec<AtHost>,
     ) -> std::result::Result<Document, PullProblem> {
-        let tag = wanted.tag.as_deref().unwrap_or("latest");
-        let reference = wanted.digest.as_deref().unwrap_or(tag);
+        let reference = reference_of(wanted);
         let may_answer = |client: &Client| match wanted.digest {
             Some(_) => client.host.pulls,
             None => client.host.resolves,
@@ -188,12 +196,13 @@ impl<'s> Pull<'_, 's> {
             move |problem: Problem| problem.at(&host, what)
         };
         let manifest = self.manifest(client, root).await;
-        let manifest = manifest.map_err(at(format!("manifest {}", root.digest)))?;
+        let manifest = manifest.map_err(at(self.named("manifest", &root.digest)))?;
         let config = &manifest.config;
         let configuration = self.configuration(client, config).await;
-        let configuration = configuration.map_err(at(format!("configuration {}", shown(&config.digest))))?;
+        let configuration = configuration.map_err(at(self.named("configuration", &shown(&config.digest))))?;
         let (layers, diff_ids) = (&manifest.layers, &configuration.rootfs.diff_ids);
-        check_layers(layers, diff_ids, &self.registries.limits).map_err(at("manifest".to_owned()))?;
+        check_layers(layers, diff_ids, &self.registries.limits)
+            .map_err(at(self.named("manifest", &root.digest)))?;
         let pins = self.store.pin(layers.iter().map(|layer| layer.digest.as_str()));
         let mut missing: Vec<&Descriptor> = Vec::new();
         for (layer, diff_id) in layers.iter().zip(diff_ids) {
@@ -207,6 +216,15 @@ impl<'s> Pull<'_, 's> {
         let paths = self.blobs.iter().map(|(digest, blob)| (digest.clone(), blob.path().to_owned()));
         let image = Pulled { host, digest: root.digest.clone(), manifest, blobs: paths.collect() };
         Ok((Fetched { image, files: self.blobs.values().cloned().collect() }, pins))
+    }
+
+    /// For errors. A digest alone does not tell its reader which tag it is of.
+    fn named(&self, what: &str, digest: &str) -> String {
+        if self.reference == digest {
+            format!("{what} {digest}")
+        } else {
+            format!("{what} {digest} of {}", self.reference)
+        }
     }
 
     /// The manifest for this node.
@@ -252,7 +270,7 @@ impl<'s> Pull<'_, 's> {
         let one = async |layer: &Descriptor| {
             let blob = this.blob(client, layer, &progress).await;
             let named =
-                |problem: Problem| problem.at(&client.host.authority, format!("layer {}", layer.digest));
+                |problem: Problem| problem.at(&client.host.authority, this.named("layer", &layer.digest));
             Ok::<_, AtHost>((layer.digest.clone(), blob.map_err(named)?))
         };
         let all = stream::iter(missing.into_iter().map(one)).buffer_unordered(LAYERS_AT_ONCE);
@@ -276,6 +294,11 @@ impl<'s> Pull<'_, 's> {
         let wanted = Wanted { digest: &blob.digest, size: blob.size };
         self.registries.blobs.get(self.domain, client, wanted, progress).await
     }
+}
+
+/// The tag or digest to ask for.
+fn reference_of(wanted: &Reference) -> &str {
+    wanted.digest.as_deref().or(wanted.tag.as_deref()).unwrap_or("latest")
 }
 
 fn kind(document: &Document) -> Result<Kind> {

@@ -27,12 +27,16 @@ mod image_store;
 mod keyrings;
 #[path = "cri/namespaces.rs"]
 mod namespaces;
+#[path = "cri/native.rs"]
+mod native;
 #[path = "cri/network.rs"]
 mod network;
 #[path = "cri/registries.rs"]
 mod registries;
 #[path = "cri/registry_faults.rs"]
 mod registry_faults;
+#[path = "cri/registry_proxies.rs"]
+mod registry_proxies;
 #[path = "cri/registry_server.rs"]
 mod registry_server;
 #[path = "cri/restart.rs"]

@@ -79,6 +79,11 @@ impl Host {
 
     /// With more flags.
     pub async fn start_with(&mut self, flags: &[&str]) -> Cri {
+        self.start_in(&[], flags).await
+    }
+
+    /// With these variables of the environment, and no others about proxies.
+    pub async fn start_in(&mut self, variables: &[(&str, &str)], flags: &[&str]) -> Cri {
         let mut command = Command::new(binaries::under_test("hawser-runtime").unwrap());
         let options = [
             ("--root-dir", "root"),
@@ -96,6 +101,10 @@ impl Host {
         if !flags.contains(&PRELOAD) {
             command.arg("--no-preload");
         }
+        for name in ["HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"] {
+            command.env_remove(name).env_remove(name.to_ascii_lowercase());
+        }
+        command.envs(variables.iter().copied());
         command.args(flags.iter().filter(|flag| **flag != PRELOAD));
         // The same tests through an OCI runtime: conformance sets this to runc.
         if let Some(program) = std::env::var_os("HAWSER_TEST_OCI_RUNTIME") {

@@ -7,6 +7,7 @@ mod daemons;
 mod down;
 mod helper;
 mod network;
+mod network_claim;
 mod place;
 mod prepare;
 mod processes;

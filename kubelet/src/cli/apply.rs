@@ -7,13 +7,14 @@ use proto::kubelet::apply_response::result::Outcome;
 use proto::kubelet::{ApplyRequest, ApplyResponse};
 
 use super::failures::Failures;
+use super::files::Directories;
 use super::printable::printable;
 use super::{Error, client, files};
 use crate::config::{ApplyArgs, Validation};
 
 /// Goes on after an object that is refused.
 pub(super) async fn apply(args: &ApplyArgs, out: &mut dyn Write) -> Result<(), Error> {
-    let documents = files::read(&args.filenames)?;
+    let documents = files::read(&args.filenames, Directories::of(args.recursive))?;
     let mut kubelet = client::connect(&args.root).await?;
     let unknown_fields = match args.validate {
         Validation::Strict => UnknownFields::Refuse,

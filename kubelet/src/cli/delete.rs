@@ -11,6 +11,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Streaming};
 
 use super::failures::Failures;
+use super::files::Directories;
 use super::printable::printable;
 use super::{Error, client, files, kinds};
 use crate::config::DeleteArgs;
@@ -137,7 +138,7 @@ fn key_of(kind: Kind, object: &Value) -> ObjectKey {
 /// mistakes does not keep the others' objects from being deleted.
 fn described(args: &DeleteArgs, failures: &mut Failures) -> Result<Vec<ObjectKey>, Error> {
     let mut keys = Vec::new();
-    for document in files::read(&args.filenames)? {
+    for document in files::read(&args.filenames, Directories::of(args.recursive))? {
         let parsed = manifest::parse_with(&document.content, &document.source, UnknownFields::Ignore);
         if !parsed.errors.is_empty() {
             let mistakes = parsed.errors.iter().map(ToString::to_string).collect();

@@ -1,6 +1,7 @@
 //! The commands against a real API socket, as transcripts. No engine runs: the tests change the
 //! store in its place.
 
+mod files;
 mod keyboard;
 
 use std::path::{Path, PathBuf};

@@ -5,9 +5,16 @@ use std::collections::BTreeMap;
 
 use super::counters::Counters;
 use super::exposition::{Exposition, Kind};
+use super::volumes;
 use crate::objects::{ContainerState, Pod, PodPhase};
+use crate::volumes::Figures;
 
-pub(super) fn text(node_name: &str, pods: &[impl AsRef<Pod>], counters: &Counters) -> String {
+pub(super) fn text(
+    node_name: &str,
+    pods: &[impl AsRef<Pod>],
+    volumes: &Figures,
+    counters: &Counters,
+) -> String {
     let mut text = Exposition::default();
     text.metric("kubelet_node_name", Kind::Gauge, "Always 1; the label has the node's name").sample(
         &[("node", node_name)],
@@ -15,6 +22,7 @@ pub(super) fn text(node_name: &str, pods: &[impl AsRef<Pod>], counters: &Counter
         None,
     );
     of_pods(&mut text, pods);
+    volumes::add_metrics(&mut text, pods, volumes);
     let mut requests =
         text.metric("kubelet_http_requests_total", Kind::Counter, "Answered requests of the HTTP endpoints");
     for ((path, method, code), count) in counters.requests() {
@@ -125,7 +133,7 @@ mod tests {
         counters.answered("pods", &hyper::Method::GET, 200);
         counters.count_unauthorized();
         let streams = counters.open_streams();
-        let shown = text("node", &Vec::<std::sync::Arc<Pod>>::new(), &counters);
+        let shown = text("node", &Vec::<std::sync::Arc<Pod>>::new(), &Figures::new(), &counters);
         let expected = "kubelet_http_requests_total{code=\"200\",long_running=\"false\",method=\"GET\",path=\"pods\",\
                         server_type=\"readwrite\"} 2\n";
         assert!(shown.contains(expected), "{shown}");
@@ -142,7 +150,7 @@ mod tests {
     fn every_metric_is_documented() {
         let page = include_str!("../../../docs/METRICS.md");
         let none = Vec::<std::sync::Arc<Pod>>::new();
-        let own = text("node", &none, &Counters::default());
+        let own = text("node", &none, &Figures::new(), &Counters::default());
         let node = crate::endpoints::usage::NodeUsage::read().ok();
         let usage = crate::endpoints::usage::Usage::default();
         let resource = crate::endpoints::resource_metrics::text(&none, Some(&usage), node, 0);

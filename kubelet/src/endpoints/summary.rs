@@ -1,7 +1,7 @@
 //! `/stats/summary`: the figures of node and pods in the shape of kubelet's API stats/v1alpha1
 //! (kubernetes, staging/src/k8s.io/kubelet/pkg/apis/stats/v1alpha1/types.go).
 //!
-//! The sizes of volumes are left out: measuring them reads every file.
+//! The figures of volumes are those of the last measurement in the background: none is waited for.
 
 use std::path::Path;
 
@@ -10,8 +10,11 @@ use nix::sys::statvfs::statvfs;
 use proto::cri;
 use serde_json::{Map, Value, json};
 
+use super::object::object;
 use super::usage::{NodeUsage, PodUsage, Usage, value};
+use super::volumes::of_volume;
 use crate::objects::{ContainerState, ContainerStatus, Pod};
+use crate::volumes::Figures;
 
 /// What the summary is made of.
 #[derive(Debug)]
@@ -24,6 +27,7 @@ pub(super) struct Facts<'a> {
     /// What images take of it: bytes and inodes.
     pub(super) images: Option<&'a cri::FilesystemUsage>,
     pub(super) usage: &'a Usage,
+    pub(super) volumes: &'a Figures,
     pub(super) now: Timestamp,
 }
 
@@ -121,9 +125,17 @@ fn of_pod(pod: &Pod, usage: &PodUsage, facts: &Facts<'_>) -> Value {
         ("cpu", linux.and_then(|linux| cpu(linux.cpu.as_ref()))),
         ("memory", linux.and_then(|linux| memory(linux.memory.as_ref()))),
         ("network", linux.and_then(|linux| network(linux.network.as_ref()))),
+        ("volume", volumes(pod, facts)),
         ("ephemeral-storage", storage),
         ("process_stats", processes.map(|count| json!({ "process_count": count }))),
     ])
+}
+
+/// `None`: the pod has none that are measured.
+fn volumes(pod: &Pod, facts: &Facts<'_>) -> Option<Value> {
+    let volumes = facts.volumes.get(&pod.metadata.uid).filter(|volumes| !volumes.is_empty())?;
+    let volumes = volumes.iter().map(|volume| of_volume(&pod.metadata.namespace, volume));
+    Some(volumes.collect())
 }
 
 /// `None`: the runtime does not know it (yet).
@@ -206,10 +218,4 @@ fn interface(interface: &cri::NetworkInterfaceUsage) -> Map<String, Value> {
 /// Nanoseconds since 1970.
 fn time(nanoseconds: i64) -> Option<Value> {
     Timestamp::from_nanosecond(nanoseconds.into()).ok().map(|time| json!(time))
-}
-
-/// Without fields that have no value, as the API omits them.
-fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
-    let fields = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-    Value::Object(fields.collect())
 }

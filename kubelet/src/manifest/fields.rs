@@ -57,6 +57,14 @@ const fn driver(field: &'static str, verdict: Verdict) -> FieldRule {
     FieldRule { kind: Some(Kind::CsiDriver), field, verdict }
 }
 
+const fn snapshot_class(field: &'static str, verdict: Verdict) -> FieldRule {
+    FieldRule { kind: Some(Kind::VolumeSnapshotClass), field, verdict }
+}
+
+const fn content(field: &'static str, verdict: Verdict) -> FieldRule {
+    FieldRule { kind: Some(Kind::VolumeSnapshotContent), field, verdict }
+}
+
 use Verdict::{Harmless, Ignored, Refused};
 
 const ONE_NODE: Verdict = Ignored("there is one node");
@@ -139,6 +147,11 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     driver("spec.preventPodSchedulingIfMissing", NO_SCHEDULER),
     driver("spec.storageCapacity", NO_SCHEDULER),
     driver("spec.volumeLifecycleModes", Harmless("volumes without a claim are refused")),
+    snapshot_class("metadata.namespace", NO_NAMESPACE),
+    content("metadata.namespace", NO_NAMESPACE),
+    content("spec.sourceVolumeMode", Harmless("every volume is a file system")),
+    content("spec.volumeSnapshotRef.resourceVersion", SERVERS),
+    content("spec.volumeSnapshotRef", Ignored("a snapshot is known by its namespace, name and uid")),
 ];
 
 /// The only field whose default is `true` and whose `false` asks for something.

@@ -42,6 +42,8 @@ pub(super) fn look_up(kind: Kind, field: &FieldPath) -> Lookup {
             [Segment::Key(_), Segment::Key(second), rest @ ..] if second == "volumeSnapshotRef" => {
                 look_up_in::<core::ObjectReference>(rest)
             }
+            // It has no effect, so the table has it too.
+            [_, Segment::Key(second)] if second == "sourceVolumeMode" => Lookup::Known,
             _ => Lookup::Unknown { similar: None },
         },
         Kind::ConfigMap => look_up_in::<core::ConfigMap>(path),

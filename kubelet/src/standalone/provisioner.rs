@@ -152,6 +152,7 @@ impl Provisioner {
                 self.attempt(claim, Attempt::Expand);
             }
             Decision::Nothing => {}
+            Decision::Lose => self.attempt(claim, Attempt::Lose),
             Decision::Bind { volume } => {
                 self.progress().chosen.insert(claim.metadata.uid.clone(), volume.clone());
                 self.attempt(claim, Attempt::Bind { volume });
@@ -271,6 +272,7 @@ enum Attempt {
     },
     Reclaim,
     Expand,
+    Lose,
     /// A missing class or driver often appears a moment later: the class follows the claim in the
     /// same file, or the driver is starting.
     Wait(Failure),
@@ -290,6 +292,7 @@ impl Attempt {
             Self::Create { class, driver } => create::provision(&shared.store, claim, &class, &driver).await,
             Self::Reclaim => reclaim::reclaim(&shared.store, &shared.plugins, claim).await,
             Self::Expand => expand::expand(shared, claim).await,
+            Self::Lose => create::lose(&shared.store, claim),
             Self::Wait(failure) => shared.wait(failure).await,
         }
     }

@@ -17,13 +17,14 @@ mod events;
 mod full_disk;
 mod in_place;
 mod outcome;
+mod pods;
 mod resize;
 mod snapshots;
 mod update;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -32,8 +33,8 @@ use tokio::sync::{broadcast, watch};
 use crate::admission::Capacity;
 use crate::objects::{
     ConfigMap, CsiDriver, Document, Event, EventType, Kind, Object, ObjectRef, PersistentVolume,
-    PersistentVolumeClaim, Pod, PodStatus, Secret, StorageClass, VolumePhase, VolumeSnapshot,
-    VolumeSnapshotClass, VolumeSnapshotContent, now,
+    PersistentVolumeClaim, Secret, StorageClass, VolumePhase, VolumeSnapshot, VolumeSnapshotClass,
+    VolumeSnapshotContent, now,
 };
 use disk::{Disk, Durability};
 use entries::{Entries, Entry, Key, PodEntries, PodEntry};
@@ -285,15 +286,6 @@ impl Store {
         self.inner.statuses.subscribe()
     }
 
-    /// All pods, including those being torn down, by namespace and name.
-    pub fn pods(&self) -> Vec<Arc<Pod>> {
-        self.state().pods.values().map(|entry| Arc::clone(&entry.current.object)).collect()
-    }
-
-    pub fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
-        self.state().pods.get(&Key::new(namespace, name)).map(|entry| Arc::clone(&entry.current.object))
-    }
-
     pub fn claims(&self) -> Vec<Arc<PersistentVolumeClaim>> {
         self.state().claims.objects()
     }
@@ -382,74 +374,6 @@ impl Store {
         self.remove::<CsiDriver>("", name)
     }
 
-    /// Sets a pod's status; does nothing for an unknown uid.
-    pub fn set_pod_status(&self, uid: &str, status: PodStatus) {
-        if let Some(entry) = self.state().pods.find_uid_mut(uid) {
-            let before = &mut Arc::make_mut(&mut entry.current.object).status;
-            let decided = is_decided(before).then(|| std::mem::take(before));
-            *before = status;
-            // The worker may not have seen an eviction yet.
-            if let Some(PodStatus { phase, reason, message, .. }) = decided {
-                *before = PodStatus { phase, reason, message, ..std::mem::take(before) };
-            }
-        }
-        self.inner.statuses.send_replace(());
-    }
-
-    pub fn pod_status(&self, uid: &str) -> Option<PodStatus> {
-        self.state().pods.find_uid(uid).map(|entry| entry.current.object.status.clone())
-    }
-
-    /// Sets a pod's deletion time and drops its successor; `false` for an unknown pod.
-    /// `grace_seconds` defaults to the pod's own. A second call can only shorten the grace period.
-    pub fn mark_pod_deleted(
-        &self,
-        namespace: &str,
-        name: &str,
-        grace_seconds: Option<u64>,
-    ) -> Result<bool, Error> {
-        let _writing = self.writing();
-        let key = Key::new(namespace, name);
-        let Some(mut entry) = self.state().pods.get(&key).cloned() else { return Ok(false) };
-        entry.successor = None;
-        entry.mark_deleted(grace_seconds, now());
-        self.keep_pod(key, entry)?;
-        Ok(true)
-    }
-
-    /// Removes a pod after its teardown; its successor, if any, replaces it.
-    pub fn forget_pod(&self, uid: &str) -> Result<(), Error> {
-        let _writing = self.writing();
-        let Some((key, entry)) = self.state().pods.find_uid_entry(uid) else { return Ok(()) };
-        match entry.successor {
-            Some(successor) => {
-                let entry = PodEntry { current: *successor, successor: None };
-                match self.keep_pod(key.clone(), entry.clone()) {
-                    // The next start reads the manifest again, so memory suffices.
-                    Err(error) if error.is_full_disk() && entry.is_of_a_file() => {
-                        self.state().pods.replace(&key, entry);
-                        self.announce(Kind::Pod, &key);
-                        Ok(())
-                    }
-                    kept => kept,
-                }
-            }
-            None => {
-                self.inner.disk.remove(Kind::Pod, &key)?;
-                self.state().pods.remove(&key);
-                self.announce(Kind::Pod, &key);
-                Ok(())
-            }
-        }
-    }
-
-    /// Ignores all pods applied from now on: pods that end must not start again. Their files and
-    /// descriptions stay for the next start.
-    pub fn take_no_more_pods(&self) {
-        let _writing = self.writing();
-        self.inner.refuses_pods.store(true, Ordering::Relaxed);
-    }
-
     /// Records an event of an object. A repeated reason and message raise the count of the first
     /// event.
     pub fn record(&self, object: &ObjectRef, event_type: EventType, reason: &str, message: &str) {
@@ -512,22 +436,6 @@ impl Store {
         }
         T::entries_mut(&mut self.state()).insert(key.clone(), entry);
         self.announce(T::KIND, &key);
-        Ok(())
-    }
-
-    /// Like [`Store::keep`]. A pod of a file is read again after a power loss, so starting it does
-    /// not wait for the disk.
-    fn keep_pod(&self, key: Key, entry: PodEntry) -> Result<(), Error> {
-        let durability = outcome::durability(&entry);
-        let was_deleted_alone = entry.current.object.metadata.is_deleted() && entry.successor.is_none();
-        let written = if was_deleted_alone {
-            self.inner.disk.write_deleted(Kind::Pod, &key, &entry, durability)
-        } else {
-            self.inner.disk.write(Kind::Pod, &key, &entry, durability)
-        };
-        written?;
-        self.state().pods.replace(&key, entry);
-        self.announce(Kind::Pod, &key);
         Ok(())
     }
 

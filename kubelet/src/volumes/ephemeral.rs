@@ -16,10 +16,8 @@ pub(super) fn ensure_claim(
     name: &str,
     template: &ClaimTemplate,
 ) -> Result<(), Error> {
-    match store.claim(&pod.metadata.namespace, name) {
-        Some(claim) if is_owned(&claim, pod) => return Ok(()),
-        Some(_) => return Err(Error::ClaimOfOther { claim: name.to_owned() }),
-        None => {}
+    if is_made(store, pod, name)? {
+        return Ok(());
     }
     let owner = pod.reference();
     let metadata = ObjectMeta {
@@ -46,7 +44,19 @@ pub(super) fn ensure_claim(
         spec: template.spec.clone(),
         status: PersistentVolumeClaimStatus::default(),
     };
-    store.put_claim(claim).map_err(Error::Store)
+    if !store.add_claim(claim).map_err(Error::Store)? {
+        // It was applied meanwhile.
+        is_made(store, pod, name)?;
+    }
+    Ok(())
+}
+
+fn is_made(store: &Store, pod: &Pod, name: &str) -> Result<bool, Error> {
+    match store.claim(&pod.metadata.namespace, name) {
+        Some(claim) if is_owned(&claim, pod) => Ok(true),
+        Some(_) => Err(Error::ClaimOfOther { claim: name.to_owned() }),
+        None => Ok(false),
+    }
 }
 
 fn is_owned(claim: &PersistentVolumeClaim, pod: &Pod) -> bool {

@@ -25,8 +25,11 @@ pub enum Error {
     Store(store::Error),
     #[error("persistentvolumeclaim \"{claim}\" is being deleted")]
     ClaimDeleted { claim: String },
-    #[error("persistentvolume \"{volume}\", to which claim \"{claim}\" is bound, not found")]
-    VolumeMissing { volume: String, claim: String },
+    #[error(
+        "persistentvolumeclaim \"{claim}\" bound to non-existent persistentvolume \"{volume}\": \
+         apply that volume again if the driver still has its data, or delete the claim and apply it anew"
+    )]
+    ClaimLost { claim: String, volume: String },
     #[error("persistentvolume \"{volume}\": spec.{field} {found:?} is not supported: {expected}")]
     VolumeField { volume: String, field: &'static str, found: String, expected: &'static str },
     #[error(

@@ -25,13 +25,14 @@ pub(super) fn claim(store: &Store, pod: &Pod, claim_name: &str) -> Result<Resolv
 /// For a pod that has the volume already: a claim in deletion exists until its last pod has ended.
 pub(super) fn claim_in_use(store: &Store, pod: &Pod, claim_name: &str) -> Result<Resolved, Error> {
     let claim = find(store, pod, claim_name)?;
-    if claim.status.phase != ClaimPhase::Bound {
-        return Err(Error::ClaimPending { claim: claim_name.to_owned() });
-    }
     let name = &claim.spec.volume_name;
-    let volume = store
-        .volume(name)
-        .ok_or_else(|| Error::VolumeMissing { volume: name.clone(), claim: claim_name.to_owned() })?;
+    let lost = || Error::ClaimLost { claim: claim_name.to_owned(), volume: name.clone() };
+    match claim.status.phase {
+        ClaimPhase::Pending => return Err(Error::ClaimPending { claim: claim_name.to_owned() }),
+        ClaimPhase::Lost => return Err(lost()),
+        ClaimPhase::Bound => {}
+    }
+    let volume = store.volume(name).ok_or_else(lost)?;
     let Some(csi) = &volume.spec.csi else {
         return Err(Error::VolumeField {
             volume: name.clone(),

@@ -68,7 +68,7 @@ fn depends_on_objects(error: &Error) -> bool {
             | Error::ClaimPending { .. }
             | Error::ClaimDeleted { .. }
             | Error::ClaimOfOther { .. }
-            | Error::VolumeMissing { .. }
+            | Error::ClaimLost { .. }
             | Error::VolumeField { .. }
     )
 }

@@ -25,7 +25,8 @@ pub(crate) fn row_of(kind: Kind, field: &str) -> Option<&'static Row> {
 
 use Kind::{
     ConfigMap, CsiDriver as Driver, PersistentVolume as Volume, PersistentVolumeClaim as Claim, Pod, Secret,
-    StorageClass as Class,
+    StorageClass as Class, VolumeSnapshot as Snapshot, VolumeSnapshotClass as SnapshotClass,
+    VolumeSnapshotContent as Content,
 };
 
 const KINDS: &[&str] = &["unknown_kinds_and_versions_are_refused_with_the_known_ones"];
@@ -59,6 +60,8 @@ const BINDING: &[&str] = &["a_volume_requested_by_name_must_satisfy_the_claim"];
 const PROVISIONING: &[&str] = &["a_volume_is_made_as_claim_and_class_say"];
 const SOURCE: &[&str] = &["a_claim_with_a_data_source_gets_a_new_volume_or_one_reserved_for_it"];
 const SECRETS: &[&str] = &["every_call_has_the_secrets_that_the_class_names_and_nothing_else_has_them"];
+const SNAPSHOTS: &[&str] = &["a_snapshot_is_retried_until_it_is_complete_and_deleted_by_its_policy"];
+const HANDLES: &[&str] = &["a_retained_snapshot_comes_back_by_its_handle"];
 const REGISTRIES: &[&str] = &["a_pod_pulls_with_the_login_of_its_secret"];
 
 pub(crate) static HONOURED: &[Row] = &[
@@ -282,4 +285,39 @@ pub(crate) static HONOURED: &[Row] = &[
     row(Secret, "stringData", &["string_data_wins_over_data_and_is_not_kept"]),
     row(Secret, "type", REGISTRIES),
     row(Secret, "immutable", &["what_is_marked_immutable_stays_as_it_is"]),
+    row(Snapshot, "apiVersion", KINDS),
+    row(Snapshot, "kind", KINDS),
+    row(Snapshot, "metadata.name", NAMES),
+    row(Snapshot, "metadata.namespace", NAMES),
+    row(Snapshot, "metadata.labels", DOCUMENT),
+    row(Snapshot, "metadata.annotations", DOCUMENT),
+    row(Snapshot, "spec.source.persistentVolumeClaimName", SNAPSHOTS),
+    row(Snapshot, "spec.source.volumeSnapshotContentName", HANDLES),
+    row(Snapshot, "spec.volumeSnapshotClassName", SNAPSHOTS),
+    row(SnapshotClass, "apiVersion", KINDS),
+    row(SnapshotClass, "kind", KINDS),
+    row(SnapshotClass, "metadata.name", NAMES),
+    row(SnapshotClass, "metadata.labels", DOCUMENT),
+    row(SnapshotClass, "metadata.annotations", SNAPSHOTS),
+    row(SnapshotClass, "driver", SNAPSHOTS),
+    row(SnapshotClass, "deletionPolicy", SNAPSHOTS),
+    row(SnapshotClass, "parameters", SNAPSHOTS),
+    row(Content, "apiVersion", KINDS),
+    row(Content, "kind", KINDS),
+    row(Content, "metadata.name", NAMES),
+    row(Content, "metadata.labels", DOCUMENT),
+    row(Content, "metadata.annotations", DOCUMENT),
+    row(Content, "spec.deletionPolicy", HANDLES),
+    row(Content, "spec.driver", HANDLES),
+    row(Content, "spec.source.snapshotHandle", HANDLES),
+    row(Content, "spec.source.volumeHandle", SNAPSHOTS),
+    row(Content, "spec.volumeSnapshotClassName", SNAPSHOTS),
+    row(
+        Content,
+        "spec.volumeSnapshotRef",
+        &[
+            "a_retained_snapshot_comes_back_by_its_handle",
+            "a_content_that_is_applied_again_keeps_its_snapshot_and_the_kubelets_annotations",
+        ],
+    ),
 ];

@@ -1,7 +1,7 @@
 //! Every field of the Kubernetes API has a row in docs/FIELDS.md, and the kubelet's reader treats
 //! it as its row says.
 //!
-//! The fields are those of the JSON schemas of `k8s-openapi`. `honoured.yaml` gives each field that
+//! The fields are those of the JSON schemas of `k8s-openapi`, and of `snapshots.rs`. `honoured.yaml` gives each field that
 //! has an effect a value; the reader takes it without a warning, and `honoured.rs` names the test of
 //! the effect. Any other field is put into one of these documents, and the row is what the reader
 //! says of it. So a field that is dropped in silence has no row.
@@ -10,6 +10,7 @@ mod documents;
 mod honoured;
 mod page;
 mod schema;
+mod snapshots;
 mod sources;
 mod walk;
 

@@ -12,8 +12,9 @@ use crate::walk::{Finding, Outcome};
 const HEAD: &str = "\
 # The fields of the Kubernetes API
 
-This page is generated. `cargo test -p kubelet --test fields` compares it with the JSON schemas of Kubernetes 1.36 and with what
-the kubelet's reader says of each field; if it is out of date, the test prints the command that brings it up to date.
+This page is generated. `cargo test -p kubelet --test fields` compares it with the JSON schemas of Kubernetes 1.36, with the fields of
+snapshots (external-snapshotter v8), and with what the kubelet's reader says of each field; if it is out of date, the test prints the
+command that brings it up to date.
 
 - **honoured**: the field has its effect. The last column names the tests; `grep -rn NAME` finds them. The names in braces are the
   fields in it that have no row of their own.

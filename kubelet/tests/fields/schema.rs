@@ -1,10 +1,12 @@
-//! The JSON schemas of the kinds, as `k8s-openapi` has them.
+//! The JSON schemas of the kinds, as `k8s-openapi` has them; those of snapshots are in `snapshots.rs`.
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::storage::v1 as storage;
 use kubelet::objects::Kind;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Value, json};
+
+use crate::snapshots;
 
 /// The schema of one kind, with the definitions that it refers to.
 pub(crate) struct Schema(Value);
@@ -18,11 +20,18 @@ pub(crate) fn all() -> Vec<(Kind, Schema)> {
         (Kind::CsiDriver, Schema::of::<storage::CSIDriver>()),
         (Kind::ConfigMap, Schema::of::<core::ConfigMap>()),
         (Kind::Secret, Schema::of::<core::Secret>()),
+        (Kind::VolumeSnapshot, snapshots::snapshot()),
+        (Kind::VolumeSnapshotClass, snapshots::class()),
+        (Kind::VolumeSnapshotContent, snapshots::content()),
     ]
 }
 
 impl Schema {
-    fn of<T: JsonSchema>() -> Self {
+    pub(crate) fn new(root: Value) -> Self {
+        Self(root)
+    }
+
+    pub(crate) fn of<T: JsonSchema>() -> Self {
         Self(SchemaGenerator::default().into_root_schema_for::<T>().to_value())
     }
 

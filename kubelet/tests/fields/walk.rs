@@ -40,6 +40,7 @@ fn special(kind: Kind, field: &str) -> Option<Value> {
             Some(json!({"name": "key", "namespace": "vault"}))
         }
         // The reader knows the words.
+        (Kind::VolumeSnapshotContent, "spec.sourceVolumeMode") => Some(json!("Filesystem")),
         (Kind::CsiDriver, "spec.volumeLifecycleModes") => Some(json!(["Persistent"])),
         _ => None,
     }

@@ -9,7 +9,6 @@ use hyper::header::{
 use hyper::{Method, StatusCode};
 use sha2::{Digest, Sha256};
 
-use super::RegistryConfig;
 use super::connection::Answer;
 use super::credentials::Credentials;
 use super::error::{Problem, Result};
@@ -49,7 +48,7 @@ impl Client {
         host: Host,
         (domain, repository): (&str, &str),
         credentials: Option<&Credentials>,
-        config: &RegistryConfig,
+        transport: Transport,
     ) -> Result<Self> {
         let invalid = || Problem::Redirect { url: host.authority.clone() };
         let origin = Origin::of(host.is_https, &host.authority).ok_or_else(invalid)?;
@@ -60,7 +59,7 @@ impl Client {
             repository: repository.to_owned(),
             domain: domain.to_owned(),
             credentials,
-            transport: Transport::new(host.tls.clone(), config.clone()),
+            transport,
             authorization: Mutex::default(),
             host,
         })

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::proxy::Proxies;
+
 /// As flags of `hawser-runtime` and `hawser-kubelet run`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RegistryConfig {
@@ -17,5 +19,10 @@ pub struct RegistryConfig {
 impl RegistryConfig {
     pub(crate) fn idle(&self) -> Duration {
         Duration::from_secs(self.image_pull_idle_seconds)
+    }
+
+    /// Those of the environment, as with containerd.
+    pub(super) fn proxies(&self) -> Proxies {
+        Proxies::read(|name| std::env::var(name).ok())
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
-use hyper::header::HeaderMap;
+use hyper::header::{HOST, HeaderMap, PROXY_AUTHORIZATION};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
@@ -20,6 +20,7 @@ use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
 use super::error::{Problem, Result};
+use super::proxy::{self, Proxies, Proxy};
 use super::resolve;
 use super::url::{Origin, Url};
 
@@ -36,6 +37,7 @@ const MAX_HEADERS: usize = 100;
 pub(super) struct Connections {
     tls: Arc<ClientConfig>,
     idle: Duration,
+    proxies: Proxies,
     free: Mutex<HashMap<Origin, Vec<Connection>>>,
 }
 
@@ -67,12 +69,16 @@ pub(super) struct Answer<'a> {
 }
 
 impl Connections {
-    pub(super) fn new(tls: Arc<ClientConfig>, idle: Duration) -> Self {
-        Self { tls, idle, free: Mutex::default() }
+    pub(super) fn new(tls: Arc<ClientConfig>, idle: Duration, proxies: Proxies) -> Self {
+        Self { tls, idle, proxies, free: Mutex::default() }
     }
 
     /// Sends a request with the path and the host of `url`.
-    pub(super) async fn send(&self, url: &Url, request: Request<Full<Bytes>>) -> Result<Answer<'_>> {
+    pub(super) async fn send(&self, url: &Url, mut request: Request<Full<Bytes>>) -> Result<Answer<'_>> {
+        let proxy = self.proxies.of(&url.origin)?;
+        if let Some(proxy) = proxy.as_deref().filter(|_| !url.origin.is_https) {
+            make_plain(proxy, url, &mut request)?;
+        }
         // One that was used before may have been closed meanwhile; a GET can be sent again.
         while let Some(mut free) = self.take(&url.origin) {
             if free.sender.ready().await.is_err() {
@@ -84,7 +90,22 @@ impl Connections {
                 Err(source) => return Err(Problem::Http { source }),
             }
         }
-        let mut opened = self.open(&url.origin).await?;
+        let mut opened = match &proxy {
+            None => self.open(&url.origin).await?,
+            Some(proxy) => {
+                let through = |source| {
+                    let proxy = proxy.origin.to_string();
+                    Problem::Through { proxy, source: Box::new(source) }
+                };
+                let stream = self.stream(&proxy.origin).await.map_err(through)?;
+                if url.origin.is_https {
+                    let tunnel = self.tunnel(stream, proxy, &url.origin).await.map_err(through)?;
+                    self.secured(tunnel, &url.origin).await?
+                } else {
+                    self.handshake(stream).await?
+                }
+            }
+        };
         let response = self.within_limit(opened.sender.send_request(request)).await?;
         Ok(self.answer(response.map_err(|source| Problem::Http { source })?, opened, url))
     }
@@ -102,12 +123,44 @@ impl Connections {
     }
 
     async fn open(&self, origin: &Origin) -> Result<Connection> {
+        let stream = self.stream(origin).await?;
+        if origin.is_https { self.secured(stream, origin).await } else { self.handshake(stream).await }
+    }
+
+    async fn stream(&self, origin: &Origin) -> Result<TcpStream> {
         let stream = self.connect(origin).await?;
         // Small requests are not held back for more.
         stream.set_nodelay(true).map_err(|source| Problem::Connect { source })?;
-        if !origin.is_https {
-            return self.handshake(stream).await;
+        Ok(stream)
+    }
+
+    /// Asks the proxy for a connection to `origin`.
+    async fn tunnel(
+        &self,
+        stream: TcpStream,
+        proxy: &Proxy,
+        origin: &Origin,
+    ) -> Result<TokioIo<hyper::upgrade::Upgraded>> {
+        let http = |source| Problem::Http { source };
+        let (mut sender, connection) = self.http1().handshake(TokioIo::new(stream)).await.map_err(http)?;
+        let driver = tokio::spawn(async move {
+            // The request reports the error.
+            let _reported = connection.with_upgrades().await;
+        });
+        let _driver = Driver(driver.abort_handle());
+        let response = self.within_limit(sender.send_request(connect_to(origin, proxy)?)).await?;
+        let response = response.map_err(http)?;
+        if response.status() != StatusCode::OK {
+            return Err(Problem::Status { status: response.status().as_u16(), message: String::new() });
         }
+        let upgraded = self.within_limit(hyper::upgrade::on(response)).await?.map_err(http)?;
+        Ok(TokioIo::new(upgraded))
+    }
+
+    async fn secured<S>(&self, stream: S, origin: &Origin) -> Result<Connection>
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
         let tls = |source| Problem::Tls { source };
         let name = ServerName::try_from(origin.host.clone()).map_err(std::io::Error::other).map_err(tls)?;
         let connector = TlsConnector::from(Arc::clone(&self.tls));
@@ -119,17 +172,19 @@ impl Connections {
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
-        let (sender, connection) = http1::Builder::new()
-            .max_buf_size(MAX_HEAD_BYTES)
-            .max_headers(MAX_HEADERS)
-            .handshake(TokioIo::new(stream))
-            .await
-            .map_err(|source| Problem::Http { source })?;
+        let handshake = self.http1().handshake(TokioIo::new(stream)).await;
+        let (sender, connection) = handshake.map_err(|source| Problem::Http { source })?;
         let driver = tokio::spawn(async move {
             // The request that waits for an answer reports the error.
             let _reported = connection.await;
         });
         Ok(Connection { sender, _driver: Driver(driver.abort_handle()) })
+    }
+
+    fn http1(&self) -> http1::Builder {
+        let mut builder = http1::Builder::new();
+        builder.max_buf_size(MAX_HEAD_BYTES).max_headers(MAX_HEADERS);
+        builder
     }
 
     async fn connect(&self, origin: &Origin) -> Result<TcpStream> {
@@ -160,6 +215,30 @@ impl Connections {
     fn give_back(&self, origin: Origin, connection: Connection) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).entry(origin).or_default().push(connection);
     }
+}
+
+/// A request without TLS names the whole URL to a proxy (RFC 9112 section 3.2.2).
+fn make_plain(proxy: &Proxy, url: &Url, request: &mut Request<Full<Bytes>>) -> Result<()> {
+    if !proxy::is_harmless(request) {
+        return Err(Problem::PlainThroughProxy { proxy: proxy.origin.to_string() });
+    }
+    let whole = format!("http://{}{}", url.origin, url.path);
+    let invalid = |_| Problem::Redirect { url: trace::shortened(whole.clone(), 200) };
+    *request.uri_mut() = whole.parse().map_err(invalid)?;
+    if let Some(authorization) = &proxy.authorization {
+        request.headers_mut().insert(PROXY_AUTHORIZATION, authorization.clone());
+    }
+    Ok(())
+}
+
+fn connect_to(origin: &Origin, proxy: &Proxy) -> Result<Request<Full<Bytes>>> {
+    let host = if origin.host.contains(':') { format!("[{}]", origin.host) } else { origin.host.clone() };
+    let place = format!("{host}:{}", origin.port);
+    let mut request = Request::connect(&place).header(HOST, &place);
+    if let Some(authorization) = &proxy.authorization {
+        request = request.header(PROXY_AUTHORIZATION, authorization);
+    }
+    request.body(Full::default()).map_err(|_| Problem::Redirect { url: place })
 }
 
 impl Answer<'_> {

@@ -96,6 +96,16 @@ pub(crate) enum Problem {
     // The connection.
     #[error("find the address of {host}: {problem}")]
     Resolve { host: String, problem: String },
+    #[error("{variable}: {problem}")]
+    Proxy { variable: &'static str, problem: &'static str },
+    #[error("proxy {proxy}")]
+    Through {
+        proxy: String,
+        #[source]
+        source: Box<Problem>,
+    },
+    #[error("credentials are not sent through proxy {proxy} without TLS: add the host to NO_PROXY")]
+    PlainThroughProxy { proxy: String },
     #[error("connect")]
     Connect {
         #[source]

@@ -13,6 +13,7 @@ use super::RegistryConfig;
 use super::connection::{Answer, Connections};
 use super::error::{Problem, Result};
 use super::hosts::TlsFiles;
+use super::proxy::Proxies;
 use super::tls;
 use super::url::Url;
 
@@ -27,12 +28,13 @@ const AGENT: &str = concat!("hawser/", env!("CARGO_PKG_VERSION"));
 pub(super) struct Transport {
     tls: TlsFiles,
     config: RegistryConfig,
+    proxies: Proxies,
     connections: OnceCell<Connections>,
 }
 
 impl Transport {
-    pub(super) fn new(tls: TlsFiles, config: RegistryConfig) -> Self {
-        Self { tls, config, connections: OnceCell::new() }
+    pub(super) fn new(tls: TlsFiles, config: RegistryConfig, proxies: Proxies) -> Self {
+        Self { tls, config, proxies, connections: OnceCell::new() }
     }
 
     /// Reads the files of TLS before the first request.
@@ -42,7 +44,7 @@ impl Transport {
             let config = tokio::task::spawn_blocking(move || tls::config(&files)).await;
             let config: Arc<_> =
                 config.map_err(|e| Problem::Store { source: std::io::Error::other(e) })??;
-            Ok::<_, Problem>(Connections::new(config, self.config.idle()))
+            Ok::<_, Problem>(Connections::new(config, self.config.idle(), self.proxies.clone()))
         });
         connections.await?.send(url, request).await
     }

@@ -14,18 +14,18 @@ use tonic::Code;
 use super::containers::with_context;
 use super::exec::children;
 
-const SLEEP: [&str; 3] = ["/demo-app", "sleep", "forever"];
+pub(crate) const SLEEP: [&str; 3] = ["/demo-app", "sleep", "forever"];
 
-fn options(pid: NamespaceMode) -> NamespaceOption {
+pub(crate) fn options(pid: NamespaceMode) -> NamespaceOption {
     NamespaceOption { pid: pid.into(), ..Default::default() }
 }
 
 /// A container with these processes in sight.
-fn seeing(name: &str, pid: NamespaceMode, command: &[&str]) -> ContainerConfig {
+pub(crate) fn seeing(name: &str, pid: NamespaceMode, command: &[&str]) -> ContainerConfig {
     with_context(container(name, command), |context| context.namespace_options = Some(options(pid)))
 }
 
-fn pod_with(host: &Host, options: NamespaceOption) -> PodSandboxConfig {
+pub(crate) fn pod_with(host: &Host, options: NamespaceOption) -> PodSandboxConfig {
     let mut config = host.pod("p");
     config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options = Some(options);
     config
@@ -356,96 +356,6 @@ async fn a_pod_has_its_hostname_and_its_name_servers() {
     let mounts = cat("/proc/self/mountinfo").await;
     let shm = mounts.lines().find(|line| line.contains(" /dev/shm ")).unwrap();
     assert!(shm.contains("nosuid,nodev,noexec") && shm.contains("size=65536k"), "{shm}");
-    cri.remove_pod(&pod).await;
-    host.assert_clean();
-}
-
-/// The directory, file and values that freeze and thaw what is in the pod's group, on either version.
-fn freezer(host: &Host) -> (PathBuf, [&'static str; 2]) {
-    let hierarchies = linux::cgroup::Hierarchies::detect().unwrap();
-    let group = Path::new(&host.cgroup);
-    match hierarchies.dir("freezer", group) {
-        Some(dir) => (dir.join("freezer.state"), ["FROZEN", "THAWED"]),
-        None => (hierarchies.dir("pids", group).unwrap().join("cgroup.freeze"), ["1", "0"]),
-    }
-}
-
-type Calling<T> = tokio::task::JoinHandle<Result<tonic::Response<T>, tonic::Status>>;
-
-/// Starts a container whose process is frozen before its program runs, until the text is written to the file.
-async fn start_frozen(
-    host: &Host,
-    cri: &Cri,
-    id: &str,
-) -> (Calling<proto::cri::StartContainerResponse>, PathBuf, &'static str) {
-    let before = children(host).len();
-    let (file, [frozen, thawed]) = freezer(host);
-    std::fs::write(&file, frozen).unwrap();
-    let (mut runtime, container_id) = (cri.runtime.clone(), id.to_owned());
-    let starting = tokio::spawn(async move {
-        runtime.start_container(proto::cri::StartContainerRequest { container_id }).await
-    });
-    eventually("its process", || (children(host).len() > before).then_some(())).await;
-    (starting, file, thawed)
-}
-
-fn stop(cri: &Cri, id: &str) -> Calling<proto::cri::StopContainerResponse> {
-    let (mut runtime, container_id) = (cri.runtime.clone(), id.to_owned());
-    tokio::spawn(
-        async move { runtime.stop_container(StopContainerRequest { container_id, timeout: 60 }).await },
-    )
-}
-
-/// Between clone and execve, a process has no handler of its program, and as process 1 it would lose
-/// the signal.
-#[tokio::test]
-async fn a_stop_that_comes_while_the_container_starts_is_delivered_to_its_program() {
-    // An OCI runtime starts its containers with processes of its own, which would be frozen too.
-    if std::env::var_os("HAWSER_TEST_OCI_RUNTIME").is_some() {
-        return;
-    }
-    let mut host = Host::new();
-    let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&pod_with(&host, options(NamespaceMode::Pod))).await.unwrap();
-    // Process 1 would need a handler before the signal arrives; this one is another.
-    let id = cri.create(&pod, seeing("c", NamespaceMode::Pod, &SLEEP)).await.unwrap();
-    let (starting, file, thawed) = start_frozen(&host, &cri, &id).await;
-    let mut stopping = stop(&cri, &id);
-    let early = tokio::time::timeout(Duration::from_millis(500), &mut stopping).await;
-    assert!(early.is_err() && !starting.is_finished(), "it is not stopped before it runs: {early:?}");
-    std::fs::write(&file, thawed).unwrap();
-    starting.await.unwrap().unwrap();
-    let stopped = tokio::time::timeout(Duration::from_secs(20), stopping).await;
-    stopped.expect("the signal arrives long before SIGKILL").unwrap().unwrap();
-    let status = cri.status(&id).await;
-    assert_eq!((status.state(), status.exit_code), (ContainerState::ContainerExited, 143));
-    cri.remove_pod(&pod).await;
-    host.assert_clean();
-}
-
-/// The runtime that asked for the start is gone; the next one sees a container that runs.
-#[tokio::test]
-async fn a_stop_after_a_restart_of_the_runtime_waits_for_the_program_too() {
-    if std::env::var_os("HAWSER_TEST_OCI_RUNTIME").is_some() {
-        return;
-    }
-    let mut host = Host::new();
-    let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&pod_with(&host, options(NamespaceMode::Pod))).await.unwrap();
-    let id = cri.create(&pod, seeing("c", NamespaceMode::Pod, &SLEEP)).await.unwrap();
-    let (starting, file, thawed) = start_frozen(&host, &cri, &id).await;
-    host.kill();
-    starting.await.unwrap().unwrap_err();
-    let mut cri = host.start().await;
-    let mut stopping = stop(&cri, &id);
-    let early = tokio::time::timeout(Duration::from_millis(500), &mut stopping).await;
-    assert!(early.is_err(), "{early:?}");
-    std::fs::write(&file, thawed).unwrap();
-    let stopped = tokio::time::timeout(Duration::from_secs(20), stopping).await;
-    stopped.expect("the signal arrives long before SIGKILL").unwrap().unwrap();
-    assert_eq!(cri.status(&id).await.exit_code, 143);
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }

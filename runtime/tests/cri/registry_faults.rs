@@ -98,7 +98,7 @@ async fn a_blob_that_is_not_what_the_manifest_announces_is_refused() {
     let cri = start(&mut host).await;
     for (server, problem) in &servers {
         let error = refused(&host, &cri, server).await;
-        assert!(error.starts_with(&format!("layer {digest}: {problem}")), "{error} is not {problem}");
+        assert!(error.starts_with(&format!("layer {digest} of 1: {problem}")), "{error} is not {problem}");
     }
     // The next pull of the same content from a host that has it succeeds.
     let honest = faulty(&image, |reply| reply).await;
@@ -330,7 +330,7 @@ async fn a_registry_that_sends_nothing_for_the_idle_limit_is_given_up() {
     let of_silent = refused(&host, &cri, &silent).await;
     assert_eq!(of_silent, format!("manifest 1: {limit}"));
     let of_stalled = refused(&host, &cri, &stalled).await;
-    assert_eq!(of_stalled, format!("layer {}: {limit}", image.layers[0]));
+    assert_eq!(of_stalled, format!("layer {} of 1: {limit}", image.layers[0]));
     let error = pull_with(&cri, &format!("{address}/demo:1"), None).await.unwrap_err();
     assert!(error.message().ends_with(limit), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());

@@ -278,7 +278,7 @@ async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Option<Request> {
     Some(Request { path, headers: headers.map(|(n, v)| (n.to_lowercase(), v.to_owned())).collect() })
 }
 
-/// Of 127.0.0.1 and localhost, signed by itself.
+/// Of 127.0.0.1, localhost and registry.test, signed by itself.
 pub(crate) struct Certificate {
     pub(crate) certificate: String,
     pub(crate) key: String,
@@ -294,7 +294,7 @@ impl Certificate {
     }
 
     fn until(year: i32) -> Self {
-        let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
+        let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned(), "registry.test".to_owned()];
         let mut parameters = CertificateParams::new(names).unwrap();
         parameters.not_before = rcgen::date_time_ymd(2019, 1, 1);
         parameters.not_after = rcgen::date_time_ymd(year, 1, 1);

@@ -16,7 +16,7 @@ use xtask::progress::{say, step};
 use super::Directory;
 use super::place::Place;
 use super::record::Record;
-use super::{network, processes};
+use super::{network, network_claim, processes};
 
 /// How long pods may take to end by themselves, altogether.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -38,6 +38,7 @@ pub(crate) fn down(directory: &Directory) -> Result<()> {
     if !record.is_claimed {
         return step("remove the directory of an interrupted up", || {
             processes::remove_empty_group(&record.cgroup)?;
+            network_claim::release(&place)?;
             place.remove_unclaimed()
         });
     }
@@ -50,6 +51,7 @@ pub(crate) fn down(directory: &Directory) -> Result<()> {
     step("end the processes, and remove the control groups", || processes::end_all(&place, &record.cgroup))?;
     step("unmount the volumes", || unmount_all(&place))?;
     step("remove the bridge, its routes and the nftables rules", || network::remove(&place, &record))?;
+    network_claim::release(&place)?;
     step(&format!("remove {}", place.dir().display()), || place.remove())?;
     say("nothing is left");
     Ok(())

@@ -146,6 +146,11 @@ impl Place {
         self.path("examples")
     }
 
+    /// Whether `up` has begun to make a node in `dir`.
+    pub(super) fn is_recorded(dir: &Path) -> bool {
+        dir.join(RECORD).is_file()
+    }
+
     pub(super) fn record(&self) -> PathBuf {
         self.path(RECORD)
     }

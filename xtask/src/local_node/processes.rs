@@ -40,7 +40,7 @@ pub(super) fn other_node(place: &Place) -> Result<Option<PathBuf>> {
     let mut others = running()?.into_iter().filter_map(|(pid, process)| {
         let is_kubelet = process.executable.ends_with("bin/hawser-kubelet");
         let dir = process.executable.ancestors().nth(2).filter(|_| is_kubelet)?;
-        let is_node = dir != place.dir() && dir.join("up.json").is_file();
+        let is_node = dir != place.dir() && Place::is_recorded(dir);
         (is_node && is_here(&pid)).then(|| dir.to_owned())
     });
     Ok(others.next())

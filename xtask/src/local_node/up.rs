@@ -8,6 +8,7 @@ use xtask::progress::{complain, part, say, step};
 
 use super::daemons;
 use super::network;
+use super::network_claim;
 use super::place::Place;
 use super::prepare;
 use super::processes;
@@ -38,9 +39,13 @@ pub(crate) fn up(arguments: &UpArguments) -> Result<()> {
 fn start(place: &Place, arguments: &UpArguments, built: &Path) -> Result<()> {
     let record = match Record::read(place)? {
         // It describes the machine before an earlier `up`.
-        Some(record) if record.is_claimed => record,
+        Some(record) if record.is_claimed => {
+            network_claim::take(place)?;
+            record
+        }
         unclaimed => {
             if let Some(record) = unclaimed {
+                network_claim::release(place)?;
                 processes::remove_empty_group(&record.cgroup)?;
             }
             step("look at the machine's network, as it is before", || claim(place, &arguments.cgroup))?
@@ -55,7 +60,7 @@ fn start(place: &Place, arguments: &UpArguments, built: &Path) -> Result<()> {
     step("create the StorageClass hawser", || daemons::apply_class(place))
 }
 
-/// Describes the machine, and makes the node's control group: two nodes never share one.
+/// Describes the machine, and claims its network and the node's control group: two nodes never share one.
 fn claim(place: &Place, cgroup: &Path) -> Result<Record> {
     let look = || {
         if let Some(dir) = processes::other_node(place)? {
@@ -67,7 +72,11 @@ fn claim(place: &Place, cgroup: &Path) -> Result<Record> {
     // Nothing was changed yet.
     let mut record = look().inspect_err(|_| drop(place.remove_unclaimed()))?;
     record.write(place)?;
-    processes::claim_group(cgroup).inspect_err(|_| drop(place.remove_unclaimed()))?;
+    network_claim::take(place).inspect_err(|_| drop(place.remove_unclaimed()))?;
+    processes::claim_group(cgroup).inspect_err(|_| {
+        drop(network_claim::release(place));
+        drop(place.remove_unclaimed());
+    })?;
     record.is_claimed = true;
     record.write(place)?;
     Ok(record)

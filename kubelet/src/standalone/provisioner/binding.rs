@@ -14,8 +14,10 @@ use crate::standalone::store::Store;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// The claim is bound.
+    /// The claim is bound, or has lost its volume and waits for it.
     Nothing,
+    /// The claim was bound, and its volume is gone or another claim's.
+    Lose,
     Bind {
         volume: String,
     },
@@ -42,6 +44,15 @@ pub(super) fn decide(claim: &PersistentVolumeClaim, store: &Store, chosen: &Hash
     view.decide()
 }
 
+/// The volume that a claim was bound to.
+enum Own {
+    /// It does not exist, or is another claim's.
+    Gone,
+    /// It was applied anew, and does not know its claim yet.
+    Free,
+    Bound,
+}
+
 /// The inputs of the decision.
 struct View<'a> {
     claim: &'a PersistentVolumeClaim,
@@ -56,8 +67,13 @@ struct View<'a> {
 impl View<'_> {
     fn decide(&self) -> Decision {
         let claim = &self.claim.spec;
-        if self.claim.status.phase == ClaimPhase::Bound {
-            return Decision::Nothing;
+        match (self.claim.status.phase, self.own_volume()) {
+            (ClaimPhase::Pending, _) => {}
+            (ClaimPhase::Bound, Own::Gone) => return Decision::Lose,
+            (ClaimPhase::Bound, Own::Bound) | (ClaimPhase::Lost, Own::Gone) => return Decision::Nothing,
+            (ClaimPhase::Lost, Own::Bound) | (_, Own::Free) => {
+                return Decision::Bind { volume: claim.volume_name.clone() };
+            }
         }
         if !claim.volume_name.is_empty() {
             return self.named_volume(&claim.volume_name);
@@ -101,6 +117,21 @@ impl View<'_> {
                 message: "no persistent volumes available for this claim and no storage class is set"
                     .to_owned(),
             },
+        }
+    }
+
+    fn own_volume(&self) -> Own {
+        let claim = &self.claim;
+        let named = self.volumes.iter().find(|volume| volume.metadata.name == claim.spec.volume_name);
+        let Some(volume) = named else { return Own::Gone };
+        match &volume.spec.claim_ref {
+            Some(holder) if !self.is_this_claim(holder) => Own::Gone,
+            Some(holder)
+                if holder.uid == claim.metadata.uid && volume.status.phase != VolumePhase::Available =>
+            {
+                Own::Bound
+            }
+            _ => Own::Free,
         }
     }
 
@@ -342,6 +373,36 @@ mod tests {
         let view =
             View { claim: &wants, source, volumes: &free, chosen, classes: &[fast], has_consumer: false };
         assert!(matches!(view.decide(), Decision::Wait { reason: "WaitForDataSource", .. }));
+    }
+
+    #[test]
+    fn a_claim_that_was_bound_is_lost_without_its_volume_and_gets_no_other() {
+        let mut wants = wanting_1gi("");
+        wants.spec.volume_name = "v".to_owned();
+        wants.status.phase = ClaimPhase::Bound;
+        let other = volume("w", "2Gi", serde_json::Value::Null);
+        assert_eq!(decide(&wants, std::slice::from_ref(&other), &[], false), Decision::Lose);
+        let of_other = serde_json::json!({"namespace": "default", "name": "data", "uid": "c2"});
+        assert_eq!(decide(&wants, &[volume("v", "1Gi", of_other.clone())], &[], false), Decision::Lose);
+        let mine = serde_json::json!({"namespace": "default", "name": "data", "uid": "c1"});
+        let mut bound = (*volume("v", "1Gi", mine.clone())).clone();
+        bound.status.phase = VolumePhase::Bound;
+        let bound = [Arc::new(bound)];
+        assert_eq!(decide(&wants, &bound, &[], false), Decision::Nothing);
+        let again = Decision::Bind { volume: "v".to_owned() };
+        for holder in [serde_json::Value::Null, mine] {
+            assert_eq!(
+                decide(&wants, &[volume("v", "1Gi", holder)], &[], false),
+                again,
+                "it was applied anew"
+            );
+        }
+
+        wants.status.phase = ClaimPhase::Lost;
+        assert_eq!(decide(&wants, &[other], &[], false), Decision::Nothing);
+        assert_eq!(decide(&wants, &[volume("v", "1Gi", of_other)], &[], false), Decision::Nothing);
+        assert_eq!(decide(&wants, &bound, &[], false), again);
+        assert_eq!(decide(&wants, &[volume("v", "1Gi", serde_json::Value::Null)], &[], false), again);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::objects::{
     CsiVolumeSource, EventType, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim,
     PersistentVolumeSpec, Quantity, SecretReference, StorageClass, VolumePhase, new_uid, now,
 };
-use crate::standalone::store::{self, BindError, Store};
+use crate::standalone::store::{BindError, Store};
 use crate::volumes::capabilities_of_claim;
 
 pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
@@ -41,17 +41,18 @@ pub(super) async fn provision(
         return Err(in_class("the driver made the volume without its data source".to_owned()));
     }
     let volume = order.volume(created)?;
-    store.put_volume(volume).map_err(not_kept)?;
+    store.add_volume(volume).map_err(not_bound)?;
     let message = format!("Successfully provisioned volume {name}");
     store.record(&claim.reference(), EventType::Normal, "ProvisioningSucceeded", &message);
     bind(store, claim, &name)
 }
 
 pub(super) fn bind(store: &Store, claim: &PersistentVolumeClaim, volume: &str) -> Result<(), Failure> {
-    store.bind(claim, volume).map_err(|error| match error {
-        BindError::Refused(why) => failed(why),
-        BindError::Store(error) => not_kept(error),
-    })
+    store.bind(claim, volume).map_err(not_bound)
+}
+
+pub(super) fn lose(store: &Store, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+    store.lose_claim(claim).map_err(|error| failed(linux::chain(&error)))
 }
 
 /// Everything about a new volume that is decided before CreateVolume.
@@ -203,8 +204,11 @@ fn failed(message: String) -> Failure {
     Failure { reason: "ProvisioningFailed", message }
 }
 
-fn not_kept(error: store::Error) -> Failure {
-    failed(linux::chain(&error))
+fn not_bound(error: BindError) -> Failure {
+    match error {
+        BindError::Refused(why) => failed(why),
+        BindError::Store(error) => failed(linux::chain(&error)),
+    }
 }
 
 #[cfg(test)]

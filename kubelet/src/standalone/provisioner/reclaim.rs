@@ -65,12 +65,12 @@ pub(super) async fn reclaim(
     claim: &PersistentVolumeClaim,
 ) -> Result<(), Failure> {
     if let Some(volume) = bound_volume(store, claim) {
-        match store.update_volume(&volume, release) {
+        match release(store, &volume) {
             // Only the phase is not on disk: the claim's uid in the volume excludes other claims.
             Err(error) if error.is_full_disk() => {
                 warn!(error = linux::chain(&error), "cannot record the volume's phase on a full disk");
             }
-            kept => drop(kept.map_err(not_kept)?),
+            kept => kept.map_err(not_kept)?,
         }
         if goes_with_its_claim(&volume) {
             let deleted = delete(store, plugins, &volume).await;
@@ -83,8 +83,30 @@ pub(super) async fn reclaim(
     store.remove_claim(&metadata.namespace, &metadata.name).map_err(not_kept)
 }
 
-fn release(volume: &mut PersistentVolume) {
-    volume.status.phase = VolumePhase::Released;
+/// Records that the volume's claim is gone. Like Kubernetes, a volume that was not made for a claim and asks
+/// for its deletion has failed: its driver may not have made it (pv_controller.go: findDeletablePlugin).
+fn release(store: &Store, volume: &PersistentVolume) -> Result<(), store::Error> {
+    let may_be_deleted = volume.spec.persistent_volume_reclaim_policy == ReclaimPolicy::Delete;
+    if !may_be_deleted || goes_with_its_claim(volume) {
+        store.update_volume(volume, |volume| volume.status.phase = VolumePhase::Released)?;
+        return Ok(());
+    }
+    let message = format!(
+        "volume {} is kept: it was not made for a claim, so no driver is asked to delete it; \
+         delete the volume, or set persistentVolumeReclaimPolicy: Retain",
+        volume.metadata.name
+    );
+    let mut has_failed = false;
+    let fail = |volume: &mut PersistentVolume| {
+        has_failed = volume.status.phase != VolumePhase::Failed;
+        volume.status.phase = VolumePhase::Failed;
+        volume.status.message.clone_from(&message);
+    };
+    store.update_volume(volume, fail)?;
+    if has_failed {
+        store.record(&volume.reference(), EventType::Warning, "VolumeFailedDelete", &message);
+    }
+    Ok(())
 }
 
 /// The volume that names this claim, or that the claim names.
@@ -156,7 +178,7 @@ pub(super) fn settle_volumes(store: &Store) -> bool {
         } else if volume.status.phase == VolumePhase::Bound
             && !is_bound
             && !goes_with_its_claim(&volume)
-            && let Err(error) = store.update_volume(&volume, release)
+            && let Err(error) = release(store, &volume)
         {
             debug!(volume = name, error = linux::chain(&error), "volume not released yet");
             is_settled = false;

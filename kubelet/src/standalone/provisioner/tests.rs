@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 use super::Provisioner;
 use crate::csi::Driver;
 use crate::manifest;
-use crate::objects::{ClaimPhase, PersistentVolumeClaim, Pod, VolumeSnapshot};
+use crate::objects::{ClaimPhase, PersistentVolumeClaim, Pod, VolumePhase, VolumeSnapshot};
 use crate::plugins::Plugins;
 use crate::sink::Sinks;
 use crate::standalone::store::{Source, Store};
@@ -547,4 +547,72 @@ async fn a_retained_snapshot_is_left_to_the_driver() {
         .until("the content is gone", |store| store.snapshot_content(content).is_none().then_some(()))
         .await;
     assert!(fixture.driver.of("DeleteSnapshot").is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_is_lost_with_its_volume_and_found_with_it() {
+    let fixture = Fixture::start();
+    let volume = format!(
+        "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: v}}\nspec: {{capacity: {{storage: 1Gi}}, \
+         accessModes: [ReadWriteOncePod], storageClassName: fast, csi: {{driver: {DRIVER}, volumeHandle: v}}}}\n"
+    );
+    fixture.apply(&volume);
+    fixture.apply(&claim("1Gi"));
+    fixture.claim("bound", |claim| claim.status.phase == ClaimPhase::Bound).await;
+    // The store keeps a bound volume; only its record can be lost.
+    fixture.store.remove_volume("v").unwrap();
+    fixture.claim("lost", |claim| claim.status.phase == ClaimPhase::Lost).await;
+    fixture.event("ClaimLost", "Bound claim has lost its PersistentVolume").await;
+
+    fixture.apply(POD);
+    let pod: Arc<Pod> = fixture.store.pod("default", "web").unwrap();
+    let mounting = tokio::spawn({
+        let (volumes, pod) = (fixture.volumes.clone(), Arc::clone(&pod));
+        async move { volumes.mount_pod(&pod).await }
+    });
+    let words = "persistentvolumeclaim \"data\" bound to non-existent persistentvolume \"v\"";
+    fixture.event("FailedMount", words).await;
+    assert!(fixture.driver.of("NodeStageVolume").is_empty());
+
+    fixture.apply(&volume);
+    let found = fixture.claim("found", |claim| claim.status.phase == ClaimPhase::Bound).await;
+    assert_eq!(found.status.capacity["storage"].value(), 1 << 30);
+    tokio::time::timeout(TIMEOUT, mounting).await.unwrap().unwrap();
+    assert_eq!(fixture.driver.of("NodeStageVolume").len(), 1);
+    assert!(fixture.driver.of("CreateVolume").is_empty(), "a lost claim gets no other volume");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_whose_claim_is_gone_follows_its_policy() {
+    let fixture = Fixture::start();
+    let bound = |name: &str, policy: &str, made_by: &str| {
+        format!(
+            "apiVersion: v1\nkind: PersistentVolume\n\
+             metadata: {{name: {name}, annotations: {{pv.kubernetes.io/provisioned-by: \"{made_by}\"}}}}\n\
+             spec: {{capacity: {{storage: 1Gi}}, accessModes: [ReadWriteOnce], csi: {{driver: {DRIVER}, \
+             volumeHandle: {name}}}, persistentVolumeReclaimPolicy: {policy}}}\n---\n\
+             apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: {name}}}\nspec: {{volumeName: {name}, \
+             storageClassName: \"\", accessModes: [ReadWriteOnce], resources: {{requests: {{storage: 1Gi}}}}}}\n"
+        )
+    };
+    fixture.apply(&bound("kept", "Retain", DRIVER));
+    fixture.apply(&bound("made", "Delete", DRIVER));
+    let by_hand =
+        bound("by-hand", "Delete", "").replace(", annotations: {pv.kubernetes.io/provisioned-by: \"\"}", "");
+    fixture.apply(&by_hand);
+    let all_bound = |store: &Store| {
+        store.claims().iter().all(|claim| claim.status.phase == ClaimPhase::Bound).then_some(())
+    };
+    fixture.until("bound", all_bound).await;
+    for name in ["kept", "made", "by-hand"] {
+        fixture.store.mark_claim_deleted("default", name).unwrap();
+    }
+    fixture.until("no claim is left", |store| store.claims().is_empty().then_some(())).await;
+    let phases: Vec<(String, VolumePhase)> =
+        fixture.store.volumes().iter().map(|v| (v.metadata.name.clone(), v.status.phase)).collect();
+    let expected = [("by-hand", VolumePhase::Failed), ("kept", VolumePhase::Released)];
+    assert_eq!(phases, expected.map(|(name, phase)| (name.to_owned(), phase)));
+    fixture.event("VolumeFailedDelete", "volume by-hand is kept: it was not made for a claim").await;
+    let deleted = fixture.driver.of("DeleteVolume");
+    assert!(deleted.len() == 1 && deleted[0].request.contains("\"made\""), "{deleted:?}");
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::{Durability, Error, Key, Store, Stored};
 use crate::objects::{
-    ClaimPhase, Object, PersistentVolume, PersistentVolumeClaim, VolumePhase, VolumeSnapshot,
-    VolumeSnapshotContent, now,
+    ClaimPhase, CsiVolumeSource, EventType, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim,
+    PersistentVolumeClaimStatus, VolumePhase, VolumeSnapshot, VolumeSnapshotContent, now,
 };
 
 /// Why a claim is not bound to a volume.
@@ -16,6 +16,13 @@ pub(crate) enum BindError {
     Refused(String),
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+/// The event of a claim that has lost its volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Loss {
+    reason: &'static str,
+    message: &'static str,
 }
 
 impl Store {
@@ -62,6 +69,67 @@ impl Store {
         change: impl FnOnce(&mut VolumeSnapshotContent),
     ) -> Result<Option<Arc<VolumeSnapshotContent>>, Error> {
         self.update(known, Durability::PowerLoss, change)
+    }
+
+    /// Adds a volume that was made for a claim. One of that name stays as it is, with a mark of deletion
+    /// that it may have: an earlier attempt has added it.
+    pub(crate) fn add_volume(&self, volume: PersistentVolume) -> Result<(), BindError> {
+        let (csi, holder) = (volume.spec.csi.clone(), volume.spec.claim_ref.clone());
+        let Some(known) = self.add(volume)? else { return Ok(()) };
+        let uid = |holder: &Option<ObjectRef>| holder.as_ref().map(|holder| holder.uid.clone());
+        let handle = |csi: &Option<CsiVolumeSource>| {
+            csi.as_ref().map(|csi| (csi.driver.clone(), csi.volume_handle.clone()))
+        };
+        if uid(&known.spec.claim_ref) == uid(&holder) && handle(&known.spec.csi) == handle(&csi) {
+            return Ok(());
+        }
+        let name = &known.metadata.name;
+        Err(BindError::Refused(format!("volume \"{name}\" exists already, and was not made for this claim")))
+    }
+
+    /// Adds a claim; `false` if there is one of that name, which stays as it is.
+    pub(crate) fn add_claim(&self, claim: PersistentVolumeClaim) -> Result<bool, Error> {
+        Ok(self.add(claim)?.is_none())
+    }
+
+    /// Marks a bound claim as lost if its volume is gone or another claim's; an event says so. Like
+    /// Kubernetes' controller (pv_controller.go: syncBoundClaim).
+    pub(crate) fn lose_claim(&self, known: &PersistentVolumeClaim) -> Result<(), Error> {
+        let mut lost = None;
+        let lose = |claim: &mut PersistentVolumeClaim| {
+            if claim.metadata.is_deleted() || claim.status.phase != ClaimPhase::Bound {
+                return;
+            }
+            lost = self.volume_is_lost(claim);
+            if lost.is_some() {
+                claim.status = PersistentVolumeClaimStatus {
+                    phase: ClaimPhase::Lost,
+                    ..PersistentVolumeClaimStatus::default()
+                };
+            }
+        };
+        self.update_claim(known, lose)?;
+        if let Some(Loss { reason, message }) = lost {
+            self.record(&known.reference(), EventType::Warning, reason, message);
+        }
+        Ok(())
+    }
+
+    /// Why the bound claim has no volume any more.
+    pub(crate) fn volume_is_lost(&self, claim: &PersistentVolumeClaim) -> Option<Loss> {
+        if claim.spec.volume_name.is_empty() {
+            let message = "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
+            return Some(Loss { reason: "ClaimLost", message });
+        }
+        let Some(volume) = self.volume(&claim.spec.volume_name) else {
+            let message = "Bound claim has lost its PersistentVolume. Data on the volume is lost!";
+            return Some(Loss { reason: "ClaimLost", message });
+        };
+        let holder = volume.spec.claim_ref.as_ref();
+        holder.is_some_and(|holder| is_other_claim(claim, holder)).then_some(Loss {
+            reason: "ClaimMisbound",
+            message: "Two claims are bound to the same volume, this one is bound incorrectly",
+        })
     }
 
     /// Marks a claim for deletion; `false` if it does not exist.
@@ -118,6 +186,17 @@ impl Store {
         self.change(&key, None, Durability::PowerLoss, mark).map(|object| object.is_some())
     }
 
+    /// Writes a new object unless there is one of its name, which is returned.
+    fn add<T: Stored>(&self, object: T) -> Result<Option<Arc<T>>, Error> {
+        let _writing = self.writing();
+        let Key { namespace, name } = Key::of(&object);
+        let known = T::entries(&self.state()).object(&namespace, &name);
+        if known.is_none() {
+            self.replace(object, Durability::PowerLoss)?;
+        }
+        Ok(known)
+    }
+
     fn update<T: Stored + PartialEq>(
         &self,
         known: &T,
@@ -153,13 +232,8 @@ impl Store {
 fn cannot_bind(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option<String> {
     let metadata = &claim.metadata;
     let holder = volume.spec.claim_ref.as_ref();
-    let is_other = |holder: &crate::objects::ObjectRef| {
-        holder.namespace != metadata.namespace
-            || holder.name != metadata.name
-            || (!holder.uid.is_empty() && holder.uid != metadata.uid)
-    };
     let bound_to = &claim.spec.volume_name;
-    if let Some(holder) = holder.filter(|holder| is_other(holder)) {
+    if let Some(holder) = holder.filter(|holder| is_other_claim(claim, holder)) {
         Some(format!("is already bound to claim {}/{}", holder.namespace, holder.name))
     } else if matches!(volume.status.phase, VolumePhase::Released | VolumePhase::Failed) {
         Some("was another claim's, and keeps its data".to_owned())
@@ -170,6 +244,14 @@ fn cannot_bind(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Opti
     } else {
         None
     }
+}
+
+/// A volume's author may name the claim without its uid.
+fn is_other_claim(claim: &PersistentVolumeClaim, holder: &ObjectRef) -> bool {
+    let metadata = &claim.metadata;
+    holder.namespace != metadata.namespace
+        || holder.name != metadata.name
+        || (!holder.uid.is_empty() && holder.uid != metadata.uid)
 }
 
 #[cfg(test)]
@@ -231,5 +313,67 @@ mod tests {
         next.metadata.uid = "next".to_owned();
         assert!(store.update_claim(&next, bind).unwrap().is_none());
         assert!(!store.mark_claim_deleted("default", "b").unwrap());
+    }
+    #[test]
+    fn a_volume_that_an_earlier_attempt_added_keeps_its_mark() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        let made = |handle: &str| {
+            let mut made = volume("v");
+            made.spec.claim_ref = Some(claim("a").reference());
+            let (driver, volume_handle) = ("d".to_owned(), handle.to_owned());
+            made.spec.csi = Some(CsiVolumeSource { driver, volume_handle, ..CsiVolumeSource::default() });
+            made
+        };
+        store.add_volume(made("h")).unwrap();
+        assert!(store.mark_volume_deleted("v").unwrap());
+        let again = PersistentVolume {
+            metadata: crate::objects::ObjectMeta { uid: "next".to_owned(), ..made("h").metadata },
+            ..made("h")
+        };
+        store.add_volume(again).unwrap();
+        let known = store.volume("v").unwrap();
+        assert!(known.metadata.is_deleted() && known.metadata.uid == "v", "{known:?}");
+        let mut of_other = made("h");
+        of_other.spec.claim_ref = Some(claim("b").reference());
+        for volume in [made("other"), of_other, volume("v")] {
+            let error = store.add_volume(volume).unwrap_err().to_string();
+            assert_eq!(error, "volume \"v\" exists already, and was not made for this claim");
+        }
+    }
+
+    #[test]
+    fn a_bound_claim_whose_volume_is_gone_is_lost() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        store.put_volume(volume("v")).unwrap();
+        store.put_claim(claim("a")).unwrap();
+        let phase = || store.claim("default", "a").unwrap().status.phase;
+        let lose = || store.lose_claim(&claim("a")).unwrap();
+        lose();
+        assert_eq!(phase(), ClaimPhase::Pending, "a claim that had no volume has lost none");
+        store.bind(&claim("a"), "v").unwrap();
+        lose();
+        assert_eq!(phase(), ClaimPhase::Bound);
+        let mut of_other = volume("v");
+        of_other.spec.claim_ref = Some(claim("b").reference());
+        let bound = (*store.volume("v").unwrap()).clone();
+        store.put_volume(of_other).unwrap();
+        lose();
+        assert_eq!(phase(), ClaimPhase::Lost);
+        store.put_volume(bound).unwrap();
+        store.bind(&claim("a"), "v").unwrap();
+        store.remove_volume("v").unwrap();
+        lose();
+        lose();
+        let lost = store.claim("default", "a").unwrap();
+        assert_eq!((lost.status.phase, lost.status.capacity.len()), (ClaimPhase::Lost, 0));
+        let events: Vec<(String, String)> =
+            store.events().iter().map(|event| (event.reason.clone(), event.message.clone())).collect();
+        let expected = [
+            ("ClaimMisbound", "Two claims are bound to the same volume, this one is bound incorrectly"),
+            ("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!"),
+        ];
+        assert_eq!(events, expected.map(|(reason, message)| (reason.to_owned(), message.to_owned())));
     }
 }
