@@ -20,6 +20,7 @@ mod pod_words;
 mod port_forward;
 mod printable;
 mod printer;
+mod program;
 mod remote_command;
 mod rows;
 mod snapshot_rows;
@@ -40,6 +41,9 @@ use crate::config::{Cli, ClientCommand, Command};
 use crate::run;
 
 /// Why a command failed.
+/// What ended a connection.
+type StreamProblem = Box<dyn std::error::Error + Send + Sync>;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -86,7 +90,7 @@ pub enum Error {
         source: io::Error,
     },
     #[error("the connection to the program was lost")]
-    Stream(#[source] Box<tokio_tungstenite::tungstenite::Error>),
+    Stream(#[source] StreamProblem),
     #[error("set up the terminal")]
     Terminal(#[source] io::Error),
     #[error("{message}")]

@@ -111,7 +111,7 @@ pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::Po
             namespace: metadata.namespace.clone(),
             attempt,
         }),
-        hostname: PodNames::of(pod, node.name).of_kernel(pod)?,
+        hostname: hostname(pod, node.name)?,
         log_directory: text(&log_directory(node.log_dir, metadata)),
         dns_config: Some(dns_config(pod)?),
         port_mappings: port_mappings(pod),
@@ -178,6 +178,15 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
         }),
         ..cri::ContainerConfig::default()
     })
+}
+
+/// As kubelet: empty for a pod on the host's network, which has the host's name. A runtime that keeps the host's uts
+/// namespace for it, such as containerd, cannot set another.
+fn hostname(pod: &Pod, node_name: &str) -> Result<String, Error> {
+    if pod.spec.host_network {
+        return Ok(String::new());
+    }
+    Ok(PodNames::of(pod, node_name).of_kernel(pod)?)
 }
 
 /// The parts of volumes that the container mounts, with variables replaced.

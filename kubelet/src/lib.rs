@@ -30,6 +30,7 @@ mod csi_secrets;
 mod dns;
 mod durations;
 pub mod endpoints;
+mod enforced_limits;
 pub mod engine;
 mod environment;
 mod etc_hosts;

@@ -30,12 +30,14 @@ use tracing::warn;
 use crate::admission::{Admitted, Rejection, Room};
 use crate::backoff::Backoff;
 use crate::critical::is_critical;
+use crate::enforced_limits;
 use crate::keyed_backoff::KeyedBackoff;
 use crate::objects::{EventType, Object, Pod, PodCondition, PodStatus, RestartPolicy, Time};
 use crate::observed::Observed;
 use crate::plan::{self, Cause, Situation, Target};
 use crate::preemption::{self, PREEMPTING};
 use crate::probes::Probes;
+use crate::resources;
 use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
 use hooks::Call;
@@ -164,7 +166,7 @@ impl Worker {
             return Next::Finished;
         }
         self.follow_changes();
-        let observed = match Observed::of(&self.tools.cri, self.uid()).await {
+        let observed = match self.observe().await {
             Ok(observed) => observed,
             Err(error) => {
                 warn!(pod = self.pod.metadata.name, %error, "cannot observe the pod");
@@ -196,6 +198,14 @@ impl Worker {
             (Next::Within(pause), Some(left)) => Next::Within(Some(pause.map_or(left, |p| p.min(left)))),
             (next, _) => next,
         }
+    }
+
+    /// What the runtime and the kernel say about the pod.
+    async fn observe(&self) -> crate::cri::Result<Observed> {
+        let mut observed = Observed::of(&self.tools.cri, self.uid()).await?;
+        let group = resources::cgroup_path(&self.tools.cgroup_root, &self.pod);
+        enforced_limits::fill(&mut observed, &self.pod, &group);
+        Ok(observed)
     }
 
     /// Takes the pod's share of the node; otherwise fails the pod. A pod that an earlier kubelet has

@@ -7,6 +7,7 @@
 
 mod below;
 mod end;
+mod enforced;
 mod limits;
 mod listing;
 mod update;
@@ -30,6 +31,7 @@ use crate::mountinfo::{self, MountEntry};
 use crate::{Error, Result};
 
 pub use end::remove_tree;
+pub use enforced::Enforced;
 use limits::Files;
 pub use limits::Limits;
 

@@ -67,6 +67,7 @@ pub use registry::RegistryConfig;
 use service::Service;
 pub use shim::log::LogCeiling;
 use streaming::Streaming;
+pub use streaming::spdy_client;
 use unimplemented::{Explained, Former};
 
 /// The runtime's directories and settings. All paths are absolute.

@@ -8,6 +8,7 @@ mod port_forward;
 mod probe;
 mod remote_command;
 mod spdy;
+pub mod spdy_client;
 mod websocket;
 
 use std::collections::{HashMap, VecDeque};

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::Node;
-use crate::image::{Program, write_archive};
+use crate::image::Program;
 
 pub const IMAGE: &str = "hawser.dev/attacker:test";
 
@@ -22,7 +22,7 @@ pub fn install(node: &Node<'_>) -> Result<()> {
         path: "busybox",
         directories: &["data", "tmp", "proc", "dev", "sys", "etc"],
     };
-    write_archive(&program, &node.sandbox().path("i/attacker.tar"))
+    node.offer_image(&program)
 }
 
 /// The static busybox of Debian's package `busybox-static`.

@@ -17,7 +17,9 @@ const STANDARD_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/
 #[derive(Debug)]
 pub struct Containerd {
     daemon: Daemon,
+    program: PathBuf,
     dir: PathBuf,
+    snapshotter: String,
 }
 
 #[derive(Debug)]
@@ -25,8 +27,8 @@ pub struct Settings<'a> {
     pub program: &'a Path,
     /// The directory of the CNI plugins.
     pub plugins: &'a Path,
-    /// The only network configuration.
-    pub conflist: &'a str,
+    /// The directory of CNI configurations.
+    pub network: &'a Path,
     pub pause_image: &'a str,
     pub snapshotter: &'a str,
     /// `hosts.toml` of each registry is in a directory below this one.
@@ -46,23 +48,34 @@ pub fn hide_run_and_var_lib() -> Result<()> {
 impl Containerd {
     /// Up and answering. `dir` exists.
     pub fn start(dir: &Path, settings: &Settings<'_>) -> Result<Self> {
-        let net = dir.join("net");
-        fs::create_dir(&net).with_context(|| net.display().to_string())?;
-        fs::write(net.join("10-containerd-net.conflist"), settings.conflist).context("write the conflist")?;
-        let config = dir.join("config.toml");
+        let config = config_in(dir);
         fs::write(&config, configuration(dir, settings)).context("write containerd's configuration")?;
-        let mut command = Command::new(settings.program);
-        command.env_clear().env("PATH", STANDARD_PATH).current_dir(dir);
-        command.arg("--config").arg(&config);
-        let daemon = Daemon::start("containerd", command, &dir.join("log"))?;
-        let mut this = Self { daemon, dir: dir.to_owned() };
-        eventually("containerd listens", TIMEOUT, || {
-            let ended = this.daemon.ended()?;
-            ensure!(ended.is_none(), "containerd ended: {ended:?}");
-            ensure!(this.socket().exists(), "{}", this.log_tail());
-            Ok(())
-        })?;
+        let (program, snapshotter) = (settings.program.to_owned(), settings.snapshotter.to_owned());
+        let daemon = start_daemon(&program, dir)?;
+        let mut this = Self { daemon, program, dir: dir.to_owned(), snapshotter };
+        this.wait_until_it_listens()?;
         Ok(this)
+    }
+
+    /// SIGKILL; its shims and their containers go on.
+    pub fn kill(&mut self) -> Result<()> {
+        self.daemon.kill()?;
+        fs::remove_file(self.socket()).context("remove the socket")
+    }
+
+    /// Starts it again after [`Self::kill`].
+    pub fn start_again(&mut self) -> Result<()> {
+        self.daemon = start_daemon(&self.program, &self.dir)?;
+        self.wait_until_it_listens()
+    }
+
+    fn wait_until_it_listens(&mut self) -> Result<()> {
+        eventually("containerd listens", TIMEOUT, || {
+            let ended = self.daemon.ended()?;
+            ensure!(ended.is_none(), "containerd ended: {ended:?}");
+            ensure!(self.socket().exists(), "{}", self.log_tail());
+            Ok(())
+        })
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -73,20 +86,32 @@ impl Containerd {
         self.daemon.pid().as_raw()
     }
 
-    /// Imports an archive, for pods; no registry is asked.
+    /// Imports an archive and waits until pods can use its image; no registry is asked.
     pub fn import(&self, ctr: &Path, archive: &Path) -> Result<()> {
+        let mut words = vec!["images", "import", "--snapshotter", &self.snapshotter];
+        let archive = archive.display().to_string();
+        words.push(&archive);
+        // `unpacking NAME (DIGEST)...done`
+        let said = self.ctr(ctr, &words)?;
+        let name = said.lines().find_map(|line| line.strip_prefix("unpacking ")?.split(' ').next());
+        let name = name.with_context(|| format!("ctr images import {archive}: {said:?}"))?;
+        // The CRI plugin hears of the image, and labels it.
+        let filter = format!("name=={name},labels.\"io.cri-containerd.image\"==managed");
+        eventually(&format!("image {name} is known to CRI"), TIMEOUT, || {
+            let known = self.ctr(ctr, &["images", "list", "-q", &filter])?;
+            ensure!(known.lines().any(|line| line == name), "{known:?}");
+            Ok(())
+        })
+    }
+
+    /// What `ctr` prints, in the namespace of CRI.
+    fn ctr(&self, ctr: &Path, words: &[&str]) -> Result<String> {
         let mut command = Command::new(ctr);
         command.env_clear().env("PATH", STANDARD_PATH).arg("--address").arg(self.socket());
-        command.args(["--namespace", "k8s.io", "images", "import", "--snapshotter", "native"]);
-        let output = command.arg(archive).output().context("start ctr")?;
-        let words = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.success(),
-            "ctr images import {}: {}: {words}",
-            archive.display(),
-            output.status
-        );
-        Ok(())
+        let output = command.args(["--namespace", "k8s.io"]).args(words).output().context("start ctr")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "ctr {}: {}: {said}", words.join(" "), output.status);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// The end of its log, for the error message.
@@ -99,6 +124,17 @@ impl Containerd {
     pub fn stop(mut self) -> Result<()> {
         self.daemon.stop(TIMEOUT).map(drop)
     }
+}
+
+fn config_in(dir: &Path) -> PathBuf {
+    dir.join("config.toml")
+}
+
+fn start_daemon(program: &Path, dir: &Path) -> Result<Daemon> {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", STANDARD_PATH).current_dir(dir);
+    command.arg("--config").arg(config_in(dir));
+    Daemon::start("containerd", command, &dir.join("log"))
 }
 
 fn configuration(dir: &Path, settings: &Settings<'_>) -> String {
@@ -122,13 +158,17 @@ disabled_plugins = [
 [grpc]
   address = "{dir}/c.sock"
 
+# The layer of a removed container is freed at once, not after 100 changes of containerd's database.
+[plugins."io.containerd.gc.v1.scheduler"]
+  deletion_threshold = 1
+
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
   # A machine without CAP_SYS_RESOURCE cannot lower it.
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{plugins}"
-    conf_dir = "{dir}/net"
+    conf_dir = "{network}"
 {registries}  [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "{snapshotter}"
     default_runtime_name = "runc"
@@ -138,6 +178,7 @@ disabled_plugins = [
         dir = dir.display(),
         pause = settings.pause_image,
         plugins = settings.plugins.display(),
+        network = settings.network.display(),
         snapshotter = settings.snapshotter,
     )
 }

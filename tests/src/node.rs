@@ -12,11 +12,14 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::image::{Program, write_archive, write_archive_of_two};
+use crate::node_runtime::{NodeContainerd, NodeRuntime};
 use crate::{Allowed, Daemon, LeakCheck, Sandbox, binaries, eventually, examples, manifests};
 
 pub const DRIVER: &str = "csi.hawser.dev";
 pub const KEEPER_POD: &str = "hawser-csi-hawser-dev-keeper";
 pub const KEEPER_MANIFEST: &str = "hawser-csi-hawser-dev-keeper.yaml";
+/// The directory of a node's containerd.
+const CONTAINERD: &str = "c";
 /// For what takes a healthy node a fraction of a second; generous, since tests share two cores.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -52,6 +55,7 @@ pub struct NodeOptions {
     pub launcher: Launcher,
     /// Where the plugins are taken from; `None`: ours.
     pub cni_bin_dir: Option<PathBuf>,
+    pub runtime: NodeRuntime,
     /// `runc`, by name or path; `None`: the native launcher.
     pub oci_runtime: Option<PathBuf>,
     /// As `--pool-capacity` takes it.
@@ -78,6 +82,7 @@ impl Default for NodeOptions {
         Self {
             launcher: Launcher::Manifest,
             cni_bin_dir: None,
+            runtime: NodeRuntime::default(),
             oci_runtime: None,
             pool_capacity: "10Gi".to_owned(),
             volume_binary: None,
@@ -97,6 +102,8 @@ pub struct Node<'a> {
     options: NodeOptions,
     kubelet: Option<Daemon>,
     driver: Option<Daemon>,
+    /// `None`: the kubelet's own runtime.
+    containerd: Option<NodeContainerd>,
 }
 
 impl<'a> Node<'a> {
@@ -137,10 +144,16 @@ impl<'a> Node<'a> {
         }
         // A daemon of a volume must reach the pool's directories only through what it is handed.
         fs::set_permissions(sandbox.path("pool"), fs::Permissions::from_mode(0o700)).context("chmod pool")?;
-        let node = Self { sandbox, options, kubelet: None, driver: None };
-        node.write_images()?;
+        let mut node = Self { sandbox, options, kubelet: None, driver: None, containerd: None };
         node.install_plugins()?;
         node.write_conflist(&examples::conflist(&disk.join("lease"))?)?;
+        if node.options.runtime == NodeRuntime::Containerd {
+            let dir = disk.join(CONTAINERD);
+            fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+            let started = NodeContainerd::start(sandbox, &dir, &node.cni_bin_dir(), &sandbox.path("net"));
+            node.containerd = Some(started?);
+        }
+        node.write_images()?;
         Ok(node)
     }
 
@@ -148,7 +161,7 @@ impl<'a> Node<'a> {
     pub fn resume(sandbox: &'a Sandbox, options: NodeOptions) -> Self {
         // By its trace it is known whether this boot's driver is registered.
         let _none_yet = fs::remove_file(sandbox.path("trace.jsonl"));
-        Self { sandbox, options, kubelet: None, driver: None }
+        Self { sandbox, options, kubelet: None, driver: None, containerd: None }
     }
 
     fn write_images(&self) -> Result<()> {
@@ -159,8 +172,30 @@ impl<'a> Node<'a> {
             path: "demo-app",
             directories: &["data", "tmp"],
         };
-        write_archive(&program, &self.sandbox.path("i/demo-app.tar"))?;
+        self.offer_image(&program)?;
         self.write_volume_image()
+    }
+
+    /// Puts the image of one program where the node's runtime finds images.
+    pub fn offer_image(&self, program: &Program<'_>) -> Result<()> {
+        let (_, name) = program.image.rsplit_once('/').unwrap_or(("", program.image));
+        let archive = self.sandbox.path(&format!("i/{}.tar", name.replace(':', "-")));
+        write_archive(program, &archive)?;
+        self.import(&archive)
+    }
+
+    /// The kubelet follows the directory of archives for its own runtime, but for no other.
+    pub fn import(&self, archive: &Path) -> Result<()> {
+        self.containerd.as_ref().map_or(Ok(()), |containerd| containerd.import(archive))
+    }
+
+    /// SIGKILL of the node's containerd.
+    pub fn kill_containerd(&mut self) -> Result<()> {
+        self.containerd.as_mut().context("the node has no containerd")?.kill()
+    }
+
+    pub fn start_containerd_again(&mut self) -> Result<()> {
+        self.containerd.as_mut().context("the node has no containerd")?.start_again()
     }
 
     /// The image of mount pods and of the keeper's pod.
@@ -171,7 +206,9 @@ impl<'a> Node<'a> {
         let program =
             Program { image, binary: &volume, path: "hawser-volume", directories: &["run", "run/hawser"] };
         let keeper = binaries::find("hawser-keeper")?;
-        write_archive_of_two(&program, &keeper, &self.sandbox.path(&format!("i/hawser-volume-{tag}.tar")))
+        let archive = self.sandbox.path(&format!("i/hawser-volume-{tag}.tar"));
+        write_archive_of_two(&program, &keeper, &archive)?;
+        self.import(&archive)
     }
 
     fn volume_binary(&self) -> Result<PathBuf> {
@@ -244,6 +281,7 @@ impl<'a> Node<'a> {
                 "trace.jsonl",
                 // Unpacked images stay for the next pod.
                 "k/hawser/runtime/images",
+                CONTAINERD,
             ]),
             standing: in_sandbox(&[
                 // Of a keeper that was killed.
@@ -499,6 +537,9 @@ impl<'a> Node<'a> {
             .arg(sandbox.cgroup_root())
             .arg("--trace-file")
             .arg(self.trace_file());
+        if let Some(containerd) = &self.containerd {
+            command.arg("--container-runtime-endpoint").arg(containerd.socket());
+        }
         if let Some(runtime) = &self.options.oci_runtime {
             command.arg("--oci-runtime").arg(runtime);
         }
@@ -572,7 +613,12 @@ impl<'a> Node<'a> {
             let lines: Vec<&str> = output.lines().collect();
             lines[lines.len().saturating_sub(40)..].join("\n")
         };
-        format!("--- hawser-kubelet:\n{}\n--- hawser-csi:\n{}\n---", tail(&self.kubelet), tail(&self.driver))
+        let containerd = self.containerd.as_ref().map(NodeContainerd::log_tail).unwrap_or_default();
+        format!(
+            "--- hawser-kubelet:\n{}\n--- hawser-csi:\n{}\n---{containerd}",
+            tail(&self.kubelet),
+            tail(&self.driver)
+        )
     }
 
     /// Runs a client command; its stdout, or an error with its stderr.
@@ -697,7 +743,8 @@ impl<'a> Node<'a> {
             let status = daemon.stop(TIMEOUT).with_context(|| outputs.clone())?;
             ensure!(status.success(), "ended with {status}: {}", daemon.output());
         }
-        self.end_keeper().with_context(|| outputs)
+        self.end_keeper().with_context(|| outputs)?;
+        self.containerd.map_or(Ok(()), NodeContainerd::stop)
     }
 
     /// The driver leaves it running; without volumes it ends at SIGTERM.

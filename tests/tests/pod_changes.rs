@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use tests::image::{Program, write_archive};
+use tests::image::Program;
 use tests::node::{TIMEOUT, text};
 use tests::{LeakCheck, Node, NodeOptions, Sandbox, binaries, eventually, examples};
 
@@ -61,7 +61,7 @@ fn node(sandbox: &Sandbox) -> (Node<'_>, LeakCheck) {
     let demo_app = binaries::find("demo-app").expect("the program");
     let program =
         Program { image: NEXT_IMAGE, binary: &demo_app, path: "demo-app", directories: &["data", "tmp"] };
-    write_archive(&program, &sandbox.path("i/next.tar")).expect("written");
+    node.offer_image(&program).expect("written");
     let idle = node.leak_check().expect("the kernel answers");
     (node, idle)
 }

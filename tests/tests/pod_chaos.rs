@@ -111,9 +111,9 @@ fn kill(node: &mut Node<'_>, random: &mut Random) -> Result<()> {
         }
         Victim::Daemon => node.serving_daemons()?,
         Victim::Shim => {
+            let is_shim = |line: &str| line.starts_with("hawser-shim ") || line.contains("/containerd-shim-");
             let processes = node.sandbox().tag().processes()?;
-            let shims =
-                processes.into_iter().filter(|process| process.command_line.starts_with("hawser-shim "));
+            let shims = processes.into_iter().filter(|process| is_shim(&process.command_line));
             shims.map(|shim| shim.pid).collect()
         }
     };

@@ -10,6 +10,7 @@ mod install;
 mod launch;
 mod local_node;
 mod test;
+mod test_over_containerd;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -53,6 +54,10 @@ enum Task {
         /// Kill daemon, keeper and driver 300 times instead of 40, and soak for ten minutes
         #[arg(long)]
         long: bool,
+        /// Which CRI runtime the nodes of the end-to-end tests have. `containerd`: only the tests of the
+        /// kubelet run, over Debian's containerd and runc
+        #[arg(long, value_enum, default_value_t = RuntimeName::Embedded, conflicts_with = "long")]
+        runtime: RuntimeName,
     },
     /// Against third-party software; installs it or reports what is missing
     #[command(disable_help_flag = true)]
@@ -104,6 +109,12 @@ struct DemoArguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum RuntimeName {
+    Embedded,
+    Containerd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LauncherName {
     /// A static pod of the node's kubelet
     Manifest,
@@ -123,7 +134,10 @@ fn main() -> ExitCode {
         Task::Up(arguments) => local_node::up(&arguments),
         Task::Down(directory) => local_node::down(&directory),
         Task::Check { advisories } => check::run(advisories),
-        Task::Test { filter, long } => test::run(filter.as_deref(), long),
+        Task::Test { filter, long, runtime: RuntimeName::Embedded } => test::run(filter.as_deref(), long),
+        Task::Test { filter, runtime: RuntimeName::Containerd, .. } => {
+            test_over_containerd::run(filter.as_deref())
+        }
         Task::Conformance(passed) => launch("conformance", "conformance", &passed.arguments),
         Task::Lab(passed) => launch("conformance", "lab", &passed.arguments),
         Task::Bench(passed) => launch("bench", "bench", &passed.arguments),

@@ -13,8 +13,8 @@ use xtask::progress::{part, say};
 /// of csi-driver's tests; ip, nft, iptables and conntrack witness what the plugins
 /// made; busybox is the attacker of `tests/tests/hostile`; fio, git, sqlite3, PostgreSQL and tar are
 /// applications of `tests/tests/chaos` and `tests/tests/full_volume.rs`; docker-registry serves images
-/// to runtime's tests.
-const PROGRAMS: [(&str, &str); 14] = [
+/// to runtime's tests; containerd and runc are the runtime of `tests/tests/over_containerd.rs`.
+pub(crate) const PROGRAMS: [(&str, &str); 17] = [
     ("mkfs.btrfs", "btrfs-progs"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
@@ -29,6 +29,9 @@ const PROGRAMS: [(&str, &str); 14] = [
     ("pg_ctlcluster", "postgresql"),
     ("tar", "tar"),
     ("docker-registry", "docker-registry"),
+    ("containerd", "containerd"),
+    ("ctr", "containerd"),
+    ("runc", "runc"),
 ];
 
 /// Tests that have a long form take it.

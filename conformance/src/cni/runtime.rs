@@ -66,9 +66,10 @@ fn on_a_node(plugins: &Path, daemon: &Path, ctr: &Path) -> Result<()> {
     let sandbox = Sandbox::enter(Network::Own)?;
     let containerd = step("start containerd", || {
         hide_run_and_var_lib()?;
-        let (conflist, pause_image, registries) = (CONFLIST, PAUSE_IMAGE, None);
-        let snapshotter = "native";
-        let settings = Settings { program: daemon, plugins, conflist, pause_image, snapshotter, registries };
+        let network = &sandbox.make_dir("net")?;
+        fs::write(network.join("10-containerd-net.conflist"), CONFLIST).context("write the conflist")?;
+        let (pause_image, snapshotter, registries) = (PAUSE_IMAGE, "native", None);
+        let settings = Settings { program: daemon, plugins, network, pause_image, snapshotter, registries };
         Containerd::start(&sandbox.make_dir("c")?, &settings)
     })?;
     let outcome = step("import images", || import_images(&sandbox, &containerd, ctr))

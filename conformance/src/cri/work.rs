@@ -67,6 +67,8 @@ fn on_hawser(plan: &Plan) -> Result<()> {
 
 fn on_containerd(plan: &Plan) -> Result<()> {
     let dir = make_dir(&plan.dir, "c")?;
+    let net = make_dir(&dir, "net")?;
+    fs::write(net.join("10-critest.conflist"), CONFLIST).context("write the conflist")?;
     let hosts = dir.join("hosts");
     registry::serve(&plan.images, &hosts)?;
     let containerd = Containerd::start(
@@ -74,7 +76,7 @@ fn on_containerd(plan: &Plan) -> Result<()> {
         &Settings {
             program: &plan.runtime,
             plugins: &plan.plugins,
-            conflist: CONFLIST,
+            network: &net,
             pause_image: images::PAUSE,
             snapshotter: "overlayfs",
             registries: Some(&hosts),

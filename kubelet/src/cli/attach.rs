@@ -20,7 +20,9 @@ pub(super) async fn attach(args: &AttachArgs, out: &mut dyn Write) -> Result<(),
         container,
         stdin: args.stdin,
     };
-    let AttachedAt { url, container, tty, stdin, restarts } = kubelet.attach(request).await?.into_inner();
+    let attached = kubelet.attach(request.clone()).await?.into_inner();
+    let AttachedAt { url, container, tty, stdin, restarts } = attached;
+    let again = async move || Ok(kubelet.attach(request).await?.into_inner().url);
     let hint = |text: &str| {
         if !args.quiet {
             let _no_reader = writeln!(io::stderr(), "{text}");
@@ -39,7 +41,7 @@ pub(super) async fn attach(args: &AttachArgs, out: &mut dyn Write) -> Result<(),
     if raw {
         hint("If you don't see a command prompt, try pressing enter.");
     }
-    Session { url, stdin, sizes: raw, raw }.run(out).await?;
+    Session { url, stdin, tty, sizes: raw, raw }.run(again, out).await?;
     if raw && restarts && !args.quiet {
         let name = pod.name();
         let resume = format!(

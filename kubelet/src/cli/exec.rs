@@ -26,7 +26,8 @@ pub(super) async fn exec(args: &ExecArgs, out: &mut dyn Write) -> Result<(), Err
         stdin: args.stdin,
         tty: args.tty,
     };
-    let url = kubelet.exec(request).await?.into_inner().url;
-    let session = Session { url, stdin: args.stdin, sizes: args.tty, raw: has_terminal };
-    session.run(out).await
+    let url = kubelet.exec(request.clone()).await?.into_inner().url;
+    let again = async move || Ok(kubelet.exec(request).await?.into_inner().url);
+    let session = Session { url, stdin: args.stdin, tty: args.tty, sizes: args.tty, raw: has_terminal };
+    session.run(again, out).await
 }

@@ -2,30 +2,22 @@
 
 use std::io::{self, Write};
 
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt, StreamExt};
+use runtime::spdy_client::{Output, Wanted};
 use rustix::termios::{self, OptionalActions, Termios};
 use serde::Deserialize;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::streams::{Message, Socket, channel, message};
-use super::{Error, streams};
-
-pub(super) const PROTOCOL: &str = "v5.channel.k8s.io";
-
-pub(super) const STDIN: u8 = 0;
-pub(super) const STDOUT: u8 = 1;
-pub(super) const STDERR: u8 = 2;
-pub(super) const STATUS: u8 = 3;
-const RESIZE: u8 = 4;
-pub(super) const CLOSE: u8 = 255;
+use super::program::{self, Input, Receiver, Sender};
+use super::{Error, StreamProblem};
 
 /// What the command connects with its own stdin, stdout and stderr.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) url: String,
     pub(super) stdin: bool,
+    /// The program has a terminal.
+    pub(super) tty: bool,
     /// The program's terminal has the size of stdin.
     pub(super) sizes: bool,
     /// Stdin is a terminal that passes each key on.
@@ -33,10 +25,15 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Returns at the program's end.
-    pub(super) async fn run(self, out: &mut dyn Write) -> Result<(), Error> {
-        let Self { url, stdin, sizes, raw } = self;
-        let (to, from) = streams::connect(&url, PROTOCOL).await?.split();
+    /// Returns at the program's end. `again` asks for another URL.
+    pub(super) async fn run(
+        self,
+        again: impl AsyncFnOnce() -> Result<String, Error>,
+        out: &mut dyn Write,
+    ) -> Result<(), Error> {
+        let Self { url, stdin, tty, sizes, raw } = self;
+        let wanted = Wanted { stdin, stdout: true, stderr: !tty, tty };
+        let (to, from) = program::connect(url, again, wanted).await?;
         let raw = raw.then(RawTerminal::enter).transpose().map_err(Error::Terminal)?;
         let sizes =
             sizes.then(|| signal(SignalKind::window_change())).transpose().map_err(Error::Terminal)?;
@@ -50,17 +47,15 @@ impl Session {
 }
 
 /// Returns at the program's end.
-async fn receive(mut from: SplitStream<Socket>, out: &mut dyn Write) -> Result<(), Error> {
+async fn receive(mut from: Receiver, out: &mut dyn Write) -> Result<(), Error> {
     let mut status = Vec::new();
-    while let Some(received) = from.next().await {
-        let received = received.map_err(|source| Error::Stream(Box::new(source)))?;
-        match channel(&received) {
-            Some((STDOUT, bytes)) => {
-                out.write_all(bytes).and_then(|()| out.flush()).map_err(Error::Output)?;
+    while let Some(received) = from.next().await? {
+        match received {
+            Output::Stdout(bytes) => {
+                out.write_all(&bytes).and_then(|()| out.flush()).map_err(Error::Output)?;
             }
-            Some((STDERR, bytes)) => io::stderr().write_all(bytes).map_err(Error::Output)?,
-            Some((STATUS, bytes)) => status.extend(bytes),
-            Some(_) | None => {}
+            Output::Stderr(bytes) => io::stderr().write_all(&bytes).map_err(Error::Output)?,
+            Output::Status(bytes) => status.extend(bytes),
         }
     }
     outcome(&status)
@@ -72,11 +67,7 @@ pub(super) fn outcome(status: &[u8]) -> Result<(), Error> {
 }
 
 /// Returns when nothing can be sent any more.
-async fn send(
-    mut to: SplitSink<Socket, Message>,
-    has_stdin: bool,
-    mut sizes: Option<Signal>,
-) -> Box<tokio_tungstenite::tungstenite::Error> {
+async fn send(mut to: Sender, has_stdin: bool, mut sizes: Option<Signal>) -> StreamProblem {
     let (mut stdin, mut piece) = (has_stdin.then(tokio::io::stdin), vec![0; 32 << 10]);
     let mut next = sizes.is_some().then(size).flatten();
     loop {
@@ -86,9 +77,9 @@ async fn send(
                 length = read(&mut stdin, &mut piece) => match length {
                     0 => {
                         stdin = None;
-                        message(CLOSE, &[STDIN])
+                        Input::StdinEnd
                     }
-                    length => message(STDIN, &piece[..length]),
+                    length => Input::Stdin(piece[..length].to_vec()),
                 },
                 () = changed(&mut sizes) => {
                     next = size();
@@ -97,7 +88,7 @@ async fn send(
             },
         };
         if let Err(problem) = to.send(sending).await {
-            return Box::new(problem);
+            return problem;
         }
     }
 }
@@ -121,10 +112,10 @@ async fn changed(sizes: &mut Option<Signal>) {
 }
 
 /// `None`: stdin is no terminal.
-fn size() -> Option<Message> {
+fn size() -> Option<Input> {
     let size = termios::tcgetwinsize(io::stdin()).ok()?;
     let size = serde_json::json!({"Width": size.ws_col, "Height": size.ws_row});
-    Some(message(RESIZE, size.to_string().as_bytes()))
+    Some(Input::Size(size.to_string()))
 }
 
 /// metav1.Status, as far as the end of a program has it.

@@ -179,6 +179,7 @@ fn the_runtime_gets_what_a_pod_asks_for() {
     let config = config_of(json!({"hostNetwork": true, "hostPID": true, "containers": [
         {"name": "main", "ports": [{"containerPort": 80, "hostPort": 80}]},
     ]}));
+    assert_eq!(config.hostname, "", "a uts namespace of the host keeps its name");
     assert_eq!(config.port_mappings, [], "the pod opens the ports of the host itself");
     assert_eq!(namespaces(&config.linux.expect("a part for Linux")), (Node, Node, Pod));
     let config = config_of(json!({"containers": []}));

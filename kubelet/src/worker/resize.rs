@@ -66,7 +66,7 @@ impl Worker {
     /// First what shrinks, then the pod's own limits, then what grows: the kernel allows no container more
     /// than its pod.
     async fn try_resize(&self, places: &[plan::Container]) -> Result<(), String> {
-        let observed = Observed::of(&self.tools.cri, self.uid()).await.map_err(|e| e.to_string())?;
+        let observed = self.observe().await.map_err(|e| e.to_string())?;
         let mut all: Vec<(String, Steps)> = Vec::new();
         for place in places {
             let container = self.pod.spec.container_at(*place);

@@ -196,7 +196,7 @@ impl Worker {
     }
 
     pub(super) async fn publish_now(&mut self) {
-        if let Ok(observed) = Observed::of(&self.tools.cri, self.uid()).await {
+        if let Ok(observed) = self.observe().await {
             self.publish_status(&observed).await;
         }
     }

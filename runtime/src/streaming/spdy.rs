@@ -1,5 +1,5 @@
 //! SPDY/3.1 frames, as Kubernetes' clients use them: streams of the client, without flow control and
-//! priorities.
+//! priorities. The server's side, and as much of the client's as [`super::spdy_client`] needs.
 //!
 //! Source: "SPDY Protocol - Draft 3.1". Flow control is left out: kubectl, kubelet and critest neither
 //! limit what they send by it nor announce windows.
@@ -206,6 +206,13 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         Self { to, deflate: Deflate::new() }
     }
 
+    /// Opens a stream, as a client does. `id`: odd, and larger than that of the stream before.
+    pub(super) async fn open(&mut self, id: u32, headers: &[(&str, &str)]) -> io::Result<()> {
+        let block = self.deflate.block(headers)?;
+        // No associated stream, the highest priority, no slot.
+        self.control(SYN_STREAM, &[&id.to_be_bytes()[..], &[0; 6], &block].concat()).await
+    }
+
     /// Accepts a stream of the client.
     pub(super) async fn accept(&mut self, id: u32) -> io::Result<()> {
         let block = self.deflate.empty_block()?;
@@ -326,9 +333,23 @@ mod tests {
         writer.data(3, b"text", true).await.unwrap();
         writer.accept(3).await.unwrap();
         writer.accept(5).await.unwrap();
+        for (id, kind) in [(7, "error"), (9, "stdin")] {
+            writer.open(id, &[("streamtype", kind)]).await.unwrap();
+        }
         writer.go_away(5).await.unwrap();
         let data = Received::Data { id: 3, bytes: b"text".to_vec(), is_last: true };
-        let wanted = [Received::Ping { id: 9 }, Received::Reset { id: 3 }, data, Received::GoAway];
+        let stream = |id, kind: &str| {
+            let headers = vec![("streamtype".to_owned(), kind.to_owned())];
+            Received::Stream { id, headers, is_last: false }
+        };
+        let wanted = [
+            Received::Ping { id: 9 },
+            Received::Reset { id: 3 },
+            data,
+            stream(7, "error"),
+            stream(9, "stdin"),
+            Received::GoAway,
+        ];
         assert_eq!(all(&written).await.unwrap(), wanted);
     }
 }

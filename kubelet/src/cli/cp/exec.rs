@@ -4,17 +4,16 @@ use std::cell::Cell;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt, StreamExt};
 use proto::kubelet::ExecRequest;
 use proto::kubelet::kubelet_client::KubeletClient;
+use runtime::spdy_client::{Output, Wanted};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use super::super::printable::printable;
-use super::super::remote_command::{CLOSE, PROTOCOL, STATUS, STDERR, STDIN, STDOUT, outcome};
-use super::super::streams::{self, Message, Socket, channel, message};
+use super::super::program::{self, Input, Receiver, Sender};
+use super::super::remote_command::outcome;
 use crate::cli::Error;
 
 /// A container whose streams rest that long has stopped.
@@ -51,8 +50,11 @@ impl Container {
             stdin: input.is_some(),
             tty: false,
         };
-        let url = self.kubelet.clone().exec(request).await?.into_inner().url;
-        let (to, from) = streams::connect(&url, PROTOCOL).await?.split();
+        let wanted = Wanted { stdin: request.stdin, stdout: true, stderr: true, tty: false };
+        let mut kubelet = self.kubelet.clone();
+        let url = kubelet.exec(request.clone()).await?.into_inner().url;
+        let again = async move || Ok(kubelet.exec(request).await?.into_inner().url);
+        let (to, from) = program::connect(url, again, wanted).await?;
         let idle = Cell::new(Some(Instant::now()));
         tokio::select! {
             ended = receive(from, output, &idle) => ended,
@@ -74,30 +76,28 @@ impl Container {
 
 /// Returns at the program's end, or when its output is not wanted any more.
 async fn receive(
-    mut from: SplitStream<Socket>,
+    mut from: Receiver,
     output: Option<mpsc::Sender<Vec<u8>>>,
     idle: &Idle,
 ) -> Result<(), Error> {
     let (mut status, mut said) = (Vec::new(), 0);
-    while let Some(received) = from.next().await {
-        let received = received.map_err(|source| Error::Stream(Box::new(source)))?;
-        match channel(&received) {
-            Some((STDOUT, bytes)) => {
+    while let Some(received) = from.next().await? {
+        match received {
+            Output::Stdout(bytes) => {
                 idle.set(None);
                 if let Some(output) = &output
-                    && output.send(bytes.to_vec()).await.is_err()
+                    && output.send(bytes).await.is_err()
                 {
                     return Ok(());
                 }
             }
-            Some((STDERR, bytes)) => {
+            Output::Stderr(bytes) => {
                 let shown = &bytes[..bytes.len().min(STDERR_BYTES - said)];
                 said += shown.len();
                 let text = String::from_utf8_lossy(shown);
                 let _no_reader = write!(io::stderr(), "{}", printable(&text));
             }
-            Some((STATUS, bytes)) => status.extend(&bytes[..bytes.len().min(STATUS_BYTES - status.len())]),
-            Some(_) | None => {}
+            Output::Status(bytes) => status.extend(&bytes[..bytes.len().min(STATUS_BYTES - status.len())]),
         }
         idle.set(Some(Instant::now()));
     }
@@ -105,28 +105,24 @@ async fn receive(
 }
 
 /// Returns when nothing can be sent any more.
-async fn send(
-    mut to: SplitSink<Socket, Message>,
-    mut input: Option<mpsc::Receiver<Vec<u8>>>,
-    idle: &Idle,
-) -> Error {
+async fn send(mut to: Sender, mut input: Option<mpsc::Receiver<Vec<u8>>>, idle: &Idle) -> Error {
     loop {
         let sending = match &mut input {
             None => return std::future::pending().await,
             Some(pieces) => {
                 idle.set(None);
                 match pieces.recv().await {
-                    Some(piece) => message(STDIN, &piece),
+                    Some(piece) => Input::Stdin(piece),
                     None => {
                         input = None;
-                        message(CLOSE, &[STDIN])
+                        Input::StdinEnd
                     }
                 }
             }
         };
         idle.set(Some(Instant::now()));
         if let Err(problem) = to.send(sending).await {
-            return Error::Stream(Box::new(problem));
+            return Error::Stream(problem);
         }
         idle.set(Some(Instant::now()));
     }

@@ -16,13 +16,13 @@ use crate::streaming::BoxedError;
 use crate::streaming::probe::Probe;
 use crate::streaming::spdy::{Headers, Problem, Reader, Received, Reset, Writer};
 
-pub(in crate::streaming) const PROTOCOL: &str = "v4.channel.k8s.io";
+pub const PROTOCOL: &str = "v4.channel.k8s.io";
 
-const ERROR: &str = "error";
-const STDIN: &str = "stdin";
-const STDOUT: &str = "stdout";
-const STDERR: &str = "stderr";
-const RESIZE: &str = "resize";
+pub(in crate::streaming) const ERROR: &str = "error";
+pub(in crate::streaming) const STDIN: &str = "stdin";
+pub(in crate::streaming) const STDOUT: &str = "stdout";
+pub(in crate::streaming) const STDERR: &str = "stderr";
+pub(in crate::streaming) const RESIZE: &str = "resize";
 
 /// Pieces of stdin and sizes that a client may send before it has opened all streams.
 const MOST_EARLY: usize = 32;

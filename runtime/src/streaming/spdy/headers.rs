@@ -155,14 +155,23 @@ impl Deflate {
 
     /// Of no header.
     pub(super) fn empty_block(&mut self) -> io::Result<Vec<u8>> {
+        self.block(&[])
+    }
+
+    /// Of names in lower case, with their values.
+    pub(super) fn block(&mut self, headers: &[(&str, &str)]) -> io::Result<Vec<u8>> {
         if self.0.total_in() == 0 {
             self.0.set_dictionary(&dictionary()).map_err(io::Error::other)?;
         }
-        // Enough for a flush of four bytes.
-        let mut block = Vec::with_capacity(256);
-        self.0
-            .compress_vec(&0_u32.to_be_bytes(), &mut block, FlushCompress::Sync)
-            .map_err(io::Error::other)?;
+        let number = |length: usize| u32::try_from(length).map(u32::to_be_bytes).map_err(io::Error::other);
+        let mut plain = number(headers.len())?.to_vec();
+        for text in headers.iter().flat_map(|(name, value)| [name, value]) {
+            plain.extend(number(text.len())?);
+            plain.extend(text.as_bytes());
+        }
+        // Enough for what cannot be compressed, and for a flush.
+        let mut block = Vec::with_capacity(plain.len() + 256);
+        self.0.compress_vec(&plain, &mut block, FlushCompress::Sync).map_err(io::Error::other)?;
         Ok(block)
     }
 }
