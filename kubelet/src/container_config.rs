@@ -284,6 +284,7 @@ fn mounts(instance: &Instance<'_>) -> Result<Vec<cri::Mount>, Error> {
             container_path: wanted.mount_path.clone(),
             host_path: text(instance.sub_paths.get(&number).unwrap_or(&volume.host_path)),
             readonly: wanted.read_only || volume.read_only,
+            recursive_read_only: wanted.is_recursive_read_only(),
             propagation: match propagation {
                 MountPropagation::None => cri::MountPropagation::PropagationPrivate,
                 MountPropagation::HostToContainer => cri::MountPropagation::PropagationHostToContainer,

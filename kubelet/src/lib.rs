@@ -23,6 +23,7 @@ mod backoff;
 pub mod cli;
 pub mod config;
 mod container_config;
+mod container_ids;
 mod cri;
 mod critical;
 mod csi;

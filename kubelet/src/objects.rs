@@ -35,7 +35,7 @@ pub use class::{
 pub use configuration::{Bytes, ConfigMap, MAX_CONFIGURATION_BYTES, Secret};
 pub use container::{
     Container, ContainerPort, ContainerResizePolicy, EnvFromSource, EnvVar, EnvVarSource, MountPropagation,
-    PullPolicy, ResourceRequirements, TerminationMessagePolicy, VolumeMount,
+    PullPolicy, RecursiveReadOnly, ResourceRequirements, TerminationMessagePolicy, VolumeMount,
 };
 pub use document::Document;
 pub use event::{Event, EventSource, EventType};

@@ -160,8 +160,10 @@ pub(crate) fn run(situation: &Situation<'_>) -> Vec<Action> {
     let Situation { pod, observed, .. } = *situation;
     let grace = Duration::from_secs(pod.spec.termination_grace_period_seconds);
     let ready = observed.ready_sandbox();
-    // A pod with restartPolicy Never gets no second sandbox for containers that have run.
-    let lost = ready.is_none() && !observed.containers.is_empty();
+    // A pod with restartPolicy Never gets no second sandbox for containers that have run. One that was only
+    // created, before a kill of its sandbox, has not.
+    let have_run = observed.containers.iter().any(|c| c.state() != ContainerState::ContainerCreated);
+    let lost = ready.is_none() && have_run;
     if lost && pod.spec.restart_policy == RestartPolicy::Never {
         return vec![Action::Finish];
     }

@@ -9,9 +9,11 @@ mod dial;
 pub(crate) mod exec;
 mod grpc;
 pub(crate) mod http;
+mod started;
 mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +30,7 @@ use crate::sink::Sinks;
 use answer::Answer;
 use check::Check;
 pub(crate) use check::port_number;
+use started::Started;
 
 /// kubelet's maxProbeRetries: tries of a check that cannot be made.
 const TRIES: usize = 3;
@@ -43,13 +46,21 @@ pub(crate) struct Probes {
     is_ending: bool,
 }
 
+/// What the tasks of a pod need.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    pub(crate) cri: Cri,
+    pub(crate) sinks: Sinks,
+    pub(crate) pod: ObjectRef,
+    /// Wakes the pod's worker.
+    pub(crate) wake: Arc<Notify>,
+}
+
 #[derive(Debug)]
 struct Shared {
-    cri: Cri,
-    sinks: Sinks,
-    pod: ObjectRef,
-    wake: Arc<Notify>,
+    asking: Asking,
     results: Mutex<ProbeResults>,
+    started: Started,
 }
 
 /// A running task; it ends when this is dropped.
@@ -63,9 +74,13 @@ impl Drop for Task {
 }
 
 impl Probes {
-    /// `wake` wakes the pod's worker.
-    pub(crate) fn new(cri: Cri, sinks: Sinks, pod: ObjectRef, wake: Arc<Notify>) -> Self {
-        let shared = Shared { cri, sinks, pod, wake, results: Mutex::default() };
+    /// `pod_dir` may have what an earlier kubelet knew.
+    pub(crate) fn new(asking: Asking, pod_dir: &Path) -> Self {
+        let (started, mut results) = (Started::read(pod_dir), ProbeResults::default());
+        for id in started.ids() {
+            results.set(&id, ProbeKind::Startup, true);
+        }
+        let shared = Shared { asking, results: Mutex::new(results), started };
         Self { shared: Arc::new(shared), tasks: BTreeMap::new(), has_adopted: false, is_ending: false }
     }
 
@@ -94,9 +109,9 @@ impl Probes {
             for kind in ProbeKind::ALL {
                 let Some(probe) = container.probe(kind) else { continue };
                 let key = (status.id.clone(), kind);
-                let has_started =
-                    kind == ProbeKind::Startup || self.shared.results().is_started(container, &status.id);
-                let is_due = has_started && (!self.is_ending || kind == ProbeKind::Readiness);
+                let has_started = self.shared.results().is_started(container, &status.id);
+                let is_its_turn = has_started != (kind == ProbeKind::Startup);
+                let is_due = is_its_turn && (!self.is_ending || kind == ProbeKind::Readiness);
                 if self.tasks.contains_key(&key) || !is_due {
                     continue;
                 }
@@ -121,7 +136,7 @@ impl Shared {
     }
 
     fn warn(&self, reason: &str, message: &str) {
-        self.sinks.record(&self.pod, EventType::Warning, reason, message);
+        self.asking.sinks.record(&self.asking.pod, EventType::Warning, reason, message);
     }
 }
 
@@ -150,7 +165,10 @@ async fn run(shared: Arc<Shared>, check: Check, kind: ProbeKind, probe: Probe, b
         let decision = successes_or_failures.count(success, probe.successes(), probe.failures());
         let Some(decision) = decision else { continue };
         if shared.results().set(check.container_id(), kind, decision) {
-            shared.wake.notify_one();
+            shared.asking.wake.notify_one();
+            if kind == ProbeKind::Startup && decision {
+                remember(Arc::clone(&shared), check.container_id().to_owned()).await;
+            }
         }
         // A startup probe has one decision; a failure of liveness ends the container.
         let is_final = match kind {
@@ -164,13 +182,22 @@ async fn run(shared: Arc<Shared>, check: Check, kind: ProbeKind, probe: Probe, b
     }
 }
 
+/// Writes for the next kubelet that a container has started.
+async fn remember(shared: Arc<Shared>, id: String) {
+    let known = shared.results().ids();
+    let written = tokio::task::spawn_blocking(move || shared.started.add(&id, &known)).await;
+    if let Err(error) = written {
+        tracing::debug!(%error, "write which containers have started");
+    }
+}
+
 impl Shared {
     /// One check and its events; `None` if it could not be made, which counts as neither.
     async fn ask(&self, check: &Check, kind: ProbeKind, probe: &Probe) -> Option<bool> {
         let kind = kind.as_str();
         let mut errors = Vec::new();
         while errors.len() < TRIES {
-            match check.ask(&self.cri, probe.timeout()).await {
+            match check.ask(&self.asking.cri, probe.timeout()).await {
                 Ok(Answer::Success) => return Some(true),
                 Ok(Answer::Warning(output)) => {
                     self.warn("ProbeWarning", &format!("{kind} probe warning: {output}"));
@@ -233,7 +260,11 @@ mod tests {
         let observed = Observed { containers: vec![running], ..Observed::default() };
         let (wake, cri) = (Arc::new(Notify::new()), Cri::new(std::path::Path::new("/none")));
         let reference = crate::objects::Object::reference(&pod);
-        let mut probes = Probes::new(cri, Sinks::new(store, Vec::new()), reference, Arc::clone(&wake));
+        let new = || {
+            let (cri, sinks) = (cri.clone(), Sinks::new(store.clone(), Vec::new()));
+            Probes::new(Asking { cri, sinks, pod: reference.clone(), wake: Arc::clone(&wake) }, dir.path())
+        };
+        let mut probes = new();
         let container = &pod.spec.containers[0];
         let mut tasks = Vec::new();
         while probes.results().failed("x").is_none() || !probes.results().is_ready(container, "x") {
@@ -243,6 +274,13 @@ mod tests {
         }
         assert_eq!(tasks[..2], [1, 3], "first the startup probe alone");
         assert_eq!(probes.results().failed("x"), Some(ProbeKind::Liveness));
+        // The next kubelet does not probe the start again.
+        while !new().results().is_started(container, "x") {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let mut next = new();
+        next.follow(&pod, &observed, "127.0.0.1");
+        assert!(next.tasks.len() == 2 && !next.tasks.contains_key(&("x".to_owned(), ProbeKind::Startup)));
         probes.follow(&pod, &Observed::default(), "127.0.0.1");
         assert!(probes.tasks.is_empty() && probes.results() == ProbeResults::default());
     }

@@ -36,7 +36,7 @@ use crate::objects::{EventType, Object, Pod, PodCondition, PodStatus, RestartPol
 use crate::observed::Observed;
 use crate::plan::{self, Cause, Situation, Target};
 use crate::preemption::{self, PREEMPTING};
-use crate::probes::Probes;
+use crate::probes::{Asking, Probes};
 use crate::resources;
 use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
@@ -110,13 +110,19 @@ impl Drop for Taken<'_> {
 
 impl Worker {
     pub(crate) fn new(tools: Arc<Tools>, pod: Arc<Pod>, wake: Arc<Notify>) -> Self {
-        let probes = Probes::new(tools.cri.clone(), tools.sinks.clone(), pod.reference(), Arc::clone(&wake));
+        let pod_dir = tools.volumes.pod_dir(&pod.metadata.uid);
+        let asking = Asking {
+            cri: tools.cri.clone(),
+            sinks: tools.sinks.clone(),
+            pod: pod.reference(),
+            wake: Arc::clone(&wake),
+        };
         Self {
-            probes,
+            probes: Probes::new(asking, &pod_dir),
             started: None,
             admitted: None,
             awaited: BTreeSet::new(),
-            replaced: replaced::read(&tools.volumes.pod_dir(&pod.metadata.uid)),
+            replaced: replaced::read(&pod_dir),
             resize_problem: None,
             pre_stopped: BTreeSet::new(),
             tools,
@@ -510,6 +516,17 @@ mod tests {
         worker.publish_status(&Observed::default()).await;
         assert_eq!(store.pod_status(&uid).unwrap().reason, EVICTED);
         assert_ne!(worker.pod.status.reason, EVICTED);
+    }
+
+    #[tokio::test]
+    async fn a_pod_with_nothing_left_to_start_fails_unless_it_has_ended() {
+        let root = tempfile::tempdir().unwrap();
+        let mut worker = worker(root.path());
+        Arc::make_mut(&mut worker.pod).status.phase = crate::objects::PodPhase::Succeeded;
+        assert!(!worker.fail_unfinished());
+        Arc::make_mut(&mut worker.pod).status.phase = crate::objects::PodPhase::Pending;
+        assert!(!worker.is_failed() && worker.fail_unfinished() && worker.is_failed());
+        assert_eq!(worker.tools.store.pods()[0].status.reason, "SandboxLost");
     }
 
     fn size_of_future<A, F: Future>(_: impl Fn(A) -> F) -> usize {

@@ -456,3 +456,42 @@ fn a_requirement_of_a_claims_selector_has_values_as_its_operator_takes_them() {
     let needless = claim("{key: a, operator: Exists, values: [b]}");
     assert!(needless.contains("spec.selector.matchExpressions[0].values: Forbidden"), "{needless}");
 }
+
+#[test]
+fn mistakes_in_volume_mounts_are_named() {
+    let refused = |fields: &str| {
+        let mount = format!("{{name: v, mountPath: /v, {fields}}}");
+        errors(&format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  volumes: [{{name: v, emptyDir: {{}}}}]\n  \
+             containers: [{{name: c, image: demo, volumeMounts: [{mount}]}}]\n"
+        ))
+    };
+    for (fields, message) in [
+        (
+            "mountPropagation: Bidirectional",
+            "mountPropagation: Forbidden: Bidirectional mount propagation is available only to privileged",
+        ),
+        (
+            "recursiveReadOnly: Enabled",
+            "recursiveReadOnly: Forbidden: may only be specified when readOnly is true",
+        ),
+        (
+            "readOnly: true, mountPropagation: HostToContainer, recursiveReadOnly: IfPossible",
+            "recursiveReadOnly: Forbidden: may only be specified when mountPropagation is None or not specified",
+        ),
+        ("recursiveReadOnly: always", "recursiveReadOnly: "),
+        (
+            "subPath: a, subPathExpr: b",
+            "subPathExpr: Invalid value: \"b\": subPathExpr and subPath are mutually exclusive",
+        ),
+        ("subPath: a/../b", "subPath: Invalid value: \"a/../b\": must not contain '..'"),
+    ] {
+        let errors = refused(fields);
+        assert!(errors.contains(message) && errors.lines().count() == 1, "{fields}: {errors}");
+    }
+    for fields in
+        ["recursiveReadOnly: Disabled", "readOnly: true, mountPropagation: None, recursiveReadOnly: Enabled"]
+    {
+        assert_eq!(refused(fields), "", "{fields}");
+    }
+}

@@ -4,6 +4,7 @@
 //! A URL works once, within a minute. The server listens on a port of the loopback interface, which all
 //! users of the node reach: a URL has 128 random bits, and nothing else is served.
 
+mod idle;
 mod port_forward;
 mod probe;
 mod remote_command;
@@ -15,7 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -29,6 +30,7 @@ use proto::cri::{AttachRequest, ExecRequest};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::runtime::Runtime;
@@ -363,4 +365,34 @@ fn negotiate(
 fn has_word(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
     let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|found| found.trim().eq_ignore_ascii_case(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn streaming() -> Streaming {
+        let (address, connections) =
+            (SocketAddr::from((Ipv4Addr::LOCALHOST, 80)), Arc::new(Semaphore::new(1)));
+        Streaming { address, connections, pending: Mutex::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_url_works_once_and_expires_after_a_minute() {
+        let streaming = streaming();
+        let taken = |url: &str| {
+            let path = url.strip_prefix("http://127.0.0.1:80").unwrap();
+            streaming.take(path, Carrier::Spdy, |_| true).is_ok()
+        };
+        let url = || streaming.exec(ExecRequest::default()).unwrap();
+        let (used, late) = (url(), url());
+        tokio::time::advance(VALID_FOR - Duration::from_secs(1)).await;
+        assert!(taken(&used) && !taken(&used));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(!taken(&late));
+        // The next request forgets it.
+        let next = url();
+        assert_eq!(streaming.locked().len(), 1);
+        assert!(taken(&next));
+    }
 }

@@ -75,6 +75,7 @@ fn the_runtime_gets_what_a_container_asks_for() {
             "volumeMounts": [
                 {"name": "scratch", "mountPath": "/scratch", "readOnly": true, "mountPropagation": "HostToContainer"},
                 {"name": "scratch", "mountPath": "/part", "subPath": "a"},
+                {"name": "scratch", "mountPath": "/all", "readOnly": true, "recursiveReadOnly": "IfPossible"},
             ],
             "securityContext": {
                 "capabilities": {"add": ["NET_ADMIN"], "drop": ["ALL"]}, "readOnlyRootFilesystem": true,
@@ -107,7 +108,8 @@ fn the_runtime_gets_what_a_container_asks_for() {
         propagation: cri::MountPropagation::PropagationHostToContainer.into(),
         ..mount("/scratch", "/volumes/scratch")
     };
-    let rest = [mount("/part", "/parts/1"), mount("/etc/hosts", "/hosts"), mount("/tmp/last", "/last")];
+    let all = cri::Mount { readonly: true, recursive_read_only: true, ..mount("/all", "/volumes/scratch") };
+    let rest = [mount("/part", "/parts/1"), all, mount("/etc/hosts", "/hosts"), mount("/tmp/last", "/last")];
     assert_eq!(config.mounts[0], first);
     assert_eq!(config.mounts[1..], rest);
 

@@ -117,7 +117,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.containers[*].env[*].valueFrom", Refused("the variable would be empty")),
     pod("spec.containers[*].resources.claims", Refused("there are no devices to claim")),
     pod("spec.containers[*].volumeDevices", Refused("volumes are file systems")),
-    pod("spec.containers[*].volumeMounts[*].recursiveReadOnly", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.procMount", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.containers[*].securityContext.appArmorProfile", LESS_ISOLATION),

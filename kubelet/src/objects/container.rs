@@ -199,12 +199,29 @@ pub struct VolumeMount {
     pub read_only: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_propagation: Option<MountPropagation>,
+    /// Whether `read_only` holds for what is mounted below the volume too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recursive_read_only: Option<RecursiveReadOnly>,
     /// The part of the volume that is mounted; the whole volume if empty.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub sub_path: String,
     /// The same with `$(NAME)` for variables of the container; never both.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "null_as_default")]
     pub sub_path_expr: String,
+}
+
+impl VolumeMount {
+    pub fn is_recursive_read_only(&self) -> bool {
+        matches!(self.recursive_read_only, Some(RecursiveReadOnly::IfPossible | RecursiveReadOnly::Enabled))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RecursiveReadOnly {
+    Disabled,
+    /// As `Enabled`: the runtime can always do it.
+    IfPossible,
+    Enabled,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -132,6 +132,17 @@ fn a_lost_sandbox_is_replaced_unless_the_pod_never_restarts() {
 }
 
 #[test]
+fn containers_that_have_never_started_get_another_sandbox_with_any_policy() {
+    let created = observed(sandbox(NotReady), &[instance("a", 0, Created, 0)]);
+    for policy in ["Always", "OnFailure", "Never"] {
+        let expected = "prepare mount stop:s create:4 pull:0 remove:0:a0:0 start:0:1 pull:1 start:1:0";
+        assert_eq!(words(&plan(policy, &created)), expected, "{policy}");
+    }
+    let one_ran = observed(sandbox(NotReady), &[instance("a", 0, Exited, 0), instance("b", 0, Created, 0)]);
+    assert_eq!(plan("Never", &one_ran), [Action::Finish]);
+}
+
+#[test]
 fn a_crashing_container_waits_while_its_back_off_lasts() {
     let of_a = |b| observed(sandbox(Ready), &[container("a", Exited, 1), container("b", b, 1)]);
     let mut restarts = KeyedBackoff::default();

@@ -16,11 +16,28 @@ use crate::standalone::store::{EVICTED, is_decided};
 
 /// kubelet's grace period for pods over their limits.
 const GRACE: Duration = Duration::from_secs(1);
+/// Reason of a pod with restartPolicy Never whose sandbox ended before all its containers had run.
+const SANDBOX_LOST: &str = "SandboxLost";
+const SANDBOX_LOST_MESSAGE: &str =
+    "The pod's sandbox has ended, and its restartPolicy starts no container in another one";
 
 impl Worker {
     /// Checks the status in the store, which an eviction writes.
     pub(super) fn is_failed(&self) -> bool {
         self.tools.store.pod_status(self.uid()).is_some_and(|status| is_decided(&status))
+    }
+
+    /// Fails a pod that has nothing left to start although containers have not ended: their sandbox is lost.
+    /// Kubelet leaves such a pod Pending for ever. Returns whether it failed the pod.
+    pub(super) fn fail_unfinished(&self) -> bool {
+        if matches!(self.pod.status.phase, PodPhase::Succeeded | PodPhase::Failed) {
+            return false;
+        }
+        let fails = self.tools.store.fail_pod(self.uid(), SANDBOX_LOST, SANDBOX_LOST_MESSAGE);
+        if fails {
+            self.record(EventType::Warning, SANDBOX_LOST, SANDBOX_LOST_MESSAGE);
+        }
+        fails
     }
 
     /// Stops the pod. An evicted one frees its disk space. Its logs stay.

@@ -14,6 +14,8 @@ use crate::objects::{Pod, TerminationMessagePolicy};
 use crate::observed::{Observed, instance_of, name_of};
 
 const MAX_MESSAGE: u64 = 4096;
+/// All messages of a pod together (`MaxPodTerminationMessageLogLength`): each container has the same share.
+const MAX_OF_POD: usize = 12 << 10;
 const MAX_FROM_LOG: usize = 2048;
 const MAX_LINES: usize = 80;
 
@@ -59,24 +61,35 @@ async fn termination_log(
     pod.spec.container_named(name)?;
     let uid = &pod.metadata.uid;
     let path = tools.own_files(uid, name, instance_of(container)).termination_log;
-    Some(tools.file_work.run(uid, move || head(&path)).await)
+    Some(tools.file_work.run(uid, move || tail(&path)).await)
 }
 
-/// `logged` is the content of the termination log.
+/// `logged` is the end of the termination log.
 fn message(tools: &Tools, pod: &Pod, container: &ContainerStatus, logged: String) -> String {
     let (name, instance) = (name_of(container), instance_of(container));
     let falls_back = pod.spec.container_named(name).is_some_and(|spec| {
         spec.termination_message_policy == TerminationMessagePolicy::FallbackToLogsOnError
     });
-    if logged.is_empty() && falls_back && container.exit_code != 0 {
-        return tail_of_log(&log_directory(&tools.log_dir, &pod.metadata).join(log_path(name, instance)));
-    }
-    logged
+    let message = if logged.is_empty() && falls_back && container.exit_code != 0 {
+        tail_of_log(&log_directory(&tools.log_dir, &pod.metadata).join(log_path(name, instance)))
+    } else {
+        logged
+    };
+    share(message, pod.spec.containers.len() + pod.spec.init_containers.len())
 }
 
-fn head(path: &Path) -> std::io::Result<String> {
-    let mut bytes = Vec::new();
-    linux::shared_file::open(path)?.take(MAX_MESSAGE).read_to_end(&mut bytes)?;
+/// The beginning of a message, as long as one of `containers` may have it.
+fn share(mut message: String, containers: usize) -> String {
+    message.truncate(message.floor_char_boundary(MAX_OF_POD / containers.max(1)));
+    message
+}
+
+/// The last bytes of a file.
+fn tail(path: &Path) -> std::io::Result<String> {
+    let (mut bytes, mut file) = (Vec::new(), linux::shared_file::open(path)?);
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(MAX_MESSAGE)))?;
+    file.take(MAX_MESSAGE).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -116,5 +129,19 @@ mod tests {
                    2026-11-20T17:53:03.596223978Z stderr F it broke here\n";
         assert_eq!(last_lines(log), "first\nit broke here\n");
         assert_eq!(last_lines(&"t stdout F x\n".repeat(200)).lines().count(), MAX_LINES);
+    }
+
+    #[test]
+    fn the_end_of_a_long_file_counts_and_the_containers_of_a_pod_share_the_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        std::fs::write(&path, format!("{}the end", "x".repeat(5000))).unwrap();
+        let read = tail(&path).unwrap();
+        assert!(read.len() == 4096 && read.ends_with("xthe end"), "{} bytes", read.len());
+        std::fs::write(&path, "short").unwrap();
+        assert_eq!(tail(&path).unwrap(), "short");
+        assert_eq!(share("x".repeat(4096), 3).len(), 4096);
+        assert_eq!(share("x".repeat(4096), 4).len(), 3072);
+        assert_eq!(share("\u{fffd}".repeat(4096), 12), "\u{fffd}".repeat(341));
     }
 }

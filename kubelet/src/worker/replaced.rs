@@ -4,23 +4,16 @@
 //! instance also with restartPolicy Never.
 
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
 use std::path::Path;
 
+use crate::container_ids;
 use crate::plan::Target;
 
 const FILE: &str = "replaced-containers";
 
 /// The ids that an earlier kubelet wrote.
 pub(super) fn read(pod_dir: &Path) -> BTreeSet<String> {
-    let path = pod_dir.join(FILE);
-    let text = linux::atomic_file::read_text(&path).unwrap_or_else(|error| {
-        if error.kind() != ErrorKind::NotFound {
-            tracing::warn!(%error, path = %path.display(), "cannot read which containers were replaced");
-        }
-        String::new()
-    });
-    text.lines().map(str::to_owned).collect()
+    container_ids::read(&pod_dir.join(FILE))
 }
 
 /// Adds the targets that are stopped for another instance to `known`, first on disk.
@@ -31,8 +24,7 @@ pub(super) fn add(known: &mut BTreeSet<String>, targets: &[Target], pod_dir: &Pa
     if all == *known {
         return Ok(());
     }
-    let lines: String = all.iter().map(|id| format!("{id}\n")).collect();
-    linux::atomic_file::replace(&pod_dir.join(FILE), lines.as_bytes(), 0o600)?;
+    container_ids::write(&pod_dir.join(FILE), &all)?;
     *known = all;
     Ok(())
 }

@@ -90,6 +90,9 @@ impl Worker {
             self.waiting.clear();
         }
         self.publish_status(observed).await;
+        if actions == [Action::Finish] && self.fail_unfinished() {
+            return Next::MustEnd;
+        }
         if actions.is_empty() {
             return Next::Within(soonest);
         }

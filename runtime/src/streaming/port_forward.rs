@@ -17,8 +17,6 @@ use crate::blocking::blocking;
 use crate::error::{Error, Result};
 use crate::state::Sandbox;
 
-/// kubelet's `streamingConnectionIdleTimeout`.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const READ_BYTES: usize = 32 << 10;
 

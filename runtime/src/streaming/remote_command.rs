@@ -16,6 +16,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::BoxedError;
+use super::idle::Activity;
 use super::probe::{Probe, give};
 use crate::attach::attached;
 use crate::error::{Error, chain};
@@ -24,8 +25,6 @@ use crate::runtime::Runtime;
 
 /// kubelet's `streamCreationTimeout`.
 const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
-/// kubelet's `streamingConnectionIdleTimeout`.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
 /// Of stdin, that the program has not read.
 const MOST_PIECES: usize = 4;
 /// Of an incomplete size.
@@ -126,10 +125,11 @@ impl<I: Incoming, O: Outgoing> Client<I, O> {
             sizes: has_sizes.then_some(size_receiver),
             output,
         };
+        let activity = Arc::new(Activity::begins());
         // It ends with this.
         let mut reading = JoinSet::new();
-        reading.spawn(read(incoming, Arc::clone(&outgoing), stdin, sizes));
-        let finished = finish(command.run(runtime, streams), pass_on(pieces, &outgoing));
+        reading.spawn(read(incoming, Arc::clone(&outgoing), stdin, sizes, Arc::clone(&activity)));
+        let finished = finish(command.run(runtime, streams), pass_on(pieces, &outgoing, &activity));
         let finished = tokio::select! {
             finished = finished => finished,
             // A program that exec has started is killed with what is dropped here.
@@ -173,24 +173,27 @@ async fn finish<T>(
 async fn pass_on<O: Outgoing>(
     mut pieces: mpsc::Receiver<(Taken, Vec<u8>)>,
     outgoing: &Mutex<O>,
+    activity: &Activity,
 ) -> io::Result<()> {
     while let Some((from, bytes)) = pieces.recv().await {
         outgoing.lock().await.output(from, bytes).await?;
+        activity.note();
     }
     Ok(())
 }
 
-/// Passes on what the client sends, until it has gone.
+/// Passes on what the client sends, until it has gone or is idle.
 async fn read<O: Outgoing>(
     mut incoming: impl Incoming,
     outgoing: Arc<Mutex<O>>,
     stdin: mpsc::Sender<Vec<u8>>,
     sizes: watch::Sender<Option<Size>>,
+    activity: Arc<Activity>,
 ) {
     let (mut stdin, mut incomplete) = (Some(stdin), Vec::new());
     loop {
-        match tokio::time::timeout(IDLE_TIMEOUT, incoming.next()).await {
-            Ok(Ok(Some(Event::Stdin(bytes)))) => {
+        match activity.wait_for(incoming.next()).await {
+            Some(Ok(Some(Event::Stdin(bytes)))) => {
                 if let Some(stdin) = &stdin
                     && !bytes.is_empty()
                     && give(stdin, bytes, &outgoing).await.is_err()
@@ -198,15 +201,15 @@ async fn read<O: Outgoing>(
                     return;
                 }
             }
-            Ok(Ok(Some(Event::StdinEnd))) => stdin = None,
-            Ok(Ok(Some(Event::Sizes(bytes)))) => {
+            Some(Ok(Some(Event::StdinEnd))) => stdin = None,
+            Some(Ok(Some(Event::Sizes(bytes)))) => {
                 incomplete.extend(bytes);
                 if let Some(size) = take_sizes(&mut incomplete).pop() {
                     sizes.send_replace(Some(size));
                 }
             }
-            Ok(Ok(None)) | Err(_) => return,
-            Ok(Err(error)) => return tracing::debug!(error = %chain(&*error), "read from a client"),
+            Some(Ok(None)) | None => return,
+            Some(Err(error)) => return tracing::debug!(error = %chain(&*error), "read from a client"),
         }
     }
 }

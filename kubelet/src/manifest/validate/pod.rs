@@ -251,6 +251,16 @@ fn check_propagation(at: &FieldPath, mount: &VolumeMount, container: &Container,
             "Forbidden: Bidirectional mount propagation is available only to privileged containers",
         );
     }
+    if !mount.is_recursive_read_only() {
+        return;
+    }
+    let at = at.key("recursiveReadOnly");
+    if !mount.read_only {
+        findings.add(at.clone(), "Forbidden: may only be specified when readOnly is true");
+    }
+    if !matches!(mount.mount_propagation, None | Some(MountPropagation::None)) {
+        findings.add(at, "Forbidden: may only be specified when mountPropagation is None or not specified");
+    }
 }
 
 fn is_privileged(container: &Container) -> bool {

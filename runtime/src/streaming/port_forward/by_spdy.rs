@@ -13,8 +13,9 @@ use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinSet;
 
 use super::inlet::{Inlet, Outlet, PIECE_COST, Stalled, inlet};
-use super::{Connected, IDLE_TIMEOUT, READ_BYTES, Target, connect};
+use super::{Connected, READ_BYTES, Target, connect};
 use crate::error::{Result, chain};
+use crate::streaming::idle::IDLE_TIMEOUT;
 use crate::streaming::spdy::{Headers, Problem, Reader, Received, Reset, Writer};
 
 pub(in crate::streaming) const PROTOCOL: &str = "portforward.k8s.io";

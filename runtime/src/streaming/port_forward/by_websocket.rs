@@ -7,9 +7,10 @@ use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{IDLE_TIMEOUT, READ_BYTES, Target, connect};
+use super::{READ_BYTES, Target, connect};
 use crate::error::chain;
 use crate::streaming::BoxedError;
+use crate::streaming::idle::Activity;
 use crate::streaming::websocket::{WebSocketStream, channel, close, message};
 
 pub(in crate::streaming) const PROTOCOL: &str = "v4.channel.k8s.io";
@@ -61,11 +62,10 @@ where
 {
     let (mut from_pod, mut to_pod) = stream.into_split();
     let (mut to_client, mut from_client) = socket.split();
+    let activity = Activity::begins();
     let sending = async {
         loop {
-            let Ok(received) = tokio::time::timeout(IDLE_TIMEOUT, from_client.next()).await else {
-                return Ok(());
-            };
+            let Some(received) = activity.wait_for(from_client.next()).await else { return Ok(()) };
             let Some(received) = received.transpose()? else { return Ok::<_, BoxedError>(()) };
             if let Some((DATA, bytes)) = channel(&received)? {
                 to_pod.write_all(bytes).await?;
@@ -81,6 +81,7 @@ where
                 return Ok(to_client.send(close()).await?);
             }
             to_client.send(message(DATA, &buffer[..length])).await?;
+            activity.note();
         }
     };
     tokio::select! {
