@@ -6,6 +6,7 @@
 
 mod client;
 mod crash;
+mod snapshots;
 pub(super) mod takeover;
 pub(super) mod volume;
 
@@ -17,10 +18,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ::tests::lone_driver::{self, TRACE};
-use ::tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use ::tests::{Daemon, Node, NodeOptions, Sandbox};
 use anyhow::{Context, Result, anyhow, ensure};
-use serde_json::Value;
 use xtask::build::{products, require_root};
 use xtask::foreign::debian_program;
 use xtask::progress::{part, step};
@@ -32,28 +31,29 @@ use super::scene;
 
 const VOLUMES: usize = 200;
 const AT_ONCE: usize = 20;
-/// In a volume when it is snapshotted.
-const FILES: [usize; 3] = [0, 1_000, 10_000];
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often each call is made at the least: fewer say nothing about a median.
 const RUNS_MIN: usize = 20;
 
-pub(super) fn run(runs: usize) -> Result<()> {
+/// `only`: of the parts whose name contains it.
+pub(super) fn run(runs: usize, only: Option<&str>) -> Result<()> {
     require_root("bench")?;
     ensure!(runs >= RUNS_MIN, "--runs {runs}: at least {RUNS_MIN} are needed");
+    let parts: [(&str, scene::Scene); 7] = [
+        ("calls", calls),
+        ("many", many),
+        ("manifest launcher", manifest_launcher),
+        ("snapshots on xfs", snapshots::on_xfs),
+        ("snapshots on btrfs, file by file", snapshots::on_btrfs),
+        ("snapshots on btrfs, of a subvolume", snapshots::of_a_subvolume),
+        ("crash", crash::scene),
+    ];
+    let parts = scene::named(&parts, only)?;
     part("build the static binaries", products)?;
     debian_program("mkfs.xfs", "xfsprogs")?;
-    scene::run(
-        &[
-            ("calls", calls),
-            ("many", many),
-            ("manifest launcher", manifest_launcher),
-            ("snapshots", snapshots),
-            ("crash", crash::scene),
-        ],
-        runs,
-    )
+    debian_program("mkfs.btrfs", "btrfs-progs")?;
+    scene::run(&parts, runs)
 }
 
 /// A driver with daemons as child processes, over the sandbox's directory `pool`.
@@ -250,53 +250,4 @@ fn manifest_launcher(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
     node.stop()?;
     let title = "NodeStageVolume until the first stat through the mount, mount pod";
     Ok(vec![Row::new(title, "ms", samples, None)])
-}
-
-/// How long a served volume stands still for a snapshot.
-fn snapshots(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
-    let _pool = LoopMount::new(sandbox, "pool", FileSystem::Xfs, IMAGE_BYTES)?;
-    let (mut driver, client) = start(sandbox)?;
-    let mut rows = Vec::new();
-    for files in FILES {
-        rows.extend(step(&format!("snapshots of {files} files"), || {
-            snapshots_of(sandbox, &client, files, runs)
-        })?);
-    }
-    driver.stop(TIMEOUT)?;
-    Ok(rows)
-}
-
-fn snapshots_of(sandbox: &Sandbox, client: &Client, files: usize, runs: usize) -> Result<Vec<Row>> {
-    let volume = client.create(&format!("snapshots-{files}"))?;
-    Client::make_directories(&volume)?;
-    client.stage(&volume)?;
-    for file in 0..files {
-        let path = volume.globalmount.join(format!("file-{file}"));
-        fs::write(&path, [0; 512]).with_context(|| path.display().to_string())?;
-    }
-    let (mut took, mut paused) = (Vec::new(), Vec::new());
-    for run in 0..=runs {
-        let started = Instant::now();
-        let id = client.create_snapshot(&volume, &format!("cut-{files}-{run}"))?;
-        if run > 0 {
-            took.push(milliseconds(started.elapsed()));
-            paused.push(pause(sandbox, &id)?);
-        }
-        client.delete_snapshot(&id)?;
-    }
-    client.unstage(&volume)?;
-    client.delete(&volume)?;
-    Ok(vec![
-        Row::new(format!("CreateSnapshot of {files} files, xfs"), "ms", took, None),
-        Row::new(format!("its pause, {files} files"), "ms", paused, None),
-    ])
-}
-
-/// As the driver's journal has it, in milliseconds.
-fn pause(sandbox: &Sandbox, id: &str) -> Result<f64> {
-    let path = sandbox.path("state/snapshots").join(format!("{id}.json"));
-    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let record: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-    let pause_us = record["pause_us"].as_f64().with_context(|| format!("{}: no pause_us", path.display()))?;
-    Ok(pause_us / 1000.0)
 }

@@ -24,7 +24,7 @@ struct Arguments {
     /// Runs of each kind
     #[arg(long, default_value_t = 20)]
     runs: usize,
-    /// Of `cni`, `pods` and `volume`: only cases whose title contains this
+    /// Of `cni`, `csi`, `pods` and `volume`: only cases whose title contains this
     #[arg(long, value_name = "WORD")]
     only: Option<String>,
     /// Of `volume`: libfuse's example `passthrough_hp`, measured beside ours
@@ -66,13 +66,11 @@ fn run(arguments: &Arguments) -> Result<()> {
             csi::volume::run(arguments.runs, only, peer, arguments.one_processor)
         }
         (Bench::Pods, only) => pods::run(arguments.runs, only),
+        (Bench::Csi, only) => csi::run(arguments.runs, only),
         (_, Some(word)) => {
-            bail!(
-                "--only {word}: only `bench cni`, `bench pods` and `bench volume` have cases to choose from"
-            )
+            bail!("--only {word}: only `bench cni`, `csi`, `pods` and `volume` have cases to choose from")
         }
         (Bench::PodStart, None) => pod_start::run(arguments.runs),
-        (Bench::Csi, None) => csi::run(arguments.runs),
         (Bench::Takeover, None) => csi::takeover::run(arguments.runs),
     }
 }

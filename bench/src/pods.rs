@@ -32,14 +32,7 @@ pub(super) fn run(runs: usize, only: Option<&str>) -> Result<()> {
         ("many pods", crowd::scene),
         ("image", image::scene),
     ];
-    let wanted: Vec<(&str, Scene)> =
-        all.into_iter().filter(|(name, _)| only.is_none_or(|word| name.contains(word))).collect();
-    let names = all.map(|(name, _)| name).join(", ");
-    ensure!(
-        !wanted.is_empty(),
-        "--only {}: no part of this bench; they are {names}",
-        only.unwrap_or_default()
-    );
+    let wanted = scene::named(&all, only)?;
     part("build the static binaries", products)?;
     debian_program("crun", "crun")?;
     debian_program("containerd", "containerd")?;

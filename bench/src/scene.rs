@@ -11,6 +11,16 @@ use super::rows::{Row, Table};
 /// Measures in a sandbox; the number is that of runs.
 pub(super) type Scene = fn(&Sandbox, usize) -> Result<Vec<Row>>;
 
+/// Those whose name contains `only`.
+pub(super) fn named(all: &[(&'static str, Scene)], only: Option<&str>) -> Result<Vec<(&'static str, Scene)>> {
+    let wanted: Vec<_> =
+        all.iter().filter(|(name, _)| only.is_none_or(|word| name.contains(word))).copied().collect();
+    let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
+    let word = only.unwrap_or_default();
+    ensure!(!wanted.is_empty(), "--only {word}: no part of this bench; they are {}", names.join(", "));
+    Ok(wanted)
+}
+
 /// Runs the scenes, each with its name, and prints one table. A scene that fails does not keep the next from
 /// running; the error names each of them.
 pub(super) fn run(scenes: &[(&str, Scene)], runs: usize) -> Result<()> {

@@ -4,33 +4,43 @@
 mod counts;
 mod exception;
 mod pjdfstest;
+mod progress;
+mod queue;
+mod summary;
 mod xfstests;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::tests::Sandbox;
-use ::tests::csi::scene::{Caller, Flags, Scene, create_request, retried};
+use ::tests::csi::scene::{Caller, Flags, Scene, create_request, mounted, retried};
 use ::tests::csi::snapshots::{of_size, with};
 use ::tests::loop_device::{FileSystem, LoopMount};
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail};
 use xtask::build;
 use xtask::foreign::debian_program;
 use xtask::progress::{complain, part, say};
 
 use self::counts::Counts;
+use self::progress::Progress;
+use self::summary::Summary;
 pub(super) use self::xfstests::mounts::{COMMAND as MOUNT_COMMAND, run as mount};
 
 /// Set for the process that runs the suites: the driver, which the other binaries are beside.
 const DRIVER: &str = "CARGO_BIN_EXE_hawser-csi";
-/// Sparse.
-const POOL_BYTES: u64 = 12 << 30;
-const POOL_CAPACITY: &str = "10Gi";
+/// Sparse: room for the volumes of [`XFSTESTS_AT_ONCE`].
+const POOL_BYTES: u64 = 48 << 30;
+const POOL_CAPACITY: &str = "40Gi";
 const VOLUME_BYTES: i64 = 4 << 30;
+/// How many processes of xfstests run, each with two volumes. Its tests sleep and wait for the disk.
+const XFSTESTS_AT_ONCE: usize = 4;
 /// Between two kills, where the volume's daemons are killed meanwhile.
 const BETWEEN_KILLS: Duration = Duration::from_millis(700);
+/// Without the end of a script or of fsx, before the volume's connection is aborted. fsx takes a quarter of
+/// this on a machine that does something else as well.
+const STALL_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Where the user has built the suites.
 #[derive(Debug, clap::Args)]
@@ -41,6 +51,9 @@ pub(super) struct Built {
     /// Of suite `posix`: the directory in which xfstests was built; results are left in its `results`
     #[arg(long, value_name = "DIR")]
     xfstests: Option<PathBuf>,
+    /// Of suite `posix`: only scripts and tests whose name contains this
+    #[arg(long, value_name = "NAME")]
+    tests: Option<String>,
 }
 
 const WHAT_TO_INSTALL: &str = "suite posix needs --pjdfstest DIR or --xfstests DIR, or both: directories in which you have \
@@ -96,8 +109,9 @@ pub(super) fn run(built: &Built, only: Option<&str>) -> Result<()> {
     if built.pjdfstest.is_none() && built.xfstests.is_none() {
         bail!(WHAT_TO_INSTALL);
     }
-    let pjdfstest = built.pjdfstest.as_deref().map(pjdfstest::Suite::open).transpose()?;
-    let xfstests = built.xfstests.as_deref().map(xfstests::Suite::open).transpose()?;
+    let names = built.tests.as_deref();
+    let pjdfstest = built.pjdfstest.as_deref().map(|dir| pjdfstest::Suite::open(dir, names)).transpose()?;
+    let xfstests = built.xfstests.as_deref().map(|dir| xfstests::Suite::open(dir, names)).transpose()?;
     for (program, package) in
         [("mkfs.ext4", "e2fsprogs"), ("mkfs.xfs", "xfsprogs"), ("mkfs.btrfs", "btrfs-progs")]
     {
@@ -108,40 +122,33 @@ pub(super) fn run(built: &Built, only: Option<&str>) -> Result<()> {
     }
     let grounds: Vec<&Ground> =
         GROUNDS.iter().filter(|ground| only.is_none_or(|word| ground.title.contains(word))).collect();
-    let mut all = Vec::new();
-    if let Some(suite) = &pjdfstest {
-        all.push(on_each("pjdfstest", &grounds, &|scene, ground| run_pjdfstest(suite, scene, ground)));
+    let mut summary = Summary::default();
+    if let Some(suite) = pjdfstest.as_ref().filter(|suite| suite.len() > 0) {
+        let run = |scene: &Scene, ground: &Ground| run_pjdfstest(suite, scene, ground);
+        on_each("pjdfstest", &grounds, &run, &mut summary);
     }
-    if let Some(suite) = &xfstests {
-        all.push(on_each("fsx", &grounds, &|scene, ground| run_fsx(suite, scene, ground)));
+    if let Some(suite) = xfstests.as_ref().filter(|suite| suite.len() > 0) {
+        if names.is_none() {
+            on_each("fsx", &grounds, &|scene, ground| run_fsx(suite, scene, ground), &mut summary);
+        }
         // Its tests unmount the volumes, so that takeovers would find none.
         let fresh: Vec<&Ground> = grounds.into_iter().filter(|ground| !ground.takeovers).collect();
-        all.push(on_each("xfstests", &fresh, &|scene, ground| run_xfstests(suite, scene, ground)));
+        on_each("xfstests", &fresh, &|scene, ground| run_xfstests(suite, scene, ground), &mut summary);
     }
-    all.into_iter().collect()
+    say(&summary.to_string());
+    summary.judge()
 }
 
 /// All grounds, also after one has failed.
-fn on_each(suite: &str, grounds: &[&Ground], run: Run<'_>) -> Result<()> {
-    let (mut counts, mut failed) = (Counts::default(), Vec::new());
+fn on_each(suite: &'static str, grounds: &[&Ground], run: Run<'_>, summary: &mut Summary) {
     for ground in grounds {
-        let title = format!("{suite} on {}", ground.title);
-        match part(&title, || on(ground, run)) {
-            Ok(more) => {
-                say(&format!("{title}: {more}"));
-                counts += more;
-            }
-            Err(error) => {
-                complain(&format!("error: {error:#}"));
-                failed.push(title);
-            }
+        let started = Instant::now();
+        let counts = part(&format!("{suite} on {}", ground.title), || on(ground, run));
+        if let Err(error) = &counts {
+            complain(&format!("error: {error:#}"));
         }
+        summary.add(suite, ground.title, started.elapsed(), counts.ok());
     }
-    say(&format!("{suite}: {counts}"));
-    ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
-    ensure!(counts.passed > 0 || grounds.is_empty(), "{suite}: nothing ran");
-    ensure!(counts.failed == 0, "{suite}: {} failed", counts.failed);
-    Ok(())
 }
 
 /// This process once more, with the binaries that the scene is to use.
@@ -160,6 +167,8 @@ fn on(ground: &Ground, run: Run<'_>) -> Result<Counts> {
 
 fn in_a_sandbox(ground: &Ground, run: Run<'_>) -> Result<Counts> {
     let sandbox = Sandbox::new();
+    // Its limits are those of an idle machine. A suite's own limits end what hangs.
+    sandbox.switch_fuse_guard_off();
     let _pool = LoopMount::new(&sandbox, "pool", ground.kind, POOL_BYTES)?;
     let capacity = ["--pool-capacity", POOL_CAPACITY].map(str::to_owned);
     let scene = Scene::start_in(sandbox, Flags::process_with_keeper().with(&capacity));
@@ -179,16 +188,19 @@ fn refused(call: &'static str) -> impl Fn(tonic::Status) -> anyhow::Error {
 }
 
 fn run_pjdfstest(suite: &pjdfstest::Suite, scene: &Scene, ground: &Ground) -> Result<Counts> {
-    in_a_published_volume(scene, ground, |volume| suite.run(volume, ground.title))
+    let progress = Progress::new(format!("pjdfstest on {}", ground.title), "scripts", suite.len());
+    in_a_published_volume(scene, ground, &progress, |volume| suite.run(volume, ground.title, &progress))
 }
 
 fn run_fsx(suite: &xfstests::Suite, scene: &Scene, ground: &Ground) -> Result<Counts> {
-    in_a_published_volume(scene, ground, |volume| suite.run_fsx(volume))
+    let progress = Progress::new(format!("fsx on {}", ground.title), "runs", xfstests::FSX_RUNS.len());
+    in_a_published_volume(scene, ground, &progress, |volume| suite.run_fsx(volume, &progress))
 }
 
 fn in_a_published_volume(
     scene: &Scene,
     ground: &Ground,
+    progress: &Progress,
     run: impl FnOnce(&Path) -> Result<Counts> + Send,
 ) -> Result<Counts> {
     let caller = scene.caller();
@@ -199,8 +211,9 @@ fn in_a_published_volume(
     let target = caller.target_path("posix");
     let counts = thread::scope(|scope| {
         let run = scope.spawn(|| run(&target));
+        let kills = accompany(scene, ground, progress, &target, &|| run.is_finished())?;
         if ground.takeovers {
-            say(&format!("{} daemons were killed", kill_daemons(scene, &run)));
+            say(&format!("{kills} daemons were killed"));
         }
         run.join().map_err(|_| anyhow!("the thread of the suite panicked"))?
     })?;
@@ -212,26 +225,45 @@ fn in_a_published_volume(
 }
 
 fn run_xfstests(suite: &xfstests::Suite, scene: &Scene, ground: &Ground) -> Result<Counts> {
-    // The time limit of the suite ends what hangs. The guard would also end what is slow.
-    scene.sandbox.switch_fuse_guard_off();
     let caller = scene.caller();
-    let ids = [create(&caller, ground, "test")?, create(&caller, ground, "scratch")?];
-    let counts = suite.run(scene, ids.each_ref().map(String::as_str), ground.title)?;
-    for id in &ids {
+    let pair = |number: usize| -> Result<[String; 2]> {
+        Ok([
+            create(&caller, ground, &format!("test-{number}"))?,
+            create(&caller, ground, &format!("scratch-{number}"))?,
+        ])
+    };
+    let ids = (1..=XFSTESTS_AT_ONCE.min(suite.len())).map(pair).collect::<Result<Vec<_>>>()?;
+    let progress = Progress::new(format!("xfstests on {}", ground.title), "tests", suite.len());
+    let counts = suite.run(scene, &ids, ground.title, &progress)?;
+    for id in ids.iter().flatten() {
         caller.delete(id).map_err(refused("delete"))?;
     }
     Ok(counts)
 }
 
-/// Until the suite has ended; how many were killed.
-fn kill_daemons<T>(scene: &Scene, suite: &thread::ScopedJoinHandle<'_, T>) -> usize {
-    let mut kills = 0;
-    while !suite.is_finished() {
+/// Until the suite has ended: kills the ground's daemons, if it has takeovers, and aborts the connection of a
+/// suite that makes no progress. How many daemons were killed.
+fn accompany(
+    scene: &Scene,
+    ground: &Ground,
+    progress: &Progress,
+    volume: &Path,
+    is_finished: &dyn Fn() -> bool,
+) -> Result<usize> {
+    let (mut kills, mut is_aborted) = (0, false);
+    while !is_finished() {
         thread::park_timeout(BETWEEN_KILLS);
-        if scene.serving_daemons().len() == 1 {
+        if ground.takeovers && !is_aborted && scene.serving_daemons().len() == 1 {
             scene.kill_daemon();
             kills += 1;
         }
+        if !is_aborted && progress.since_the_last() > STALL_TIMEOUT {
+            complain(&format!("no progress in {STALL_TIMEOUT:?}: the volume's connection is aborted"));
+            if let Some(mount) = mounted(volume) {
+                linux::mount::abort_fuse(&scene.sandbox.path("fusectl"), mount.minor)?;
+            }
+            is_aborted = true;
+        }
     }
-    kills
+    Ok(kills)
 }

@@ -4,7 +4,8 @@ mod comparison;
 mod expected;
 mod tap;
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,11 @@ use self::comparison::Comparison;
 use self::tap::Output;
 use super::counts::Counts;
 use super::exception::Exception;
+use super::progress::Progress;
+use super::queue;
+
+/// Scripts that run at the same time: they start many short programs, and sleep until times differ.
+const AT_ONCE: usize = 8;
 
 /// In scripts: what a volume refuses to make, since device nodes give access to the node's hardware.
 const DEVICE_NODES: &str = " block char ";
@@ -27,14 +33,16 @@ const END: &str = "# the end, without device nodes";
 
 #[derive(Debug)]
 pub(super) struct Suite {
-    /// Scripts that try each type of file, without device nodes.
-    tests: PathBuf,
+    /// Those to run, by their names, such as `chmod/00.t`. They try each type of file, without device nodes.
+    scripts: BTreeMap<String, PathBuf>,
+    /// Of all.
+    names: BTreeSet<String>,
     _copy: TempDir,
 }
 
 impl Suite {
-    /// `dir`: the clone, in which the program was built.
-    pub(super) fn open(dir: &Path) -> Result<Self> {
+    /// `dir`: the clone, in which the program was built. `only`: scripts whose name contains this.
+    pub(super) fn open(dir: &Path, only: Option<&str>) -> Result<Self> {
         let dir = fs::canonicalize(dir).with_context(|| format!("--pjdfstest {}", dir.display()))?;
         let program = dir.join("pjdfstest");
         ensure!(
@@ -48,34 +56,28 @@ impl Suite {
         fs::copy(&program, copy.path().join("pjdfstest"))?;
         let tests = copy.path().join("tests");
         copy_scripts(&dir.join("tests"), &tests)?;
-        Ok(Self { tests, _copy: copy })
+        let mut scripts = scripts_in(&tests)?;
+        let names = scripts.keys().cloned().collect();
+        scripts.retain(|name, _| only.is_none_or(|word| name.contains(word)));
+        Ok(Self { scripts, names, _copy: copy })
+    }
+
+    /// How many scripts.
+    pub(super) fn len(&self) -> usize {
+        self.scripts.len()
     }
 
     /// All scripts, each in a directory of its own below `volume`, which is one of this ground.
-    pub(super) fn run(&self, volume: &Path, ground: &str) -> Result<Counts> {
+    pub(super) fn run(&self, volume: &Path, ground: &str, progress: &Progress) -> Result<Counts> {
+        let counted = queue::spread([(); AT_ONCE], self.longest_first()?, |(), (name, script)| {
+            let counts = run_script(name, script, volume, ground)?;
+            progress.add(1);
+            Ok(counts)
+        })?;
         let mut counts = Counts::default();
-        let scripts = self.scripts()?;
-        for (name, script) in &scripts {
-            let dir = volume.join(name.replace('/', "-"));
-            fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
-            let ran = Command::new("sh").arg(script).current_dir(&dir).output().context("start sh")?;
-            let printed = String::from_utf8_lossy(&ran.stdout);
-            match read(&printed) {
-                Ok(output) => {
-                    let comparison = Comparison::new(name, ground, &output, expected::on(ground));
-                    comparison.complaints().iter().for_each(|text| complain(text));
-                    counts += comparison.counts();
-                }
-                Err(error) => {
-                    let errors = String::from_utf8_lossy(&ran.stderr);
-                    complain(&format!("FAILED {name} ({}): {error:#}\n{printed}{errors}", ran.status));
-                    counts.failed += 1;
-                }
-            }
-            fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
-        }
+        counted.into_iter().for_each(|more| counts += more);
         let listed = expected::on(ground).map(|entry| &entry.exception);
-        for Exception { name, ground, .. } in listed.filter(|listed| !scripts.contains_key(listed.name)) {
+        for Exception { name, ground, .. } in listed.filter(|listed| !self.names.contains(listed.name)) {
             complain(&format!(
                 "{name}: this pjdfstest has no such script. Remove its entry for grounds with {ground:?}"
             ));
@@ -84,17 +86,53 @@ impl Suite {
         Ok(counts)
     }
 
-    /// By their names, such as `chmod/00.t`.
-    fn scripts(&self) -> Result<BTreeMap<String, PathBuf>> {
-        let mut scripts = BTreeMap::new();
-        for dir in entries(&self.tests)?.into_iter().filter(|path| path.is_dir()) {
-            for script in entries(&dir)?.into_iter().filter(|path| path.extension().is_some_and(|e| e == "t"))
-            {
-                scripts.insert(script.strip_prefix(&self.tests)?.display().to_string(), script);
-            }
+    /// Scripts with many assertions come first, so that none of them is alone at the end.
+    fn longest_first(&self) -> Result<Vec<(&String, &PathBuf)>> {
+        let mut scripts = Vec::new();
+        for (name, path) in &self.scripts {
+            let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+            scripts.push((Reverse(plan(&text)), (name, path)));
         }
-        Ok(scripts)
+        scripts.sort();
+        Ok(scripts.into_iter().map(|(_, script)| script).collect())
     }
+}
+
+/// A script's plan: how many assertions it makes.
+fn plan(script: &str) -> usize {
+    let plans = script.lines().filter_map(|line| line.trim().strip_prefix("echo \"1..")?.strip_suffix('"'));
+    plans.filter_map(|plan| plan.parse().ok()).max().unwrap_or_default()
+}
+
+fn run_script(name: &str, script: &Path, volume: &Path, ground: &str) -> Result<Counts> {
+    let dir = volume.join(name.replace('/', "-"));
+    fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
+    let ran = Command::new("sh").arg(script).current_dir(&dir).output().context("start sh")?;
+    let printed = String::from_utf8_lossy(&ran.stdout);
+    let counts = match read(&printed) {
+        Ok(output) => {
+            let comparison = Comparison::new(name, ground, &output, expected::on(ground));
+            comparison.complaints().iter().for_each(|text| complain(text));
+            comparison.counts()
+        }
+        Err(error) => {
+            let errors = String::from_utf8_lossy(&ran.stderr);
+            complain(&format!("FAILED {name} ({}): {error:#}\n{printed}{errors}", ran.status));
+            Counts { failed: 1, ..Counts::default() }
+        }
+    };
+    fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    Ok(counts)
+}
+
+fn scripts_in(tests: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    let mut scripts = BTreeMap::new();
+    for dir in entries(tests)?.into_iter().filter(|path| path.is_dir()) {
+        for script in entries(&dir)?.into_iter().filter(|path| path.extension().is_some_and(|e| e == "t")) {
+            scripts.insert(script.strip_prefix(tests)?.display().to_string(), script);
+        }
+    }
+    Ok(scripts)
 }
 
 /// Assertions are missing only where device nodes were taken from the script, and if it reached its end.
@@ -160,6 +198,12 @@ mod tests {
             let error = read(&print(script, "1")).unwrap_err();
             assert_eq!(error.to_string(), "ended 3 assertions too early");
         }
+    }
+
+    #[test]
+    fn a_plan_is_the_largest_that_a_script_may_print() {
+        assert_eq!(plan("if a; then\n\techo \"1..7\"\nelse\n\techo \"1..12\"\nfi"), 12);
+        assert_eq!(plan("echo 1..7"), 0);
     }
 
     #[test]

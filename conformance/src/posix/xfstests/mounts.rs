@@ -42,18 +42,21 @@ struct Place {
     path: PathBuf,
 }
 
-/// Everything that is there for the suite, on a tmpfs below kubelet's directory.
+/// Everything that is there for one process of the suite, on a tmpfs below kubelet's directory.
 #[derive(Debug)]
 pub(super) struct Places {
     dir: PathBuf,
     caller: Caller,
+    /// Where fusectl is mounted.
+    connections: PathBuf,
     test: Place,
     scratch: Place,
 }
 
 impl Places {
-    pub(super) fn new(scene: &Scene, [test, scratch]: [&str; 2]) -> Result<Self> {
-        let dir = scene.kubelet_dir().join("suite");
+    /// `name`: of the directory.
+    pub(super) fn new(scene: &Scene, name: &str, [test, scratch]: &[String; 2]) -> Result<Self> {
+        let dir = scene.kubelet_dir().join(name);
         fs::create_dir(&dir).with_context(|| dir.display().to_string())?;
         linux::mount::mount_fs("tmpfs", "suite", &dir, MountFlags::default(), "mode=755")?;
         // Kubelet's directory is mounted on itself, and what is mounted in it is seen twice. Here it is not,
@@ -66,7 +69,8 @@ impl Places {
             Ok(Place { volume_id: volume_id.to_owned(), path })
         };
         let (test, scratch) = (place(test, "test")?, place(scratch, "scratch")?);
-        let places = Self { dir, caller: scene.caller(), test, scratch };
+        let connections = scene.sandbox.path("fusectl");
+        let places = Self { dir, caller: scene.caller(), connections, test, scratch };
         places.install()?;
         Ok(places)
     }
@@ -116,10 +120,10 @@ impl Places {
     }
 
     /// Ends what waits for the volumes' daemons.
-    pub(super) fn abort(&self, scene: &Scene) -> Result<()> {
+    pub(super) fn abort(&self) -> Result<()> {
         for place in [&self.test, &self.scratch] {
             if let Some(mount) = mounted(&place.path) {
-                linux::mount::abort_fuse(&scene.sandbox.path("fusectl"), mount.minor)?;
+                linux::mount::abort_fuse(&self.connections, mount.minor)?;
             }
         }
         Ok(())

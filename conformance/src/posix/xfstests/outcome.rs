@@ -37,6 +37,13 @@ impl Report {
         self.0.extend(other.0);
     }
 
+    /// In the order of the names.
+    pub(super) fn merge(reports: Vec<Self>) -> Self {
+        let mut all: Vec<_> = reports.into_iter().flat_map(|report| report.0).collect();
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Self(all)
+    }
+
     pub(super) fn tests(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(test, _)| test.as_str())
     }
@@ -45,7 +52,7 @@ impl Report {
         self.0.last().map(|(test, _)| test.as_str())
     }
 
-    /// The last test did not end.
+    /// The last test did not end. Its name.
     pub(super) fn time_out(&mut self, timeout: Duration) -> Option<String> {
         let (test, outcome) = self.0.last_mut()?;
         *outcome = Outcome::Failed(format!("not within {timeout:?}"));
