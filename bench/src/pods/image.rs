@@ -51,13 +51,16 @@ pub(super) fn scene(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
     let options = NodeOptions { kubelet_flags: flags, ..NodeOptions::default() };
     let mut node = Node::prepare(sandbox, options)?;
     step("start hawser-kubelet", || node.start_kubelet())?;
+    let network = sandbox.make_dir("net")?;
+    let conflist = examples::conflist(&sandbox.path("lease"))?;
+    fs::write(network.join("10-hawser.conflist"), conflist).context("write the conflist")?;
     let containerd = step("start containerd", || {
         Containerd::start(
             &sandbox.make_dir("containerd")?,
             &Settings {
                 program: &debian_program("containerd", "containerd")?,
                 plugins: &node.cni_bin_dir(),
-                conflist: &examples::conflist(&sandbox.path("lease"))?,
+                network: &network,
                 pause_image: examples::DEMO_IMAGE,
                 snapshotter: "overlayfs",
                 registries: Some(&hosts),

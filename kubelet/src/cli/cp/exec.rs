@@ -22,6 +22,10 @@ const IDLE: Duration = Duration::from_secs(60);
 const STDERR_BYTES: usize = 64 << 10;
 /// Of a program's status.
 const STATUS_BYTES: usize = 64 << 10;
+/// How long a program may go on whose output is not wanted any more, and how much it may write. tar writes zeros
+/// after an archive's end, up to a whole record.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+const TRAILING_BYTES: usize = 16 << 20;
 
 #[derive(Debug)]
 pub(super) struct Container {
@@ -74,21 +78,39 @@ impl Container {
     }
 }
 
-/// Returns at the program's end, or when its output is not wanted any more.
+/// Returns at the program's end. A program whose output is not wanted any more is read a little longer, since
+/// it may report a failure; if it goes on then, that is a success.
 async fn receive(
     mut from: Receiver,
-    output: Option<mpsc::Sender<Vec<u8>>>,
+    mut output: Option<mpsc::Sender<Vec<u8>>>,
     idle: &Idle,
 ) -> Result<(), Error> {
-    let (mut status, mut said) = (Vec::new(), 0);
-    while let Some(received) = from.next().await? {
+    let (mut status, mut said, mut trailing) = (Vec::new(), 0, 0);
+    let mut must_end = None;
+    loop {
+        let next = from.next();
+        let received = match must_end {
+            None => next.await?,
+            Some(at) => match tokio::time::timeout_at(at, next).await {
+                Ok(next) => next?,
+                Err(_elapsed) => return Ok(()),
+            },
+        };
+        let Some(received) = received else { return outcome(&status) };
         match received {
+            Output::Stdout(bytes) if must_end.is_some() => {
+                trailing += bytes.len();
+                if trailing > TRAILING_BYTES {
+                    return Ok(());
+                }
+            }
             Output::Stdout(bytes) => {
                 idle.set(None);
-                if let Some(output) = &output
-                    && output.send(bytes).await.is_err()
+                if let Some(wanted) = &output
+                    && wanted.send(bytes).await.is_err()
                 {
-                    return Ok(());
+                    output = None;
+                    must_end = Some(Instant::now() + ENDS_WITHIN);
                 }
             }
             Output::Stderr(bytes) => {
@@ -101,7 +123,6 @@ async fn receive(
         }
         idle.set(Some(Instant::now()));
     }
-    outcome(&status)
 }
 
 /// Returns when nothing can be sent any more.
