@@ -9,6 +9,7 @@ mod crash;
 mod snapshots;
 pub(super) mod takeover;
 pub(super) mod volume;
+mod walk;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,7 +48,7 @@ pub(super) fn run(runs: usize, only: Option<&str>) -> Result<()> {
         ("snapshots on xfs", snapshots::on_xfs),
         ("snapshots on btrfs, file by file", snapshots::on_btrfs),
         ("snapshots on btrfs, of a subvolume", snapshots::of_a_subvolume),
-        ("crash", crash::scene),
+        ("a million files", crash::scene),
     ];
     let parts = scene::named(&parts, only)?;
     part("build the static binaries", products)?;

@@ -18,6 +18,7 @@ use ::tests::Sandbox;
 use ::tests::csi::scene::{Caller, Flags, Scene, create_request, mounted, retried};
 use ::tests::csi::snapshots::{of_size, with};
 use ::tests::loop_device::{FileSystem, LoopMount};
+use ::tests::subvolume;
 use anyhow::{Context, Result, anyhow, bail};
 use xtask::build;
 use xtask::foreign::debian_program;
@@ -74,6 +75,9 @@ const BY_DAEMON: &[(&str, &str)] = &[("dataPath", "daemon"), ("capacity", "daemo
 const WRITING_BACK: &[(&str, &str)] =
     &[("dataPath", "daemon"), ("capacity", "daemon"), ("writebackCache", "true")];
 const PASSING: &[(&str, &str)] = &[("dataPath", "passthrough"), ("capacity", "none")];
+/// The volume is a subvolume with a quota group: the default of such a pool. ext4 and XFS have such quotas in kernels
+/// with CONFIG_QUOTA alone.
+const PASSING_WITH_QUOTA: &[(&str, &str)] = &[("dataPath", "passthrough"), ("capacity", "kernel")];
 
 const GROUNDS: [Ground; 14] = [
     ground("ext4, by the daemon", FileSystem::Ext4, BY_DAEMON, false),
@@ -81,14 +85,14 @@ const GROUNDS: [Ground; 14] = [
     ground("xfs, by the daemon", FileSystem::Xfs, BY_DAEMON, false),
     ground("xfs, passing through", FileSystem::Xfs, PASSING, false),
     ground("btrfs, by the daemon", FileSystem::Btrfs, BY_DAEMON, false),
-    ground("btrfs, passing through", FileSystem::Btrfs, PASSING, false),
+    ground("btrfs, passing through", FileSystem::Btrfs, PASSING_WITH_QUOTA, false),
     ground("ext4, with the writeback cache", FileSystem::Ext4, WRITING_BACK, false),
     ground("ext4, by the daemon, with takeovers", FileSystem::Ext4, BY_DAEMON, true),
     ground("ext4, passing through, with takeovers", FileSystem::Ext4, PASSING, true),
     ground("xfs, by the daemon, with takeovers", FileSystem::Xfs, BY_DAEMON, true),
     ground("xfs, passing through, with takeovers", FileSystem::Xfs, PASSING, true),
     ground("btrfs, by the daemon, with takeovers", FileSystem::Btrfs, BY_DAEMON, true),
-    ground("btrfs, passing through, with takeovers", FileSystem::Btrfs, PASSING, true),
+    ground("btrfs, passing through, with takeovers", FileSystem::Btrfs, PASSING_WITH_QUOTA, true),
     ground("ext4, with the writeback cache, with takeovers", FileSystem::Ext4, WRITING_BACK, true),
 ];
 
@@ -169,7 +173,10 @@ fn in_a_sandbox(ground: &Ground, run: Run<'_>) -> Result<Counts> {
     let sandbox = Sandbox::new();
     // Its limits are those of an idle machine. A suite's own limits end what hangs.
     sandbox.switch_fuse_guard_off();
-    let _pool = LoopMount::new(&sandbox, "pool", ground.kind, POOL_BYTES)?;
+    let pool = LoopMount::new(&sandbox, "pool", ground.kind, POOL_BYTES)?;
+    if ground.parameters == PASSING_WITH_QUOTA {
+        subvolume::enable_quotas(pool.dir())?;
+    }
     let capacity = ["--pool-capacity", POOL_CAPACITY].map(str::to_owned);
     let scene = Scene::start_in(sandbox, Flags::process_with_keeper().with(&capacity));
     let counts = run(&scene, ground)?;

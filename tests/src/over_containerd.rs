@@ -23,11 +23,12 @@ pub const SUITES: [&str; 16] = [
 ];
 
 /// Suites that are about something else, each with what that is.
-pub const OTHER_SUITES: [(&str, &str); 12] = [
+pub const OTHER_SUITES: [(&str, &str); 13] = [
     ("chaos", "the driver and its daemons, without a kubelet"),
     ("cni_crash", "the CNI plugins alone"),
     ("cni_old_kernel", "the CNI plugins alone"),
     ("cni_storm", "the CNI plugins alone"),
+    ("container_ends", "also what containerd 1.6 ignores, such as recursiveReadOnly"),
     ("full_volume", "the driver and its daemons"),
     ("hostile", "what the embedded runtime lets a container do"),
     ("kills", "the driver and its daemons"),

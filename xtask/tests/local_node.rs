@@ -26,10 +26,14 @@ struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     fn new(sandbox: &'a Sandbox) -> Self {
-        let dir = sandbox.path("up");
+        Self::named(sandbox, "up")
+    }
+
+    fn named(sandbox: &'a Sandbox, node: &str) -> Self {
+        let dir = sandbox.path(node);
         let name = sandbox.dir().file_name().unwrap().display().to_string();
         let before = LeakCheck::start(sandbox, Allowed::default()).unwrap();
-        Self { sandbox, before, dir, cgroup: format!("/{name}-up") }
+        Self { sandbox, before, dir, cgroup: format!("/{name}-{node}") }
     }
 
     fn command(&self, task: &str) -> Command {
@@ -73,17 +77,17 @@ impl<'a> Machine<'a> {
         pids.filter(|pid| (is_in_group(*pid) || names_directory(*pid)) && !is_zombie(*pid)).collect()
     }
 
-    /// SIGKILL to all of them at the same time, and their ends.
-    fn kill_all(&self) {
+    /// SIGKILL to all of them at the same time, and their ends; their number.
+    fn kill_all(&self) -> usize {
         let killed: Vec<_> =
             self.processes().into_iter().filter_map(|pid| open_pidfd(pid).unwrap()).collect();
-        assert!(killed.len() > 5, "kubelet, driver, keeper, shims and pods are expected: {}", killed.len());
         for process in &killed {
             signal_pidfd(process, Signal::SIGKILL as i32).unwrap();
         }
         for process in &killed {
             assert!(wait_for_end(process, TIMEOUT).unwrap());
         }
+        killed.len()
     }
 
     /// Links, routes, nftables, mounts, files and sockets are as before; processes and control groups are gone.
@@ -139,7 +143,8 @@ fn what_up_prints_can_be_typed_and_down_removes_everything_also_after_kill_9() {
     assert!(again.starts_with(&format!("the node in {} is up\n", machine.dir.display())), "{again}");
     assert_eq!(commands_of(&again), commands);
 
-    machine.kill_all();
+    let killed = machine.kill_all();
+    assert!(killed > 5, "kubelet, driver, keeper, shims and pods are expected: {killed}");
     let removed = machine.succeed("down");
     assert!(removed.ends_with("nothing is left\n"), "{removed}");
     machine.assert_nothing_is_left();
@@ -199,6 +204,28 @@ fn up_refuses_a_machine_whose_addresses_pods_would_need_and_leaves_it_alone() {
     );
     assert!(!machine.dir.exists());
     machine.assert_nothing_is_left();
+}
+
+#[test]
+fn a_machine_has_one_node_also_while_its_processes_are_dead() {
+    let sandbox = Sandbox::new();
+    let (first, second) = (Machine::named(&sandbox, "up"), Machine::named(&sandbox, "other"));
+    first.succeed("up");
+    assert!(first.kill_all() > 1, "kubelet and driver");
+    let refused = |machine: &Machine<'_>, holder: &Machine<'_>| {
+        let output = machine.command("up").output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let words = format!("the node in {} has this machine's network", holder.dir.display());
+        assert!(!output.status.success() && stderr.contains(&words), "{stderr}");
+    };
+    refused(&second, &first);
+    assert!(!second.dir.exists());
+    // The first one comes back, and goes.
+    first.succeed("up");
+    first.succeed("down");
+    second.succeed("up");
+    second.succeed("down");
+    second.assert_nothing_is_left();
 }
 
 #[test]

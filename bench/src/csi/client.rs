@@ -40,6 +40,11 @@ impl Volume {
     pub(super) fn data(&self, pool: &Path) -> PathBuf {
         pool.join("volumes").join(&self.id).join("data")
     }
+
+    /// Where its daemon shows its metrics.
+    pub(super) fn metrics(&self, run_dir: &Path) -> PathBuf {
+        run_dir.join(self.id.trim_start_matches("vol-")).join("prom.sock")
+    }
 }
 
 impl Client {

@@ -1,4 +1,5 @@
-//! The first stage of a large volume after a crash: its daemon counts what it holds.
+//! The first stage of a volume of a million files after a crash: its daemon counts what it holds. Then walks over all of
+//! them.
 
 use std::fs::{self, File};
 use std::time::Instant;
@@ -10,7 +11,7 @@ use xtask::progress::step;
 
 use super::client::Client;
 use super::takeover::{end, pids};
-use super::{TIMEOUT, start};
+use super::{TIMEOUT, start, walk};
 use crate::rows::{Row, milliseconds};
 
 const DIRECTORIES: usize = 1000;
@@ -50,6 +51,7 @@ pub(super) fn scene(sandbox: &Sandbox, _runs: usize) -> Result<Vec<Row>> {
         Ok((staged, begun.elapsed()))
     })?;
     ensure!(changed > staged, "no change waited for the count");
+    let mut walks = step("walks over them", || walk::over(sandbox, &volume, files))?;
     client.unstage(&volume)?;
     client.delete(&volume)?;
     step("remove them", || {
@@ -61,7 +63,7 @@ pub(super) fn scene(sandbox: &Sandbox, _runs: usize) -> Result<Vec<Row>> {
     })?;
     driver.stop(TIMEOUT)?;
     let title = |what| format!("NodeStageVolume after a crash, {files} files, until {what}");
-    Ok(vec![
+    let mut rows = vec![
         Row::new(title("the first stat"), "ms", vec![milliseconds(staged)], None),
         Row::new(
             title("the first change, which waits for the count"),
@@ -69,5 +71,7 @@ pub(super) fn scene(sandbox: &Sandbox, _runs: usize) -> Result<Vec<Row>> {
             vec![milliseconds(changed)],
             None,
         ),
-    ])
+    ];
+    rows.append(&mut walks);
+    Ok(rows)
 }

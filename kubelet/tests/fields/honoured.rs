@@ -35,6 +35,8 @@ const DOCUMENT: &[&str] = &["a_document_is_kept_whole_and_survives"];
 const LABELS: &[&str] = &["whole_maps_are_lines_with_quoted_values"];
 const CONTAINER: &[&str] = &["the_runtime_gets_what_a_container_asks_for"];
 const SANDBOX: &[&str] = &["the_runtime_gets_what_a_pod_asks_for"];
+const SHARED: &[&str] = &["the_runtime_gets_what_a_pod_asks_for", "a_pod_shares_what_its_yaml_asks_for"];
+const MESSAGE: &[&str] = &["the_message_of_a_container_is_the_end_of_its_file_or_of_its_log"];
 const VARIABLES: &[&str] = &[
     "values_see_the_variables_before_them_and_the_pod",
     "whole_objects_come_first_and_are_replaced_by_single_variables",
@@ -78,10 +80,10 @@ pub(crate) static HONOURED: &[Row] = &[
     row(Pod, "spec.dnsConfig", SANDBOX),
     row(Pod, "spec.dnsPolicy", SANDBOX),
     row(Pod, "spec.hostAliases", &["aliases_are_lines_of_their_own"]),
-    row(Pod, "spec.hostIPC", SANDBOX),
+    row(Pod, "spec.hostIPC", SHARED),
     row(Pod, "spec.hostNetwork", SANDBOX),
     row(Pod, "spec.hostPID", SANDBOX),
-    row(Pod, "spec.shareProcessNamespace", SANDBOX),
+    row(Pod, "spec.shareProcessNamespace", SHARED),
     row(Pod, "spec.hostname", &["the_host_name_is_the_pods_name_unless_the_pod_says_otherwise"]),
     row(Pod, "spec.setHostnameAsFQDN", &["a_subdomain_makes_a_domain_and_if_asked_a_whole_name"]),
     row(Pod, "spec.subdomain", &["a_subdomain_makes_a_domain_and_if_asked_a_whole_name"]),
@@ -110,7 +112,14 @@ pub(crate) static HONOURED: &[Row] = &[
     ),
     row(Pod, "spec.containers[*].name", CONTAINER),
     row(Pod, "spec.containers[*].image", CONTAINER),
-    row(Pod, "spec.containers[*].imagePullPolicy", &["only_a_moving_tag_is_always_pulled"]),
+    row(
+        Pod,
+        "spec.containers[*].imagePullPolicy",
+        &[
+            "only_a_moving_tag_is_always_pulled",
+            "what_kept_a_container_from_starting_or_killed_it_is_its_reason",
+        ],
+    ),
     row(Pod, "spec.containers[*].command", CONTAINER),
     row(Pod, "spec.containers[*].args", CONTAINER),
     row(Pod, "spec.containers[*].workingDir", CONTAINER),
@@ -139,8 +148,8 @@ pub(crate) static HONOURED: &[Row] = &[
     row(Pod, "spec.containers[*].stdin", &["a_container_reads_what_an_attached_command_reads"]),
     row(Pod, "spec.containers[*].stdinOnce", &["a_container_reads_what_an_attached_command_reads"]),
     row(Pod, "spec.containers[*].tty", &["a_terminal_is_connected_with_that_of_a_container_and_restored"]),
-    row(Pod, "spec.containers[*].terminationMessagePath", CONTAINER),
-    row(Pod, "spec.containers[*].terminationMessagePolicy", CONTAINER),
+    row(Pod, "spec.containers[*].terminationMessagePath", MESSAGE),
+    row(Pod, "spec.containers[*].terminationMessagePolicy", MESSAGE),
     row(Pod, "spec.containers[*].startupProbe", PROBES),
     row(Pod, "spec.containers[*].startupProbe.exec", EXEC),
     row(Pod, "spec.containers[*].startupProbe.httpGet", HTTP),

@@ -358,3 +358,57 @@ async fn a_runtime_that_is_stopped_does_not_wait_for_a_pull() {
     assert!(status.success(), "{status}");
     assert_no_downloads(&host);
 }
+
+/// Of five layers, the first two come only once the third was asked for.
+#[tokio::test]
+async fn layers_of_an_image_are_fetched_at_the_same_time() {
+    let mut host = host();
+    let image = Image::new(&["a", "b", "c", "d", "e"].map(small), "x");
+    let (served, asked) = (image.clone(), AtomicUsize::new(0));
+    let held = [Arc::new(Notify::new()), Arc::new(Notify::new())];
+    let server = Server::start(move |request| {
+        let reply = served.reply(&request.path);
+        if !served.layers.iter().any(|digest| request.path.contains(digest)) {
+            return reply;
+        }
+        match asked.fetch_add(1, Ordering::SeqCst) {
+            place @ (0 | 1) => reply.after(&held[place]),
+            2 => {
+                held.iter().for_each(|layer| layer.notify_one());
+                reply
+            }
+            _ => reply,
+        }
+    })
+    .await;
+    configure_plain(&host, &server);
+    let cri = start(&mut host).await;
+    pull_with(&cri, &format!("{}/demo:1", server.address), None).await.unwrap();
+    for (digest, content) in image.layers.iter().zip(["a", "b", "c", "d", "e"]) {
+        assert_eq!(server.count(digest), 1);
+        assert_eq!(unpacked(&host, digest, "file"), content.as_bytes());
+    }
+}
+
+#[tokio::test]
+async fn a_registry_gets_the_certificate_that_its_settings_name() {
+    let mut host = host();
+    let image = Image::new(&[small("x")], "x");
+    let (certificate, client) = (Certificate::valid(), Certificate::valid());
+    let served = image.clone();
+    let server = Server::start_for(&client, &certificate, move |request| served.reply(&request.path)).await;
+    let file = |name: &str, text: &str| {
+        std::fs::write(host.path(name), text).unwrap();
+        host.path(name).display().to_string()
+    };
+    let ca = format!("ca = {:?}\n", file("ca.pem", &certificate.certificate));
+    let own = [file("client.cert", &client.certificate), file("client.key", &client.key)];
+    let domain = server.address.to_string();
+    configure(&host, &domain, &ca);
+    let cri = start(&mut host).await;
+    let name = format!("{domain}/demo:1");
+    pull_with(&cri, &name, None).await.unwrap_err();
+    assert_eq!(server.requests().len(), 0);
+    configure(&host, &domain, &format!("{ca}client = [{own:?}]\n"));
+    pull_with(&cri, &name, None).await.unwrap();
+}

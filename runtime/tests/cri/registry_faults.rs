@@ -356,10 +356,18 @@ async fn what_a_killed_runtime_has_half_fetched_is_removed_by_the_next() {
 }
 
 #[tokio::test]
-async fn a_download_ends_with_its_caller() {
+async fn a_download_is_shown_in_the_log_and_ends_with_its_caller() {
     let mut host = host();
-    let (_server, pull) = stalled_pull(&mut host).await;
+    let (server, pull) = stalled_pull(&mut host).await;
     eventually("the layer begins to come", || (downloads(&host).len() > 1).then_some(())).await;
+    let address = server.address.to_string();
+    eventually("the log shows how far it has come", || {
+        let log = host.log();
+        let line = log.lines().find(|line| line.contains("pulling") && line.contains(&address))?;
+        assert!(line.contains("bytes=") && line.contains("of="), "{line}");
+        Some(())
+    })
+    .await;
     pull.abort();
     eventually("no download is left", || downloads(&host).is_empty().then_some(())).await;
 }

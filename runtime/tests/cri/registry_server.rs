@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
 use serde_json::json;
 use tests::cri::{digest_of, gzip};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -198,11 +199,26 @@ impl Server {
         certificate: Option<&Certificate>,
         handler: impl Fn(&Request) -> Reply + Send + Sync + 'static,
     ) -> Self {
+        Self::start_as(certificate.map(|certificate| certificate.acceptor(None)), handler).await
+    }
+
+    /// For clients that have the certificate `client`.
+    pub(crate) async fn start_for(
+        client: &Certificate,
+        certificate: &Certificate,
+        handler: impl Fn(&Request) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        Self::start_as(Some(certificate.acceptor(Some(client))), handler).await
+    }
+
+    async fn start_as(
+        tls: Option<TlsAcceptor>,
+        handler: impl Fn(&Request) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let requests = Arc::new(Mutex::new(Vec::new()));
         let (handler, seen): (Arc<Handler>, _) = (Arc::new(handler), Arc::clone(&requests));
-        let tls = certificate.map(Certificate::acceptor);
         let accepting = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -303,16 +319,25 @@ impl Certificate {
         Self { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 
-    fn acceptor(&self) -> TlsAcceptor {
+    /// `client`: the only certificate with which clients are served.
+    fn acceptor(&self, client: Option<&Self>) -> TlsAcceptor {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let chain = vec![CertificateDer::from_pem_slice(self.certificate.as_bytes()).unwrap()];
+        let parsed = |certificate: &Self| {
+            CertificateDer::from_pem_slice(certificate.certificate.as_bytes()).unwrap().into_owned()
+        };
         let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).unwrap();
-        let config = rustls::ServerConfig::builder_with_provider(provider)
+        let config = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(chain, key)
             .unwrap();
-        Arc::new(config).into()
+        let config = match client {
+            None => config.with_no_client_auth(),
+            Some(client) => {
+                let mut roots = rustls::RootCertStore::empty();
+                roots.add(parsed(client)).unwrap();
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                config.with_client_cert_verifier(verifier.build().unwrap())
+            }
+        };
+        Arc::new(config.with_single_cert(vec![parsed(self)], key).unwrap()).into()
     }
 }

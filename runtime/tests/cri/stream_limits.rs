@@ -2,13 +2,15 @@
 
 use std::path::Path;
 
-use proto::cri::{ExecRequest, PortForwardRequest};
+use proto::cri::{ExecRequest, PortForwardRequest, StopContainerRequest};
 use tests::cri::{Cri, eventually, eventually_within};
 
 use super::exec::{children, exec, running};
 use super::exec_limits::peak_memory;
 use super::spdy_client::{Client, Frame, connect};
-use super::streams::{EXEC, PORT_FORWARD, host, open_streams, pair, serving};
+use super::streams::{
+    EXEC, EXEC_BY_WEBSOCKET, PORT_FORWARD, all, heard, host, open_streams, pair, serving, websocket,
+};
 
 async fn url(cri: &mut Cri, id: &str) -> String {
     let cmd = ["/demo-app", "sleep", "forever"].map(str::to_owned).to_vec();
@@ -55,8 +57,12 @@ async fn a_program_whose_client_does_not_read_waits_takes_little_memory_and_ends
         ExecRequest { container_id: id.clone(), cmd, tty: false, stdin: false, stdout: true, stderr: true };
     let url = cri.runtime.exec(flood).await.unwrap().into_inner().url;
     let (silent, _ids) = open_streams(&url, [false, true, true, false]).await;
-    eventually("the program runs", || (children(&host).len() == 2).then_some(())).await;
-    let program = *children(&host).last().unwrap();
+    // Not a process that only starts it.
+    let floods = |pid: &i32| {
+        let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        arguments.starts_with(b"/demo-app\0flood\0")
+    };
+    let program = eventually("the program runs", || children(&host).into_iter().find(floods)).await;
     let written = || {
         let io = std::fs::read_to_string(format!("/proc/{program}/io")).unwrap();
         let line = io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap();
@@ -125,6 +131,30 @@ async fn a_connection_that_a_pod_does_not_read_ends_and_the_others_of_its_client
     assert_eq!(String::from_utf8(problem).unwrap(), "port 90 of the pod: it does not read what it was sent");
     let passwd = std::fs::read(format!("/proc/{first}/root/etc/passwd")).unwrap();
     assert!(answers.ends_with(&passwd), "{}", String::from_utf8_lossy(&answers));
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+/// Its clients learn how the program ended; a URL that was not used yet is of no container that runs.
+#[tokio::test]
+async fn a_program_ends_with_its_container_and_its_clients_learn_so() {
+    let (host, mut cri) = host().await;
+    let (pod, id) = running(&host, &mut cri).await;
+    let (mut by_spdy, ids) = open_streams(&url(&mut cri, &id).await, [true, true, true, false]).await;
+    let mut by_websocket = websocket(&url(&mut cri, &id).await, EXEC_BY_WEBSOCKET).await;
+    let unused = url(&mut cri, &id).await;
+    eventually("both run", || (children(&host).len() == 3).then_some(())).await;
+    let stop = StopContainerRequest { container_id: id.clone(), timeout: 0 };
+    cri.runtime.stop_container(stop).await.unwrap();
+    let (_, status) = all(&mut by_spdy, &ids).await;
+    assert_eq!(status["details"]["causes"][0]["message"], "137", "{status}");
+    let channels = heard(&mut by_websocket).await;
+    let status = String::from_utf8_lossy(&channels[&3]).into_owned();
+    assert!(status.contains("\"137\""), "{status}");
+    let (mut late, ids) = open_streams(&unused, [true, true, true, false]).await;
+    let (_, status) = all(&mut late, &ids).await;
+    assert!(status["status"] == "Failure" && status["message"].as_str().unwrap().contains(&id), "{status}");
+    assert_eq!(children(&host), Vec::<i32>::new());
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }

@@ -4,6 +4,7 @@ mod client;
 mod hostile;
 mod network;
 mod streams;
+mod volumes;
 
 use std::os::unix::fs::PermissionsExt;
 

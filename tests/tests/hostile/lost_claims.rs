@@ -157,3 +157,33 @@ fn a_kept_volume_whose_claim_was_deleted_on_a_full_disk_is_released_and_can_be_d
     }
     node.finish(&idle).unwrap();
 }
+
+#[test]
+fn a_claim_whose_volumes_record_was_lost_says_so_until_the_volume_is_applied_again() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node_with_classes(&sandbox, NodeOptions::default());
+    apply(&node, "c", &claim("hawser"));
+    let volume = bound(&node);
+    let described = node.client(&["get", "pv", &volume, "-o", "yaml"]).unwrap();
+    node.kubelet().unwrap().kill().unwrap();
+    let objects = node.root_dir().join("hawser/objects/PersistentVolume");
+    fs::write(objects.join(format!("_{volume}.json")), "").unwrap();
+    node.start_kubelet().unwrap();
+    eventually("the claim is lost", TIMEOUT, || {
+        let claim = node.get("pvc", "c")?;
+        ensure!(text(&claim["status"]["phase"]) == "Lost", "{claim}");
+        Ok(())
+    })
+    .unwrap();
+    let shown = node.client(&["describe", "pvc", "c"]).unwrap();
+    assert!(
+        shown.contains("Bound claim has lost its PersistentVolume. Data on the volume is lost!"),
+        "{shown}"
+    );
+    apply(&node, "v", &described);
+    assert_eq!(bound(&node), volume);
+    node.client(&["delete", "pvc", "c"]).unwrap();
+    assert!(node.get("pv", &volume).is_err(), "the volume goes with its claim");
+    assert_eq!(fs::read_dir(node.pool().join("volumes")).unwrap().count(), 0);
+    node.finish(&idle).unwrap();
+}

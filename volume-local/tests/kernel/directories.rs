@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 
-use crate::fixture::{ROOT, Volume, errno};
+use crate::fixture::{ROOT, Setup, Stage, Volume, errno};
 
 #[test]
 fn five_thousand_entries_are_listed_once_each_while_every_second_is_removed() {
@@ -71,4 +71,25 @@ fn a_name_is_at_most_255_bytes_and_any_bytes() {
     let odd = std::os::unix::ffi::OsStrExt::from_bytes(b"\xff\n\"");
     fs::write(volume.path.join::<&std::ffi::OsStr>(odd), "odd").unwrap();
     assert!(volume.backing.join::<&std::ffi::OsStr>(odd).exists());
+}
+
+#[test]
+fn a_symbolic_link_is_as_long_as_the_file_system_below_keeps_it() {
+    let target = |bytes: usize| "t/".repeat(bytes.div_ceil(2))[..bytes].to_owned();
+    for (kind, longest) in [("xfs", 1023), ("ext4", 4095)] {
+        let volume = Volume::on(Stage::on_file_system(kind), Setup::default());
+        symlink(target(longest), volume.path("longest")).unwrap();
+        assert_eq!(fs::read_link(volume.path("longest")).unwrap().as_os_str().len(), longest, "{kind}");
+        assert_eq!(errno(symlink(target(longest + 1), volume.path("longer"))), libc::ENAMETOOLONG, "{kind}");
+        assert!(!volume.path("longer").is_symlink(), "{kind}");
+    }
+}
+
+#[test]
+fn a_directory_of_btrfs_has_one_link_whatever_it_holds() {
+    for (kind, links) in [("btrfs", 1), ("xfs", 4)] {
+        let volume = Volume::on(Stage::on_file_system(kind), Setup::default());
+        volume.shell(ROOT, "mkdir -p d/one d/two");
+        assert_eq!(fs::metadata(volume.path("d")).unwrap().nlink(), links, "{kind}");
+    }
 }
