@@ -13,7 +13,7 @@ use crate::cri::{
 };
 use crate::environment::{self, Environment, Origins};
 use crate::objects::{
-    Container, ContainerPort, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodDnsConfig,
+    Container, ContainerPort, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodDnsConfig, RecursiveReadOnly,
     TerminationMessagePolicy,
 };
 use crate::pod_cgroup::Hierarchies;
@@ -40,6 +40,10 @@ pub(crate) enum Error {
     NoVolume { volume: String },
     #[error("volumeMounts {volume}: mountPropagation Bidirectional is only for privileged containers")]
     Bidirectional { volume: String },
+    #[error(
+        "volumeMounts {volume}: recursiveReadOnly Enabled is not supported by the container runtime; use IfPossible"
+    )]
+    RecursiveReadOnly { volume: String },
     #[error("container has runAsNonRoot and image will run as root")]
     ImageRunsAsRoot,
     #[error(
@@ -68,6 +72,8 @@ pub(crate) struct Node<'a> {
     pub(crate) hierarchies: &'a Hierarchies,
     /// Use RuntimeDefault instead of Unconfined for pods without a seccomp profile.
     pub(crate) seccomp_default: bool,
+    /// The runtime can make mounts read-only with everything below them.
+    pub(crate) recursive_read_only: bool,
 }
 
 /// One instance of a container.
@@ -165,7 +171,7 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
             .into_iter()
             .map(|(key, value)| cri::KeyValue { key, value: value.into_bytes() })
             .collect(),
-        mounts: mounts(instance)?,
+        mounts: mounts(instance, node)?,
         labels,
         annotations: annotations(instance),
         log_path: log_path(&container.name, instance.restart_count),
@@ -267,7 +273,7 @@ fn annotations(instance: &Instance<'_>) -> HashMap<String, String> {
     .into()
 }
 
-fn mounts(instance: &Instance<'_>) -> Result<Vec<cri::Mount>, Error> {
+fn mounts(instance: &Instance<'_>, node: Node<'_>) -> Result<Vec<cri::Mount>, Error> {
     let Instance { container, .. } = instance;
     let mut mounts = Vec::new();
     for (number, wanted) in container.volume_mounts.iter().enumerate() {
@@ -280,11 +286,19 @@ fn mounts(instance: &Instance<'_>) -> Result<Vec<cri::Mount>, Error> {
         if propagation == MountPropagation::Bidirectional && !privileged {
             return Err(Error::Bidirectional { volume: wanted.name.clone() });
         }
+        let recursive_read_only = match wanted.recursive_read_only.unwrap_or(RecursiveReadOnly::Disabled) {
+            RecursiveReadOnly::Disabled => false,
+            RecursiveReadOnly::IfPossible => node.recursive_read_only,
+            RecursiveReadOnly::Enabled if node.recursive_read_only => true,
+            RecursiveReadOnly::Enabled => {
+                return Err(Error::RecursiveReadOnly { volume: wanted.name.clone() });
+            }
+        };
         mounts.push(cri::Mount {
             container_path: wanted.mount_path.clone(),
             host_path: text(instance.sub_paths.get(&number).unwrap_or(&volume.host_path)),
             readonly: wanted.read_only || volume.read_only,
-            recursive_read_only: wanted.is_recursive_read_only(),
+            recursive_read_only,
             propagation: match propagation {
                 MountPropagation::None => cri::MountPropagation::PropagationPrivate,
                 MountPropagation::HostToContainer => cri::MountPropagation::PropagationHostToContainer,

@@ -64,6 +64,15 @@ pub(crate) struct Cri {
     images: ImageServiceClient<Channel>,
 }
 
+/// What a runtime says of itself in its Status.
+#[derive(Debug, Default)]
+pub(crate) struct Abilities {
+    /// Descriptions of the records that our own runtime set aside.
+    pub(crate) unreadable_records: Vec<String>,
+    /// Mounts can be read-only with everything below them.
+    pub(crate) recursive_read_only: bool,
+}
+
 impl Cri {
     /// Connects to `socket` at the first call.
     pub(crate) fn new(socket: &Path) -> Self {
@@ -83,13 +92,18 @@ impl Cri {
         call("Version", "", DEADLINE, async move { runtime.version(request).await }).await
     }
 
-    /// Descriptions of the records that our own runtime set aside.
-    pub(crate) async fn unreadable_records(&self) -> Result<Vec<String>> {
+    pub(crate) async fn abilities(&self) -> Result<Abilities> {
         let mut runtime = self.runtime.clone();
         let request = cri::StatusRequest { verbose: true };
         let status = call("Status", "", DEADLINE, async move { runtime.status(request).await }).await?;
         let records = status.info.get("unreadableRecords");
-        Ok(records.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default())
+        // The kubelet's pods name no RuntimeClass, so they get the handler without a name.
+        let handler = status.runtime_handlers.into_iter().find(|handler| handler.name.is_empty());
+        let features = handler.and_then(|handler| handler.features);
+        Ok(Abilities {
+            unreadable_records: records.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default(),
+            recursive_read_only: features.is_some_and(|features| features.recursive_read_only_mounts),
+        })
     }
 
     /// Returns the sandbox's id.

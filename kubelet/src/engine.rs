@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::admission::{Admission, Capacity};
-use crate::cri::Cri;
+use crate::cri::{Abilities, Cri};
 use crate::eviction;
 use crate::logs;
 use crate::node::Node;
@@ -135,7 +135,7 @@ impl Engine {
         let socket = self.config.runtime.start(&mut background)?;
         let cri = Cri::new(&socket);
         let runtime_name = self.await_runtime(&cri, &socket, &mut background).await?;
-        self.report_unreadable(&cri).await;
+        let abilities = self.abilities(&cri).await;
         let pods_on_disk = self.volumes.reconstruct().map_err(Error::Reconstruct)?;
 
         let registry = self.config.node.root().join("plugins_registry");
@@ -147,7 +147,7 @@ impl Engine {
         background.spawn(never_ends(self.volumes.clone().keep_configuration_current()));
 
         self.preload(&cri, &mut background);
-        let tools = Arc::new(self.tools(cri.clone(), runtime_name)?);
+        let tools = Arc::new(self.tools(cri.clone(), runtime_name, &abilities)?);
         background.spawn(never_ends(logs::keep_rotating(Arc::clone(&tools), self.config.logs)));
         background.spawn(never_ends(eviction::watch_limits(Arc::clone(&tools))));
         let limits = std::mem::take(&mut self.config.pressure);
@@ -193,7 +193,7 @@ impl Engine {
         background.spawn(never_ends(preload::follow(cri.clone(), images_dir, limits)));
     }
 
-    fn tools(&self, cri: Cri, runtime_name: String) -> Result<Tools, Error> {
+    fn tools(&self, cri: Cri, runtime_name: String, abilities: &Abilities) -> Result<Tools, Error> {
         Ok(Tools {
             cri,
             runtime_name,
@@ -212,6 +212,7 @@ impl Engine {
             cgroup_root: self.config.cgroup_root.clone(),
             pod_pids_limit: self.config.pod_pids_limit,
             seccomp_default: self.config.seccomp_default,
+            recursive_read_only: abilities.recursive_read_only,
             log_dir: self.config.log_dir.clone(),
             root_dir: self.config.node.root().to_owned(),
             starts: Starts::new(),
@@ -225,14 +226,16 @@ impl Engine {
     }
 
     /// Records events for the embedded runtime's unreadable records. Other runtimes report none.
-    async fn report_unreadable(&self, cri: &Cri) {
+    async fn abilities(&self, cri: &Cri) -> Abilities {
         let node = ObjectRef::node(&self.config.node_name);
-        match cri.unreadable_records().await {
-            Ok(records) => records
-                .iter()
-                .for_each(|record| self.sinks.record(&node, EventType::Warning, UNREADABLE_RECORD, record)),
-            Err(error) => warn!(%error, "cannot get the runtime's status"),
+        let abilities = cri.abilities().await.unwrap_or_else(|error| {
+            warn!(%error, "cannot get the runtime's status");
+            Abilities::default()
+        });
+        for record in &abilities.unreadable_records {
+            self.sinks.record(&node, EventType::Warning, UNREADABLE_RECORD, record);
         }
+        abilities
     }
 
     /// Returns the runtime's name.

@@ -439,6 +439,7 @@ mod tests {
             cgroup_root: "/".to_owned(),
             pod_pids_limit: None,
             seccomp_default: false,
+            recursive_read_only: true,
             log_dir: root.join("logs"),
             root_dir: root.to_owned(),
             starts: Starts::new(),

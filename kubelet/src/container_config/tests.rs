@@ -23,6 +23,7 @@ fn node<'a>(hierarchies: &'a Hierarchies) -> Node<'a> {
         cgroup_root: "",
         hierarchies,
         seccomp_default: false,
+        recursive_read_only: true,
     }
 }
 
@@ -39,6 +40,14 @@ fn number(value: i64) -> Option<cri::Int64Value> {
 
 /// What the runtime gets for the pod's first container.
 fn container_of(pod: &Pod) -> cri::ContainerConfig {
+    container_with(pod, |node| node).expect("a configuration")
+}
+
+/// The same on a node that `differs`.
+fn container_with(
+    pod: &Pod,
+    differs: impl FnOnce(Node<'_>) -> Node<'_>,
+) -> Result<cri::ContainerConfig, Error> {
     let root = tempfile::tempdir().expect("a directory");
     let store = Store::open(root.path(), "here").expect("a store");
     let hierarchies = Hierarchies::mounted().expect("the kernel answers");
@@ -55,7 +64,23 @@ fn container_of(pod: &Pod) -> cri::ContainerConfig {
         etc_hosts: Path::new("/hosts"),
         termination_log: Path::new("/last"),
     };
-    container(&instance, node(&hierarchies)).expect("a configuration")
+    container(&instance, differs(node(&hierarchies)))
+}
+
+#[test]
+fn a_runtime_without_recursive_read_only_mounts_gets_none_and_refuses_what_must_be_one() {
+    let with = |mode: &str| {
+        let mount =
+            json!({"name": "scratch", "mountPath": "/s", "readOnly": true, "recursiveReadOnly": mode});
+        let pod = pod(json!({
+            "volumes": [{"name": "scratch", "emptyDir": {}}],
+            "containers": [{"name": "main", "image": "example.com/shop:1", "volumeMounts": [mount]}],
+        }));
+        container_with(&pod, |node| Node { recursive_read_only: false, ..node })
+    };
+    assert!(!with("IfPossible").expect("a configuration").mounts[0].recursive_read_only);
+    let refused = with("Enabled").expect_err("it cannot be one").to_string();
+    assert!(refused.contains("scratch: recursiveReadOnly Enabled is not supported"), "{refused}");
 }
 
 #[test]

@@ -219,7 +219,7 @@ impl VolumeMount {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RecursiveReadOnly {
     Disabled,
-    /// As `Enabled`: the runtime can always do it.
+    /// As `Enabled` if the runtime can do it, otherwise as `Disabled`.
     IfPossible,
     Enabled,
 }

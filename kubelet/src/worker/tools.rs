@@ -37,6 +37,8 @@ pub(crate) struct Tools {
     pub(crate) cgroup_root: String,
     pub(crate) pod_pids_limit: Option<i64>,
     pub(crate) seccomp_default: bool,
+    /// The runtime can do it.
+    pub(crate) recursive_read_only: bool,
     pub(crate) log_dir: PathBuf,
     pub(crate) root_dir: PathBuf,
     pub(crate) starts: Starts,
@@ -113,6 +115,7 @@ impl Tools {
             cgroup_root: &self.cgroup_root,
             hierarchies: &self.hierarchies,
             seccomp_default: self.seccomp_default,
+            recursive_read_only: self.recursive_read_only,
         }
     }
 
