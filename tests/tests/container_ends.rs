@@ -42,7 +42,7 @@ fn the_message_of_a_container_is_the_end_of_its_file_or_of_its_log() {
     let long = "/busybox yes xxxxxxx | /busybox head -c 8000 > /dev/termination-log; echo the end >> /dev/termination-log";
     put(&node, Attack::new("long", long));
     // One that takes no space on the disk, and is not read whole.
-    put(&node, Attack::new("hole", "/busybox truncate -s 1T /dev/termination-log"));
+    put(&node, Attack::new("hole", "/busybox truncate -s 1024G /dev/termination-log"));
     put(&node, Attack::new("silent", lines));
     put(&node, Attack::new("none", &format!("{lines}; exit 1")));
     let failed = format!("{lines}; exit 1");

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use proto::cri;
+use tonic::Code;
 
 use super::Worker;
 use crate::cri::Cri;
@@ -145,7 +146,8 @@ impl Worker {
         self.tools.cri.image(image).await.map_err(|error| {
             let message = format!("Failed to inspect image \"{image}\": {}", error.message);
             self.record(EventType::Warning, "InspectFailed", &message);
-            NotYet::new("ImageInspectError", message)
+            let is_no_name = error.code == Code::InvalidArgument;
+            NotYet::new(if is_no_name { "InvalidImageName" } else { "ImageInspectError" }, message)
         })
     }
 }
