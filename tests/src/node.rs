@@ -583,11 +583,12 @@ impl<'a> Node<'a> {
         registered.with_context(|| self.outputs())
     }
 
-    /// Waits until a program of the node has done this.
-    pub fn wait_for_trace(&self, span: &str) -> Result<()> {
-        eventually(&format!("{span} in the trace"), TIMEOUT, || {
+    /// Waits until a program of the node has done this so often.
+    pub fn wait_for_traces(&self, span: &str, times: usize) -> Result<()> {
+        eventually(&format!("{span} in the trace, {times} times"), TIMEOUT, || {
             let trace = fs::read_to_string(self.trace_file()).unwrap_or_default();
-            ensure!(trace.contains(span), "it is not there");
+            let found = trace.lines().filter(|line| line.contains(span)).count();
+            ensure!(found >= times, "{found} times");
             Ok(())
         })
         .with_context(|| self.outputs())

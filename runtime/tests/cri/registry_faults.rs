@@ -363,8 +363,10 @@ async fn a_download_is_shown_in_the_log_and_ends_with_its_caller() {
     let address = server.address.to_string();
     eventually("the log shows how far it has come", || {
         let log = host.log();
-        let line = log.lines().find(|line| line.contains("pulling") && line.contains(&address))?;
-        assert!(line.contains("bytes=") && line.contains("of="), "{line}");
+        let shows =
+            |line: &&str| line.contains("pulling") && line.contains(&address) && line.contains("bytes=");
+        let line = log.lines().find(shows)?;
+        assert!(line.contains("of="), "{line}");
         Some(())
     })
     .await;
