@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tests::attacker::{self, Attack};
-use tests::image::{Program, write_archive};
+use tests::image::Program;
 use tests::node::{TIMEOUT, text};
 use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually};
 
@@ -170,7 +170,7 @@ fn a_pod_of_policy_never_whose_sandbox_is_lost_fails_once_a_container_has_run() 
         path: "busybox",
         directories: &["proc", "dev", "sys", "etc"],
     };
-    write_archive(&later, &sandbox.path("i/later.tar")).expect("an image");
+    node.offer_image(&later).expect("an image");
     node.wait_for_log("waits", &["here\n"]).expect("it runs");
     let done = node.wait_for_phase("waits", "Succeeded").expect("it ends");
     assert_eq!(done["status"]["containerStatuses"][0]["restartCount"], 0);

@@ -355,6 +355,38 @@ fn c_string(text: &OsStr) -> Result<CString> {
     CString::new(OsString::from(text).into_vec()).map_err(|_| Errno::INVAL)
 }
 
+/// Volumes without a kernel above them.
+#[cfg(test)]
+mod testing {
+    use std::path::Path;
+
+    use linux::credentials::Caller;
+    use volume_fs::file::Name;
+    use volume_fs::request::{Permissions, RequestId};
+
+    use super::*;
+
+    pub(super) const CALLER: Caller = Caller { uid: 0, gid: 0 };
+
+    pub(super) fn volume(directory: &Path, access: Access, quota: Option<Arc<Quota>>) -> Volume {
+        let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
+        let policies = Policies { data_path: DataPath::Daemon, quota, writeback_cache: false };
+        Volume::open(root, access, DescriptorDir::open().unwrap(), limits, policies, None).unwrap()
+    }
+
+    pub(super) fn begin(volume: &Volume) -> Running {
+        volume.begin(RequestId { number: 1, resent: false })
+    }
+
+    pub(super) fn create(volume: &Volume, name: &str) -> Result<(NodeId, Handle)> {
+        let name = Name { directory: NodeId::ROOT, name: OsStr::new(name) };
+        let permissions = Permissions { mode: 0o644, umask: 0 };
+        let (known, opened) = volume.create(&mut begin(volume), name, permissions, OFlags::RDWR, CALLER)?;
+        Ok((known.attributes.id, opened.handle))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

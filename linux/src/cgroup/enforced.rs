@@ -1,8 +1,8 @@
 //! The limits that the kernel enforces on a group now, independent of who has set them.
 
-use std::fs;
 use std::path::Path;
 
+use super::usage::{number, text};
 use super::{Hierarchies, Version};
 
 /// `None`: the group has no such limit, or the machine has no such controller.
@@ -34,7 +34,7 @@ impl Hierarchies {
                 enforced.cpu_shares = number(&dir, "cpu.shares");
             }
             Some((Version::V2, dir)) => {
-                let max = fs::read_to_string(dir.join("cpu.max")).unwrap_or_default();
+                let max = text(&dir, "cpu.max").unwrap_or_default();
                 // `max` is no number.
                 let mut numbers = max.split_whitespace().map(|word| word.parse().ok());
                 (enforced.cpu_quota, enforced.cpu_period) =
@@ -44,10 +44,6 @@ impl Hierarchies {
         }
         Some(enforced)
     }
-}
-
-fn number(dir: &Path, file: &str) -> Option<i64> {
-    fs::read_to_string(dir.join(file)).ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]

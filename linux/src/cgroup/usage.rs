@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::str::FromStr;
 
 use super::{Hierarchies, Version};
 
@@ -109,11 +110,11 @@ fn memory_of_v2(dir: &Path) -> Option<Memory> {
 }
 
 /// `None` if the group or the file is gone.
-fn text(dir: &Path, file: &str) -> Option<String> {
+pub(super) fn text(dir: &Path, file: &str) -> Option<String> {
     fs::read_to_string(dir.join(file)).ok()
 }
 
-fn number(dir: &Path, file: &str) -> Option<u64> {
+pub(super) fn number<N: FromStr>(dir: &Path, file: &str) -> Option<N> {
     text(dir, file)?.trim().parse().ok()
 }
 

@@ -18,6 +18,18 @@ fn require_native() {
     );
 }
 
+/// A container that was not started, and its pod. Process 1 of a pod would need a handler before a signal arrives;
+/// the container's process is another.
+async fn created() -> (Host, Cri, String, String) {
+    require_native();
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&pod_with(&host, options(NamespaceMode::Pod))).await.unwrap();
+    let id = cri.create(&pod, seeing("c", NamespaceMode::Pod, &SLEEP)).await.unwrap();
+    (host, cri, pod, id)
+}
+
 /// The directory, file and values that freeze and thaw what is in the pod's group, on either version.
 fn freezer(host: &Host) -> (PathBuf, [&'static str; 2]) {
     let hierarchies = linux::cgroup::Hierarchies::detect().unwrap();
@@ -58,13 +70,7 @@ fn stop(cri: &Cri, id: &str) -> Calling<proto::cri::StopContainerResponse> {
 /// the signal.
 #[tokio::test]
 async fn a_stop_that_comes_while_the_container_starts_is_delivered_to_its_program() {
-    require_native();
-    let mut host = Host::new();
-    let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&pod_with(&host, options(NamespaceMode::Pod))).await.unwrap();
-    // Process 1 would need a handler before the signal arrives; this one is another.
-    let id = cri.create(&pod, seeing("c", NamespaceMode::Pod, &SLEEP)).await.unwrap();
+    let (host, mut cri, pod, id) = created().await;
     let (starting, file, thawed) = start_frozen(&host, &cri, &id).await;
     let mut stopping = stop(&cri, &id);
     let early = tokio::time::timeout(Duration::from_millis(500), &mut stopping).await;
@@ -82,12 +88,7 @@ async fn a_stop_that_comes_while_the_container_starts_is_delivered_to_its_progra
 /// The runtime that asked for the start is gone; the next one sees a container that runs.
 #[tokio::test]
 async fn a_stop_after_a_restart_of_the_runtime_waits_for_the_program_too() {
-    require_native();
-    let mut host = Host::new();
-    let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&pod_with(&host, options(NamespaceMode::Pod))).await.unwrap();
-    let id = cri.create(&pod, seeing("c", NamespaceMode::Pod, &SLEEP)).await.unwrap();
+    let (mut host, cri, pod, id) = created().await;
     let (starting, file, thawed) = start_frozen(&host, &cri, &id).await;
     host.kill();
     starting.await.unwrap().unwrap_err();

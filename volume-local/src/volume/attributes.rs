@@ -273,41 +273,22 @@ impl Volume {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    use linux::fs_at::DescriptorDir;
-    use volume_fs::file::Name;
-    use volume_fs::request::{Permissions, RequestId};
-    use volume_fs::service::DataPath;
-
     use super::*;
-    use crate::nodes::NodeLimits;
     use crate::trust::Access;
-    use crate::volume::{Policies, Running};
+    use crate::volume::testing::{create, volume};
 
-    const CALLER: Caller = Caller { uid: 0, gid: 0 };
     /// `struct vfs_cap_data` of revision 2 with CAP_NET_RAW permitted.
     const NET_RAW: [u8; 20] = [0, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-
-    fn volume(directory: &Path, changed_from_outside: bool) -> Volume {
-        let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-        let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
-        let policies = Policies { data_path: DataPath::Daemon, quota: None, writeback_cache: false };
-        let access = Access { read_only: false, changed_from_outside };
-        Volume::open(root, access, DescriptorDir::open().unwrap(), limits, policies, None).unwrap()
-    }
 
     /// What the kernel hears about a new file's capabilities, which another program has set meanwhile.
     fn capability_of_new_file(changed_from_outside: bool) -> Result<Xattr> {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let volume = volume(directory.path(), changed_from_outside);
-        let mut running: Running = volume.begin(RequestId { number: 1, resent: false });
-        let name = Name { directory: NodeId::ROOT, name: OsStr::new("new") };
-        let permissions = Permissions { mode: 0o755, umask: 0 };
-        let (known, _) = volume.create(&mut running, name, permissions, OFlags::RDWR, CALLER).unwrap();
+        let access = Access { read_only: false, changed_from_outside };
+        let volume = volume(directory.path(), access, None);
+        let (id, _) = create(&volume, "new").unwrap();
         let file = directory.path().join("new");
         rustix::fs::setxattr(&file, CAPABILITY, &NET_RAW, XattrFlags::empty()).unwrap();
-        volume.xattr(known.attributes.id, OsStr::new(CAPABILITY), 0)
+        volume.xattr(id, OsStr::new(CAPABILITY), 0)
     }
 
     #[test]

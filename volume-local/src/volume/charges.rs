@@ -289,42 +289,18 @@ fn reserve_range<'q>(
 #[cfg(test)]
 mod tests {
     use std::ffi::OsStr;
-    use std::path::Path;
     use std::sync::Arc;
 
-    use linux::credentials::Caller;
-    use linux::fs_at::DescriptorDir;
-    use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
+    use rustix::fs::{AtFlags, XattrFlags};
     use volume_fs::figures::{Counted, Limits};
-    use volume_fs::file::{Handle, Name, NodeId};
-    use volume_fs::request::{Data, Permissions, RequestId};
-    use volume_fs::service::DataPath;
+    use volume_fs::file::{Name, NodeId};
+    use volume_fs::request::Data;
 
     use super::*;
-    use crate::nodes::NodeLimits;
     use crate::quota::Use;
     use crate::trust::Access;
-    use crate::volume::{NewXattr, Policies, Running};
-
-    const CALLER: Caller = Caller { uid: 0, gid: 0 };
-
-    fn volume(directory: &Path, quota: Option<Arc<Quota>>) -> Volume {
-        let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-        let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
-        let policies = Policies { data_path: DataPath::Daemon, quota, writeback_cache: false };
-        Volume::open(root, Access::default(), DescriptorDir::open().unwrap(), limits, policies, None).unwrap()
-    }
-
-    fn begin(volume: &Volume) -> Running {
-        volume.begin(RequestId { number: 1, resent: false })
-    }
-
-    fn create(volume: &Volume, name: &str) -> Result<(NodeId, Handle)> {
-        let name = Name { directory: NodeId::ROOT, name: OsStr::new(name) };
-        let permissions = Permissions { mode: 0o644, umask: 0 };
-        let (known, opened) = volume.create(&mut begin(volume), name, permissions, OFlags::RDWR, CALLER)?;
-        Ok((known.attributes.id, opened.handle))
-    }
+    use crate::volume::NewXattr;
+    use crate::volume::testing::{CALLER, begin, create, volume};
 
     #[test]
     fn a_volume_whose_capacity_the_kernel_enforces_admits_everything_and_charges_nothing() {
@@ -333,14 +309,14 @@ mod tests {
         let found = Use { counted: Counted { bytes: BLOCK_BYTES, inodes: 1 }, unsettled: Vec::new() };
         let quota = Quota::new(limits, 4, None);
         quota.set_counted(found);
-        let counted = volume(dir.path(), Some(Arc::new(quota)));
+        let counted = volume(dir.path(), Access::default(), Some(Arc::new(quota)));
         let data =
             Data { offset: 0, bytes: &[1; 4 * 4096], by: CALLER, clears_setid: false, from_pages: false };
         let (_, handle) = create(&counted, "counted").unwrap();
         assert_eq!(counted.write(handle, data), Ok(2 * 4096), "what fits");
         assert_eq!(create(&counted, "second").unwrap_err(), Errno::NOSPC);
 
-        let free = volume(dir.path(), None);
+        let free = volume(dir.path(), Access::default(), None);
         let (id, handle) = create(&free, "second").unwrap();
         assert_eq!(free.write(handle, data), Ok(4 * 4096));
         let attribute =
