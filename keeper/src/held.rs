@@ -404,9 +404,9 @@ mod tests {
         }
         held.put(a, Role::Directory, fd());
         held.put(b, Role::UsageFile, fd());
-        let Counts { volumes, descriptors, removed, room, daemons } = held.counts();
-        assert_eq!((volumes, descriptors, removed, daemons), (2, 2, 2, 1));
-        assert_eq!(room as usize, held.room());
+        // The room follows when the closer's thread has closed what was replaced.
+        let counted = |held: &Held| Counts { room: 0, ..held.counts() };
+        assert_eq!(counted(&held), Counts { volumes: 2, descriptors: 2, removed: 2, room: 0, daemons: 1 });
         let nodes =
             |held: &Held, after| held.removed_after(a, after).map(|(node, _)| node).collect::<Vec<_>>();
         assert_eq!(nodes(&held, None), [5, 6]);
@@ -420,10 +420,7 @@ mod tests {
         assert!(!held.is_empty());
         assert!(held.forget(b, Role::UsageFile));
         assert!(held.is_empty());
-        assert_eq!(
-            held.counts(),
-            Counts { volumes: 0, descriptors: 0, removed: 0, room: held.counts().room, daemons: 0 }
-        );
+        assert_eq!(counted(&held), Counts { volumes: 0, descriptors: 0, removed: 0, room: 0, daemons: 0 });
     }
 
     #[test]
