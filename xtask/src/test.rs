@@ -10,14 +10,16 @@ use xtask::libtest::{Counts, failed_test};
 use xtask::progress::{part, say};
 
 /// Programs that the tests start, and their Debian packages: mkfs makes the pools
-/// of csi-driver's tests; ip, nft, iptables and conntrack witness what the plugins
-/// made; busybox is the attacker of `tests/tests/hostile`; fio, git, sqlite3, PostgreSQL and tar are
-/// applications of `tests/tests/chaos` and `tests/tests/full_volume.rs`; docker-registry serves images
+/// of csi-driver's tests; setfacl makes the ACLs of volume-local's; ip, nft, iptables
+/// and conntrack witness what the plugins made; busybox is the attacker of
+/// `tests/tests/hostile`; fio, git, sqlite3, PostgreSQL and tar are applications of
+/// `tests/tests/chaos` and `tests/tests/full_volume.rs`; docker-registry serves images
 /// to runtime's tests; containerd and runc are the runtime of `tests/tests/over_containerd.rs`.
-pub(crate) const PROGRAMS: [(&str, &str); 17] = [
+pub(crate) const PROGRAMS: [(&str, &str); 18] = [
     ("mkfs.btrfs", "btrfs-progs"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
+    ("setfacl", "acl"),
     ("ip", "iproute2"),
     ("nft", "nftables"),
     ("iptables", "iptables"),
