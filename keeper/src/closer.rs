@@ -29,7 +29,7 @@ enum Job {
     /// May be the last close of the backing file.
     Unregister {
         connection: OwnedFd,
-        number: u32,
+        numbers: Vec<u32>,
         /// How many the connection has.
         registered: Arc<AtomicU32>,
     },
@@ -39,11 +39,13 @@ impl Job {
     fn run(self) {
         match self {
             Self::Close(fd) => drop(fd),
-            Self::Unregister { connection, number, registered } => {
-                // Its daemon may name any number.
-                if linux::fuse_backing::unregister(&connection, number).is_ok() {
-                    let one_less = |count: u32| Some(count.saturating_sub(1));
-                    let _before = registered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+            Self::Unregister { connection, numbers, registered } => {
+                for number in numbers {
+                    // Its daemon may name any number.
+                    if linux::fuse_backing::unregister(&connection, number).is_ok() {
+                        let one_less = |count: u32| Some(count.saturating_sub(1));
+                        let _before = registered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+                    }
                 }
             }
         }
@@ -69,8 +71,8 @@ impl Closer {
         self.add(Job::Close(fd));
     }
 
-    pub(crate) fn unregister(&self, connection: OwnedFd, number: u32, registered: Arc<AtomicU32>) {
-        self.add(Job::Unregister { connection, number, registered });
+    pub(crate) fn unregister(&self, connection: OwnedFd, numbers: Vec<u32>, registered: Arc<AtomicU32>) {
+        self.add(Job::Unregister { connection, numbers, registered });
     }
 
     fn add(&self, job: Job) {

@@ -80,6 +80,8 @@ impl Removed {
         const OP: &str = "REGISTER_BACKING";
         let deadline = Instant::now() + limit;
         self.send_until(OP, DaemonRequest::RegisterBacking { number }, &[file], deadline)?;
+        // The answer takes some time.
+        self.wait(OP, PollFlags::IN, deadline)?;
         loop {
             let (packet, numbers, _fds) = self.receive_until(OP, deadline)?;
             let is_this = packet.number == number;

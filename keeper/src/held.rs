@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use linux::fuse_backing::Registrar;
+
 use crate::closer::Closer;
 use crate::descriptors;
 use crate::store::{Name, Store};
@@ -30,6 +32,8 @@ pub(crate) struct Held {
     most_open: u64,
     closer: Closer,
     store: Option<Store>,
+    /// `None`: no file passes through.
+    registrar: Option<Registrar>,
 }
 
 /// Of all volumes.
@@ -74,7 +78,18 @@ pub(crate) struct Forgotten {
 
 impl Held {
     pub(crate) fn new(most_open: u64, closer: Closer) -> Self {
-        Self { volumes: BTreeMap::new(), totals: Totals::default(), most_open, closer, store: None }
+        let (volumes, totals) = (BTreeMap::new(), Totals::default());
+        Self { volumes, totals, most_open, closer, store: None, registrar: None }
+    }
+
+    /// From here on backing files are registered, by the calling thread.
+    pub(crate) fn registered_by(self, registrar: Option<Registrar>) -> Self {
+        Self { registrar, ..self }
+    }
+
+    /// The calling thread has its own credentials again.
+    pub(crate) fn end_registrations(&mut self) {
+        self.registrar = None;
     }
 
     /// From here on the service manager has a copy of everything.
@@ -262,17 +277,18 @@ impl Held {
         if found.backings.load(Ordering::Relaxed) >= MOST_BACKINGS {
             return Err(Refusal::Full);
         }
-        let number = linux::fuse_backing::register(connection, fd).map_err(|_| Refusal::NotPassthrough)?;
+        let registrar = self.registrar.as_ref().ok_or(Refusal::NotPassthrough)?;
+        let number = registrar.register(connection, fd).map_err(|_| Refusal::NotPassthrough)?;
         found.backings.fetch_add(1, Ordering::Relaxed);
         Ok(number)
     }
 
-    /// Ends a registration, in the background.
-    pub(crate) fn unregister_backing(&self, volume: VolumeKey, number: u32) -> Result<(), Refusal> {
+    /// Ends registrations, in the background.
+    pub(crate) fn unregister_backings(&self, volume: VolumeKey, numbers: &[u32]) -> Result<(), Refusal> {
         let found = self.volumes.get(&volume).ok_or(Refusal::NotHeld)?;
         let connection = self.get(volume, Role::Connection).ok_or(Refusal::NotHeld)?;
         let connection = connection.try_clone_to_owned().map_err(|_| Refusal::Full)?;
-        self.closer.unregister(connection, number, Arc::clone(&found.backings));
+        self.closer.unregister(connection, numbers.to_vec(), Arc::clone(&found.backings));
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use linux::fuse_backing::Registrar;
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
@@ -123,6 +124,7 @@ pub fn run(config: &Config, inherited: Inherited) -> Result<(), StartError> {
     let mut server = Server::start(&config.socket, log)?;
     server.take_over(inherited);
     server.serve()?;
+    server.held.end_registrations();
     if let Err(e) = std::fs::remove_file(&config.socket) {
         log.warn(format_args!("remove {}: {e}", config.socket.display()));
     }
@@ -150,7 +152,12 @@ impl Server {
         // With this thread's signals blocked, so that none is handled there.
         let closer = Closer::start().map_err(|cause| StartError::System { op: "start a thread", cause })?;
         let store = Store::of_environment(log);
-        let held = Held::new(most_open.saturating_sub(OWN_DESCRIPTORS), closer).stored_in(store);
+        // Last: from here on this thread has few privileges.
+        let registrar = Registrar::on_this_thread()
+            .inspect_err(|e| log.warn(format_args!("no file can pass through: change credentials: {e}")))
+            .ok();
+        let room = most_open.saturating_sub(OWN_DESCRIPTORS);
+        let held = Held::new(room, closer).stored_in(store).registered_by(registrar);
         log.info(format_args!(
             "version {} listens on {}; room for {} removed files",
             crate::wire::VERSION,

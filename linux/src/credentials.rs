@@ -10,6 +10,7 @@
 )]
 
 use std::ffi::{CString, OsString};
+use std::marker::PhantomData;
 use std::os::unix::ffi::OsStringExt;
 
 use nix::errno::Errno;
@@ -31,7 +32,6 @@ pub fn effective_user() -> u32 {
 /// If the thread has a session keyring already, the new one counts against the quota of its real
 /// user (security/keys/process_keys.c, `install_session_keyring_to_cred`). Any container of that
 /// user may have used up that quota. Then the keyring is made for a user without keys.
-/// that user may have used that up. Then the keyring is made for a user of whom there are no keys.
 pub fn join_new_session_keyring() -> Result<()> {
     let mut joined = try_join_new_session_keyring();
     for _ in 0..MOST_KEYRING_OWNERS {
@@ -166,7 +166,7 @@ pub fn as_caller<T>(
     if caller.uid == 0 && caller.gid == 0 {
         return Ok(body());
     }
-    let _restored_at_the_end = FsIds::set(caller.uid, caller.gid)?;
+    let _restored_at_the_end = FsIds::set(caller)?;
     if caller.uid != 0 {
         let mut sets = rustix::thread::capabilities(None).map_err(errno)?;
         sets.effective |= keep & sets.permitted;
@@ -180,24 +180,49 @@ pub fn without_capability<T>(
     capability: CapabilitySet,
     body: impl FnOnce() -> T,
 ) -> std::result::Result<T, Errno> {
-    let before = rustix::thread::capabilities(None).map_err(errno)?;
-    let reduced = CapabilitySets { effective: before.effective - capability, ..before };
-    rustix::thread::set_capabilities(None, reduced).map_err(errno)?;
-    let result = body();
-    rustix::thread::set_capabilities(None, before).map_err(errno)?;
-    Ok(result)
+    let _restored_at_the_end = ReducedSets::without(capability)?;
+    Ok(body())
 }
 
-/// The ids to return to. Returning to fsuid 0 restores the file capabilities automatically
+/// A thread that lacks capabilities until the drop: its sets before that. The drop must be on the same thread.
+#[derive(Debug)]
+pub(crate) struct ReducedSets {
+    before: CapabilitySets,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl ReducedSets {
+    pub(crate) fn without(capability: CapabilitySet) -> std::result::Result<Self, Errno> {
+        let before = rustix::thread::capabilities(None).map_err(errno)?;
+        let reduced = CapabilitySets { effective: before.effective - capability, ..before };
+        rustix::thread::set_capabilities(None, reduced).map_err(errno)?;
+        Ok(Self { before, _of_this_thread: PhantomData })
+    }
+}
+
+impl Drop for ReducedSets {
+    fn drop(&mut self) {
+        // A thread may always make effective what it is permitted.
+        let _cannot_fail = rustix::thread::set_capabilities(None, self.before);
+    }
+}
+
+/// The ids to return to, on the same thread. Returning to fsuid 0 restores the file capabilities automatically
 /// (capabilities(7)).
-struct FsIds {
+#[derive(Debug)]
+pub(crate) struct FsIds {
     uid: Uid,
     gid: Gid,
+    _of_this_thread: PhantomData<*const ()>,
 }
 
 impl FsIds {
-    fn set(uid: u32, gid: u32) -> std::result::Result<Self, Errno> {
-        let before = Self { gid: setfsgid(Gid::from_raw(gid)), uid: setfsuid(Uid::from_raw(uid)) };
+    pub(crate) fn set(Caller { uid, gid }: Caller) -> std::result::Result<Self, Errno> {
+        let before = Self {
+            gid: setfsgid(Gid::from_raw(gid)),
+            uid: setfsuid(Uid::from_raw(uid)),
+            _of_this_thread: PhantomData,
+        };
         // Neither call reports a failure; an impossible id changes nothing and returns the current
         // one.
         let refused = setfsgid(Gid::from_raw(u32::MAX)).as_raw() != gid

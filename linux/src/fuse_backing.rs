@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
 
-use crate::credentials::{self, Caller, CapabilitySet};
+use crate::credentials::{Caller, CapabilitySet, FsIds, ReducedSets};
 use crate::ioctl::Request;
 
 /// `struct fuse_backing_map` of linux/fuse.h.
@@ -29,24 +29,40 @@ const BACKING_CLOSE: Request<u32> = unsafe { Request::new(0x4004_e502) };
 /// An unprivileged user: of no file system's reserved blocks.
 const OWNER: Caller = Caller { uid: 65534, gid: 65534 };
 
-/// Registers `file` with the connection; the number that names it there. The file's access mode does
-/// not limit that of later opens: the caller checks it.
+/// Registers files from the thread that made it, which has the credentials of backing files until its drop.
 ///
-/// The kernel reads and writes with the credentials of this call. They have no capability that changes
-/// what a file system does: with CAP_FSETID, set-id bits would survive a write, with CAP_SYS_RESOURCE
-/// ext4 would ignore quotas, and root may use reserved blocks.
-///
-/// # Errors
-///
-/// `EPERM`: the connection has no passthrough, or this thread lacks CAP_SYS_ADMIN. `EOPNOTSUPP`: a file
-/// that cannot be read or written in this way. `ELOOP`: a file on a stacked file system.
-pub fn register(connection: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, Errno> {
-    let mut map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
-    let open = || BACKING_OPEN.send_for_number(connection, &mut map);
-    let number = credentials::as_caller(OWNER, CapabilitySet::empty(), || {
-        credentials::without_capability(CapabilitySet::SYS_RESOURCE, open)
-    })??;
-    number.map_err(|e| Errno::from_raw(e.raw_os_error()))
+/// The kernel reads and writes a backing file with the credentials of its registration. They have no
+/// capability that changes what a file system does: with CAP_FSETID, set-id bits would survive a write, with
+/// CAP_SYS_RESOURCE ext4 would ignore quotas, and root may use reserved blocks.
+#[derive(Debug)]
+pub struct Registrar {
+    _sets: ReducedSets,
+    _ids: FsIds,
+}
+
+impl Registrar {
+    /// # Errors
+    ///
+    /// `EPERM`: this thread may not change its credentials.
+    pub fn on_this_thread() -> Result<Self, Errno> {
+        let ids = FsIds::set(OWNER)?;
+        // A change to another fsuid has taken the file capabilities from the effective set (capabilities(7)).
+        let sets = ReducedSets::without(CapabilitySet::SYS_RESOURCE)?;
+        Ok(Self { _sets: sets, _ids: ids })
+    }
+
+    /// Registers `file` with the connection; the number that names it there. The file's access mode does
+    /// not limit that of later opens: the caller checks it.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM`: the connection has no passthrough, or this thread lacks CAP_SYS_ADMIN. `EOPNOTSUPP`: a file
+    /// that cannot be read or written in this way. `ELOOP`: a file on a stacked file system.
+    pub fn register(&self, connection: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<u32, Errno> {
+        let mut map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
+        let number = BACKING_OPEN.send_for_number(connection, &mut map);
+        number.map_err(|e| Errno::from_raw(e.raw_os_error()))
+    }
 }
 
 /// Ends a registration. Files that are open stay open. May take as long as a close of the file.

@@ -16,7 +16,6 @@ pub(crate) const ROOT: u64 = NodeId::ROOT.0;
 ///
 /// A node id is the backing inode number. It is also reported as st_ino, so both are stable over
 /// restarts. FUSE requires 1 for the root, so the root's number and 1 are exchanged.
-/// root: the root's number and 1 change places.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
     device: (u32, u32),

@@ -379,6 +379,15 @@ impl Backend for Local {
         }
         pruner::start(Arc::clone(&self.volume), kernel)
             .map_err(|source| volume_fs::Error::Thread { name: "pruner", source })?;
+        if self.volume.passes() {
+            let volume = Arc::clone(&self.volume);
+            let send = move || volume.send_ended_backings();
+            std::thread::Builder::new()
+                .name("backings".to_owned())
+                .stack_size(backings::STACK_BYTES)
+                .spawn(send)
+                .map_err(|source| volume_fs::Error::Thread { name: "backings", source })?;
+        }
         if !self.capacity.must_prepare() {
             return Ok(());
         }

@@ -21,7 +21,7 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use keeper::daemon::Removed;
@@ -41,6 +41,15 @@ const KEEPER_READS: Duration = Duration::from_millis(50);
 const MOST_IDLE: usize = 4096;
 /// How many of them end at a time: each packet alone would wake the keeper.
 const ENDED_AT_ONCE: usize = 64;
+/// How long the end of a small removed file waits for others: a process that removes many files would otherwise
+/// wake the keeper for each of them.
+const ENDS_TOGETHER: Duration = Duration::from_millis(2);
+/// The space of a removed file of this size is to be free at once.
+const LARGE_BYTES: u64 = 256 << 10;
+/// Of the thread that sends them.
+pub(crate) const STACK_BYTES: usize = 128 << 10;
+/// Most ends that wait for each other.
+const MOST_WAITING: usize = 4 * ENDED_AT_ONCE;
 /// Numbers that a predecessor may have got and not written down: it has registered one at a time.
 const MOST_UNRECORDED: u32 = 16;
 
@@ -49,6 +58,8 @@ pub(crate) struct Backings {
     keeper: Arc<KeeperSocket>,
     table: Arc<StateTable>,
     state: Mutex<State>,
+    /// Wakes the thread that sends what waits.
+    waits: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -62,6 +73,8 @@ struct State {
     /// Of `ended`, so many were sent to `sent_to`.
     sent: usize,
     sent_to: Option<Arc<Removed>>,
+    /// What is not sent waits for [`Backings::send_what_waits`].
+    is_awaited: bool,
     /// Known nodes that a mapping may change without this daemon, as far as it can know. Only a file that is
     /// open for both reading and writing can be mapped for changes (mm/mmap.c, `do_mmap`).
     may_be_mapped: HashSet<u64>,
@@ -166,7 +179,7 @@ impl State {
 
 impl Backings {
     pub(crate) fn new(keeper: Arc<KeeperSocket>, table: Arc<StateTable>) -> Self {
-        Self { keeper, table, state: Mutex::default() }
+        Self { keeper, table, state: Mutex::default(), waits: Condvar::new() }
     }
 
     /// Continues with what an earlier daemon had open and registered. Called before the first request.
@@ -284,11 +297,18 @@ impl Backings {
         }
     }
 
-    /// The node has lost its last name: it does not stay registered, and does not keep its space. Waits for a keeper
-    /// that has much to read.
-    pub(crate) fn is_gone(&self, node: u64) {
+    /// The node, which takes so many `bytes`, has lost its last name: it does not stay registered, and does not
+    /// keep its space for long. Waits for a keeper that has much to read.
+    pub(crate) fn is_gone(&self, node: u64, bytes: u64) {
         let mut state = self.locked();
         state.end_at_last_close(node, &self.table);
+        let waiting = state.ended.len() - state.sent;
+        if bytes < LARGE_BYTES && waiting < MOST_WAITING {
+            if waiting > 0 && !std::mem::replace(&mut state.is_awaited, true) {
+                self.waits.notify_one();
+            }
+            return;
+        }
         if state.no_wait_until.is_some_and(|until| until > Instant::now()) {
             self.send_ended(&mut state);
             return;
@@ -296,6 +316,19 @@ impl Backings {
         self.send_ended_within(&mut state, KEEPER_READS);
         let is_slow = state.ended.len() > state.sent;
         state.no_wait_until = is_slow.then(|| Instant::now() + AFTER_FAILURE);
+    }
+
+    /// Sends what waits, until the process ends.
+    pub(crate) fn send_what_waits(&self) {
+        loop {
+            let state = self.locked();
+            let state = self.waits.wait_while(state, |state| !state.is_awaited);
+            drop(state);
+            rest(ENDS_TOGETHER);
+            let mut state = self.locked();
+            state.is_awaited = false;
+            self.send_ended(&mut state);
+        }
     }
 
     /// Another keeper is there, which was not sent what has ended.
@@ -400,5 +433,12 @@ impl Backings {
 
     fn locked(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn rest(time: Duration) {
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        std::thread::park_timeout(time.saturating_sub(begun.elapsed()));
     }
 }

@@ -384,6 +384,15 @@ impl Quota {
 
     /// Charges a new file for which no space was reserved, but its inode.
     pub(crate) fn add(&self, id: u64, charged: Charged, slot: Option<Slot>) {
+        self.add_and_remember(id, charged, !charged.lasting, slot);
+    }
+
+    /// As [`Self::add`], for an open file. It is remembered, so that its first write need not measure it.
+    pub(crate) fn add_open(&self, id: u64, charged: Charged, slot: Option<Slot>) {
+        self.add_and_remember(id, charged, true, slot);
+    }
+
+    fn add_and_remember(&self, id: u64, charged: Charged, is_remembered: bool, slot: Option<Slot>) {
         let mut shard = self.shard(id);
         // An earlier file with this number is gone: it was removed behind the mount, or an earlier
         // daemon was killed before it carried out a FORGET.
@@ -392,14 +401,14 @@ impl Quota {
         let record = self.post(slot, |posting| {
             posting.add(Sum { bytes: 0, inodes: if earlier.is_some() { 0 } else { 1 } });
             earlier.and_then(|earlier| earlier.record).into_iter().for_each(|record| posting.leave(record));
-            if charged.lasting {
+            if is_remembered {
+                posting.enter(id, charge.state())
+            } else {
                 posting.add(Sum { bytes: charged.bytes.cast_signed(), inodes: 0 });
                 None
-            } else {
-                posting.enter(id, charge.state())
             }
         });
-        if !charged.lasting {
+        if is_remembered {
             shard.insert(id, Charge { record, ..charge });
         }
         drop(shard);
@@ -515,8 +524,10 @@ impl Quota {
         let mut removals = self.removals();
         removals.known = removals.known.saturating_sub(1);
         self.forgets.fetch_add(1, Ordering::Release);
-        drop(removals);
-        self.forgotten.notify_all();
+        // A notification is a system call, also without anyone who waits.
+        if removals.waiting > 0 {
+            self.forgotten.notify_all();
+        }
     }
 
     /// Forgets what the kernel does not know: an earlier daemon may have been killed in between.

@@ -226,6 +226,11 @@ impl Volume {
         }
     }
 
+    /// What a thread of its own does, if files pass through.
+    pub(crate) fn send_ended_backings(&self) {
+        self.passing.iter().for_each(Backings::send_what_waits);
+    }
+
     pub(crate) fn keeper_was_replaced(&self) {
         self.passing.iter().for_each(Backings::keeper_was_replaced);
     }

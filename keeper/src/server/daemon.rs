@@ -40,6 +40,8 @@ pub(super) struct Daemon {
     registers: bool,
     /// Answers to registrations that wait for the daemon to read.
     registered: VecDeque<(u64, Result<u32, Refusal>)>,
+    /// Registrations that are to end: after the packets that are read at once.
+    ended: Vec<u32>,
 }
 
 /// Descriptors of a daemon that wait to be closed. Its close may take long, if the daemon wants it to.
@@ -75,6 +77,7 @@ impl Daemon {
             closing: Closing::default(),
             registers: false,
             registered: VecDeque::new(),
+            ended: Vec::new(),
         }
     }
 
@@ -113,14 +116,19 @@ impl Daemon {
                 }
                 match self.read(held, log) {
                     Read::Packet => {}
+                    Read::Registration => break,
                     Read::Nothing => {
                         has_read_all = count > 0;
                         break;
                     }
-                    Read::End => return Turn::Closed,
+                    Read::End => {
+                        self.end_registrations(held);
+                        return Turn::Closed;
+                    }
                 }
             }
         }
+        self.end_registrations(held);
         self.send_registered(held);
         self.send_refusals();
         for _ in 0..PACKETS_A_TURN {
@@ -136,7 +144,10 @@ impl Daemon {
     /// be closed even without those of before.
     pub(super) fn read_to_end(&mut self, held: &mut Held, log: Log) {
         self.closing.count = 0;
-        while !self.waits_for_closer(held) && self.read(held, log) == Read::Packet {}
+        while !self.waits_for_closer(held)
+            && matches!(self.read(held, log), Read::Packet | Read::Registration)
+        {}
+        self.end_registrations(held);
     }
 
     fn waits_for_closer(&mut self, held: &Held) -> bool {
@@ -174,7 +185,11 @@ impl Daemon {
         if received.bytes == 0 && packets::has_hung_up(&self.socket) {
             return Read::End;
         }
+        let mut read = Read::Packet;
         let obeyed = DaemonRequest::decode(&buffer[..received.bytes]).and_then(|request| {
+            if matches!(request, DaemonRequest::RegisterBacking { .. }) {
+                read = Read::Registration;
+            }
             let wrong = |refusal| Wrong { number: request.number(), refusal };
             self.obey(held, request, &mut received).map_err(wrong)
         });
@@ -182,7 +197,7 @@ impl Daemon {
         if let Err(wrong) = obeyed {
             self.refuse(log, wrong);
         }
-        Read::Packet
+        read
     }
 
     fn obey(
@@ -217,12 +232,24 @@ impl Daemon {
                 let fd = fd.ok_or(Refusal::NoDescriptor)?;
                 let registered = held.register_backing(self.volume, fd.as_fd());
                 self.registers |= registered.is_ok();
-                held.close(fd);
                 self.registered.push_back((number, registered));
+                // Before the close, which wakes another thread.
+                self.send_registered(held);
+                held.close(fd);
             }
-            DaemonRequest::UnregisterBacking { backing } => held.unregister_backing(self.volume, backing)?,
+            DaemonRequest::UnregisterBacking { backing } => {
+                held.get(self.volume, Role::Connection).ok_or(Refusal::NotHeld)?;
+                self.ended.push(backing);
+            }
         }
         Ok(())
+    }
+
+    /// Those that cannot be ended now wait for the next turn.
+    fn end_registrations(&mut self, held: &Held) {
+        if !self.ended.is_empty() && held.unregister_backings(self.volume, &self.ended).is_ok() {
+            self.ended.clear();
+        }
     }
 
     fn refuse(&mut self, log: Log, Wrong { number, refusal }: Wrong) {
@@ -251,7 +278,7 @@ impl Daemon {
                 Err(_) => {
                     for (_number, registered) in self.registered.drain(..) {
                         if let Ok(backing) = registered {
-                            let _is_forgotten = held.unregister_backing(self.volume, backing);
+                            let _is_forgotten = held.unregister_backings(self.volume, &[backing]);
                         }
                     }
                 }
@@ -314,6 +341,8 @@ impl Daemon {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Read {
     Packet,
+    /// The daemon waits for its answer, so probably no other packet is there.
+    Registration,
     Nothing,
     End,
 }

@@ -188,6 +188,16 @@ impl Volume {
         }
     }
 
+    /// As [`Self::charge_new`], for a file that is open.
+    pub(super) fn charge_created(&self, slot: Option<Slot>, id: u64, seen: &Statx) {
+        match &self.quota {
+            // Its attributes have blocks, which are not counted yet.
+            Some(quota) if seen.stx_blocks > 0 => quota.add(id, charge(seen, 0), slot),
+            Some(quota) => quota.add_open(id, charge(seen, 0), slot),
+            None => {}
+        }
+    }
+
     /// As [`Self::charge_new`], for the file with this name.
     pub(super) fn charge_at(&self, slot: Option<Slot>, parent: &OwnedFd, name: &CStr) {
         if self.quota.is_some()

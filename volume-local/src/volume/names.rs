@@ -12,7 +12,7 @@ use volume_fs::request::{Permissions, Special};
 
 use super::charges::{Loss, keep};
 use super::data::both_ways;
-use super::{OpenFile, Running, Volume, WANTED, component, mode_bits};
+use super::{OpenFile, Running, Volume, component, mode_bits};
 use crate::backings::Wanted;
 use crate::charge::charge;
 use crate::errno::{self, Result};
@@ -145,7 +145,7 @@ impl Volume {
         keep(inode);
         let seen = stat(&file)?;
         let id = self.origin.node_id(&seen)?;
-        self.charge_new(running.slot(), id, &seen);
+        self.charge_created(running.slot(), id, &seen);
         let known = self.known(&seen, file.as_fd(), c"")?;
         self.nodes.remember(id, place, None);
         self.lacks_capability(id);
@@ -227,7 +227,7 @@ impl Volume {
         let (from_directory, to_directory) = (from.directory, to.directory);
         let (from_parent, to_parent) =
             (self.nodes.descriptor(from_directory)?, self.nodes.descriptor(to_directory)?);
-        let moving = self.found_at(&from_parent, &from)?;
+        let moving = self.node_at(&from_parent, &from)?;
         let in_the_way = self.found_at(&to_parent, &to)?;
         if in_the_way.is_none() {
             self.admit_name()?;
@@ -236,27 +236,26 @@ impl Volume {
         }
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         running.note(|| {
-            let id = |found: &Option<Found>| found.as_ref().map(|found| found.id);
             let removed_by = in_the_way.as_ref().filter(|found| found.has_one_name()).map(|_| uid);
             let takes = in_the_way.as_ref().map_or(0, Found::takes);
-            let (moving, in_the_way) = (id(&moving), id(&in_the_way));
+            let in_the_way = in_the_way.as_ref().map(|found| found.id);
             let (from, to) = (from.clone(), to.clone());
             Ok::<_, Errno>(Effect::Rename { from, moving, to, in_the_way, exchange, removed_by, takes })
         })?;
         if !exchange {
             self.keep_before_loss(in_the_way.as_ref(), &to);
         }
-        let renamed = self.settling(from_directory, &from_parent, || {
-            self.settling(to_directory, &to_parent, || {
-                rustix::fs::renameat_with(&from_parent, &from.name, &to_parent, &to.name, flags)
-            })
+        let rename = || rustix::fs::renameat_with(&from_parent, &from.name, &to_parent, &to.name, flags);
+        let renamed = self.settling(from_directory, &from_parent, || match from_directory == to_directory {
+            true => rename(),
+            false => self.settling(to_directory, &to_parent, rename),
         });
-        let id = |found: &Option<Found>| found.as_ref().map(|found| found.id);
-        let others = [id(&moving), id(&in_the_way).filter(|_| exchange)];
+        let way = in_the_way.as_ref().map(|found| found.id);
+        let others = [moving, way.filter(|_| exchange)];
         let outdated = [Some(from_directory), Some(to_directory)].into_iter().chain(others).flatten();
         outdated.for_each(|id| self.trust.outdates(id));
         renamed.inspect_err(|_| self.after_failure(running, in_the_way.as_ref()))?;
-        if id(&moving).is_some() && id(&moving) == id(&in_the_way) {
+        if moving.is_some() && moving == way {
             // Two names of one file: rename(2) does nothing.
             return Ok(());
         }
@@ -268,7 +267,7 @@ impl Volume {
             None => {}
         }
         if let Some(moved) = moving {
-            self.nodes.moved(moved.id, &from, to);
+            self.nodes.moved(moved, &from, to);
         }
         Ok(())
     }
@@ -329,31 +328,23 @@ impl Volume {
     }
 
     fn found_at(&self, parent: &OwnedFd, place: &Place) -> Result<Option<Found>> {
-        let seen = match rustix::fs::statx(parent, &place.name, AtFlags::SYMLINK_NOFOLLOW, WANTED) {
-            Ok(seen) => seen,
+        let fd = match self.nodes.open_path(parent, &place.name) {
+            Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(errno),
         };
+        let seen = stat(&fd)?;
         let id = self.origin.node_id(&seen)?;
-        let held = if self.nodes.contains(id) { Some(self.held_at(id, parent, place)?) } else { None };
+        let held = self.nodes.contains(id).then(|| Arc::new(fd));
         Ok(Some(Found { id, seen, held }))
     }
 
-    /// A descriptor of a node that was just seen at `place`.
-    fn held_at(&self, id: u64, parent: &OwnedFd, place: &Place) -> Result<Arc<OwnedFd>> {
-        match self.nodes.descriptor(id) {
-            // Changed behind the mount: it was known by another name.
-            Err(Errno::STALE) => {
-                let fd = self.nodes.open_path(parent, &place.name)?;
-                if self.origin.node_id(&stat(&fd)?)? == id { Ok(Arc::new(fd)) } else { Err(Errno::STALE) }
-            }
-            other => other,
-        }
-    }
-
     /// The note of a request that gives a file this name.
+    ///
+    /// The kernel asks for a new name only where it knows of no file, so there is none, unless other programs
+    /// change the volume too.
     fn about_to_make(&self, parent: &OwnedFd, place: &Place, is_new: bool) -> Result<Effect> {
-        let found = self.node_at(parent, place)?;
+        let found = if self.trust.knows_all_changes() { None } else { self.node_at(parent, place)? };
         Ok(Effect::Make { at: place.clone(), found, is_new })
     }
 
@@ -424,7 +415,7 @@ impl Volume {
         let names_left = !is_directory && links > 0;
         self.discharge(running.slot(), id, takes, Loss { names_left, is_known: held.is_some() });
         if let Some(passing) = self.passing.as_ref().filter(|_| !names_left) {
-            passing.is_gone(id);
+            passing.is_gone(id, takes.bytes);
         }
         if let Some(held) = held {
             self.nodes.removed(id, place, Removal { uid, held: Arc::clone(&held), names_left });

@@ -942,7 +942,8 @@ impl Backings {
             return Err(Refusal::Full);
         }
         keeper::descriptors::check_backing(file.as_fd(), self.tree.as_fd())?;
-        let number = linux::fuse_backing::register(self.connection.as_fd(), file.as_fd()).unwrap();
+        let registrar = linux::fuse_backing::Registrar::on_this_thread().unwrap();
+        let number = registrar.register(self.connection.as_fd(), file.as_fd()).unwrap();
         self.registered.insert(number);
         Ok(number)
     }
