@@ -1,5 +1,6 @@
 //! `bench volume`: operations in volumes, beside native directories and other FUSE file systems.
 
+mod fragments;
 mod native;
 mod operations;
 mod pgbench;
@@ -14,6 +15,7 @@ use xtask::build::{products, require_root};
 use xtask::foreign::debian_program;
 use xtask::progress::{complain, part, say};
 
+use self::fragments::Fragments;
 use self::operations::{Operation, Work};
 use super::RUNS_MIN;
 
@@ -46,6 +48,7 @@ pub(crate) fn run(
         stay_on_one_processor()?;
     }
     if beside_native {
+        let _until_the_end = Fragments::hold()?;
         let measure = || native::table(runs, is_wanted, passthrough_hp);
         say(&part("beside native directories", measure)?);
     }

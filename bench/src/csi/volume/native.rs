@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use tests::loop_device::FileSystem;
 use xtask::foreign::find_program;
-use xtask::progress::{complain, step};
+use xtask::progress::{complain, say, step};
 
 use super::Table;
 use super::operations::{self, Operation};
@@ -135,8 +135,20 @@ fn rows(subjects: &[Subject], runs: usize, is_wanted: impl Fn(&Operation) -> boo
         for (subject, reached) in &all {
             table.add(&row(subject, operation, reached.as_ref(), &all));
         }
+        if operation.is_of_cached_content() {
+            all.iter().for_each(|(subject, _)| show_pages(subject));
+        }
     }
     Ok(table.end())
+}
+
+/// How fast memory is read depends on the order in which the kernel happened to take its pages.
+fn show_pages(subject: &Subject) {
+    let share = |at| {
+        subject.place.pages_in_order(at).map_or_else(|e| format!("{e:#}"), |share| format!("{share:.2}"))
+    };
+    let (native, mounted) = (share(Where::Native), share(Where::Mounted));
+    say(&format!("pages behind their predecessors in memory: native {native}, {} {mounted}", subject.title));
 }
 
 fn measure(subjects: &[&Subject], operation: &Operation, runs: usize) -> Result<Vec<Measured>> {

@@ -84,6 +84,11 @@ impl Operation {
         self.passing.is_some()
     }
 
+    /// Whether all that counts is the memory that the kernel keeps the content in.
+    pub(super) fn is_of_cached_content(&self) -> bool {
+        self.title.contains("read") && self.needs_no_daemon() && !self.title.contains("direct")
+    }
+
     /// Whether the kernel asks the daemon nothing on the way, where data passes through.
     pub(super) fn needs_no_daemon(&self) -> bool {
         matches!(self.work, Work::Content(_)) && !self.title.contains("fsync")
@@ -430,6 +435,12 @@ pub(super) fn time(dir: &Path, steps: &Steps, processor: impl Fn() -> f64) -> Re
 }
 
 /// The same of work on one file, which stays in `dir` for later runs.
+/// Of the one file in `dir`.
+pub(super) fn pages_in_order(dir: &Path) -> Result<f64> {
+    let file = fs::read_dir(dir)?.next().context("no file was measured")??;
+    mapped::pages_in_order(&file.path(), STREAM_BYTES).with_context(|| dir.display().to_string())
+}
+
 pub(super) fn time_content(dir: &Path, work: Step, processor: impl Fn() -> f64) -> Result<(f64, f64)> {
     fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     time_within(dir, &Steps { steps: 1, prepare: cached, work, untimed_rounds: 0 }, processor)

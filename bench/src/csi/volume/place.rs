@@ -46,10 +46,11 @@ pub(super) struct Sample {
     pub(super) cores: f64,
 }
 
-type Job = Box<dyn FnOnce(&mut Places) -> Result<Sample> + Send>;
+/// Sends its answer itself.
+type Job = Box<dyn FnOnce(&mut Places) + Send>;
 
 pub(super) struct Place {
-    jobs: Sender<(Job, Sender<Result<Sample>>)>,
+    jobs: Sender<Job>,
     thread: JoinHandle<Result<()>>,
 }
 
@@ -59,6 +60,15 @@ struct Places {
     mounted: Site,
     /// The serving process.
     server: i32,
+}
+
+impl Places {
+    fn site(&mut self, at: Where) -> &mut Site {
+        match at {
+            Where::Native => &mut self.native,
+            Where::Mounted => &mut self.mounted,
+        }
+    }
 }
 
 /// A directory that is measured.
@@ -73,6 +83,10 @@ struct Site {
 impl Site {
     fn new(sandbox: &Sandbox, name: &str, dir: PathBuf) -> Result<Self> {
         Ok(Self { dir, outside: sandbox.make_dir(name)?, database: None })
+    }
+
+    fn content(&self) -> PathBuf {
+        self.dir.join("content")
     }
 
     fn database(&mut self) -> Result<&Database> {
@@ -103,26 +117,36 @@ impl Place {
     /// One run of the operation.
     pub(super) fn time(&self, operation: &Operation, at: Where, run: usize) -> Result<Sample> {
         let Operation { title, work, .. } = *operation;
-        let job: Job = Box::new(move |places| {
+        self.ask(move |places| {
             let server = places.server;
             let processor = || processor_seconds(server);
-            let site = match at {
-                Where::Native => &mut places.native,
-                Where::Mounted => &mut places.mounted,
-            };
+            let site = places.site(at);
             let (took_us, cores) = match work {
                 Work::Steps(steps) => {
                     let name = title.replace(|c: char| !c.is_alphanumeric(), "-");
                     let dir = site.dir.join(format!("{name}-{run}"));
                     operations::time(&dir, &steps, processor)?
                 }
-                Work::Content(work) => operations::time_content(&site.dir.join("content"), work, processor)?,
+                Work::Content(work) => operations::time_content(&site.content(), work, processor)?,
                 Work::Transactions(script) => site.database()?.time(script, processor)?,
             };
             Ok(Sample { took_us, cores })
-        });
+        })
+    }
+
+    /// Of the pages of the file of [`Work::Content`], the share that lies behind its predecessor in memory.
+    pub(super) fn pages_in_order(&self, at: Where) -> Result<f64> {
+        self.ask(move |places| operations::pages_in_order(&places.site(at).content()))
+    }
+
+    fn ask<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Places) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (answer, answered) = mpsc::channel();
-        self.jobs.send((job, answer)).map_err(|_| anyhow!("a driver's thread ended"))?;
+        // Who asked waits for it.
+        let job: Job = Box::new(move |places| drop(answer.send(job(places))));
+        self.jobs.send(job).map_err(|_| anyhow!("a driver's thread ended"))?;
         answered.recv().context("a driver's thread ended")?
     }
 
@@ -132,7 +156,7 @@ impl Place {
     }
 }
 
-type Jobs = Receiver<(Job, Sender<Result<Sample>>)>;
+type Jobs = Receiver<Job>;
 
 fn serve(kind: FileSystem, served: &Served, ready: &Sender<()>, jobs: &Jobs) -> Result<()> {
     let sandbox = Sandbox::enter(Network::Own)?;
@@ -223,8 +247,8 @@ fn answer_jobs(
     let mounted = Site::new(sandbox, "mounted-database", mounted.to_owned())?;
     let mut places = Places { native, mounted, server };
     ready.send(()).context("no thread measures")?;
-    for (job, answer) in jobs {
-        answer.send(job(&mut places)).context("no thread measures")?;
+    for job in jobs {
+        job(&mut places);
     }
     places.native.end()?;
     places.mounted.end()

@@ -2,11 +2,14 @@
 
 #![expect(unsafe_code, reason = "there is no safe mmap")]
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::Result;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::PAGE;
 
 /// Stores to every word of the file, which has `bytes`.
 pub(super) fn write(path: &Path, bytes: usize) -> Result<()> {
@@ -32,9 +35,28 @@ pub(super) fn read_pages(path: &Path, bytes: usize) -> Result<()> {
     })
 }
 
+/// Of the file's pages, the share that lies behind its predecessor in physical memory
+/// (Documentation/admin-guide/mm/pagemap.rst). Only root sees where pages lie.
+pub(super) fn pages_in_order(path: &Path, bytes: usize) -> Result<f64> {
+    const FRAME: u64 = (1 << 55) - 1;
+    let mut entries = vec![0; bytes / PAGE * 8];
+    let mut shown = Ok(());
+    with_words(path, bytes, |words| {
+        std::hint::black_box(pages(words.len()).fold(0, |sum: u64, at| sum.wrapping_add(words[at])));
+        let first = words.as_ptr().addr() / PAGE;
+        shown = File::open("/proc/self/pagemap")
+            .and_then(|map| map.read_exact_at(&mut entries, first as u64 * 8));
+    })?;
+    shown?;
+    let (entries, _) = entries.as_chunks();
+    let frames: Vec<u64> = entries.iter().map(|entry| u64::from_ne_bytes(*entry) & FRAME).collect();
+    let in_order = frames.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
+    Ok(in_order as f64 / frames.len() as f64)
+}
+
 /// Indices of words. `words` fill a power of two of pages.
 fn pages(words: usize) -> impl Iterator<Item = usize> {
-    const WORDS: usize = 4096 / 8;
+    const WORDS: usize = PAGE / 8;
     let pages = words / WORDS;
     // Odd, so that each page is met.
     (0..pages).map(move |number| number * 0x9e37_79b1 % pages * WORDS)
