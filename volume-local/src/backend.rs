@@ -26,6 +26,7 @@ use volume_fs::service::{Capacity, Terms};
 
 use crate::backings;
 use crate::capacity::{CountedByDaemon, LimitedByKernel, Policy, Unlimited};
+use crate::ender;
 use crate::errno::Result;
 use crate::nodes::NodeLimits;
 use crate::pruner;
@@ -380,13 +381,8 @@ impl Backend for Local {
         pruner::start(Arc::clone(&self.volume), kernel)
             .map_err(|source| volume_fs::Error::Thread { name: "pruner", source })?;
         if self.volume.passes() {
-            let volume = Arc::clone(&self.volume);
-            let send = move || volume.send_ended_backings();
-            std::thread::Builder::new()
-                .name("backings".to_owned())
-                .stack_size(backings::STACK_BYTES)
-                .spawn(send)
-                .map_err(|source| volume_fs::Error::Thread { name: "backings", source })?;
+            ender::start(Arc::clone(&self.volume))
+                .map_err(|source| volume_fs::Error::Thread { name: "ender", source })?;
         }
         if !self.capacity.must_prepare() {
             return Ok(());

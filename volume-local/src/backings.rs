@@ -29,6 +29,7 @@ use rustix::fs::OFlags;
 use volume_fs::file::BackingId;
 
 use crate::keeper_socket::KeeperSocket;
+use crate::rest::rest;
 use crate::state_table::{BackingRecord, HandleRecord, RecordId, StateTable};
 
 /// Most that an open waits for the keeper, which answers at once unless it was stopped.
@@ -46,8 +47,6 @@ const ENDED_AT_ONCE: usize = 64;
 const ENDS_TOGETHER: Duration = Duration::from_millis(2);
 /// The space of a removed file of this size is to be free at once.
 const LARGE_BYTES: u64 = 256 << 10;
-/// Of the thread that sends them.
-pub(crate) const STACK_BYTES: usize = 128 << 10;
 /// Most ends that wait for each other.
 const MOST_WAITING: usize = 4 * ENDED_AT_ONCE;
 /// Numbers that a predecessor may have got and not written down: it has registered one at a time.
@@ -58,7 +57,7 @@ pub(crate) struct Backings {
     keeper: Arc<KeeperSocket>,
     table: Arc<StateTable>,
     state: Mutex<State>,
-    /// Wakes the thread that sends what waits.
+    /// Wakes the ender.
     waits: Condvar,
 }
 
@@ -73,7 +72,7 @@ struct State {
     /// Of `ended`, so many were sent to `sent_to`.
     sent: usize,
     sent_to: Option<Arc<Removed>>,
-    /// What is not sent waits for [`Backings::send_what_waits`].
+    /// What is not sent waits for the ender.
     is_awaited: bool,
     /// Known nodes that a mapping may change without this daemon, as far as it can know. Only a file that is
     /// open for both reading and writing can be mapped for changes (mm/mmap.c, `do_mmap`).
@@ -318,7 +317,7 @@ impl Backings {
         state.no_wait_until = is_slow.then(|| Instant::now() + AFTER_FAILURE);
     }
 
-    /// Sends what waits, until the process ends.
+    /// Called by the ender. Never returns.
     pub(crate) fn send_what_waits(&self) {
         loop {
             let state = self.locked();
@@ -433,12 +432,5 @@ impl Backings {
 
     fn locked(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn rest(time: Duration) {
-    let begun = Instant::now();
-    while begun.elapsed() < time {
-        std::thread::park_timeout(time.saturating_sub(begun.elapsed()));
     }
 }

@@ -4,9 +4,10 @@
 //! [`service`] lists the descriptors and privileges of the process. `backend` answers requests;
 //! every change passes the gate, which is shut for a count and for a snapshot. `volume` is the file
 //! system. `nodes` finds the file of a node id, and `pruner` makes the kernel forget inodes. `trust`
-//! decides how long the kernel may use an answer.
-//! `directory` and `handles` hold open files. `capacity` is the policy that enforces the volume's
-//! limits: today the daemon's own `quota`, which `count` fills and `usage_file` stores.
+//! decides how long the kernel may use an answer. `directory` and `handles` hold open files. `backings` has
+//! those that the kernel reads and writes itself, and `ender` ends what the keeper has registered for it.
+//! `capacity` is the policy that enforces the volume's limits: today the daemon's own `quota`, which `count`
+//! fills and `usage_file` stores.
 //!
 //! If this process is killed, another daemon continues its connection. `state_table` is shared memory
 //! in which nodes, handles and requests in progress are written down as they change; the keeper holds
@@ -23,6 +24,7 @@ mod capacity;
 mod charge;
 mod count;
 mod directory;
+mod ender;
 mod errno;
 mod handles;
 mod keeper_socket;
@@ -30,6 +32,7 @@ mod nodes;
 mod place;
 mod pruner;
 mod quota;
+mod rest;
 pub mod service;
 mod state_table;
 mod sweeper;

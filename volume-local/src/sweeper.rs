@@ -4,11 +4,12 @@
 //! Invariant: as for the pruner, this thread serves no request.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use volume_fs::notifications::Kernel;
 
+use crate::rest::rest;
 use crate::volume::Volume;
 
 const STACK_BYTES: usize = 128 << 10;
@@ -32,7 +33,7 @@ pub(crate) fn start(volume: Arc<Volume>, kernel: Arc<Kernel>) -> std::io::Result
 
 fn sweep(volume: &Volume, kernel: &Kernel) -> Result<(), Errno> {
     let nodes = volume.nodes();
-    wait(ANSWERS_ARE_TAKEN);
+    rest(ANSWERS_ARE_TAKEN);
     for id in nodes.restored() {
         if !kernel.knows(id)? {
             nodes.drop_unknown(id);
@@ -41,19 +42,12 @@ fn sweep(volume: &Volume, kernel: &Kernel) -> Result<(), Errno> {
     }
     loop {
         let doubtful = nodes.wait_for_doubtful();
-        wait(ANSWERS_ARE_TAKEN);
+        rest(ANSWERS_ARE_TAKEN);
         for (id, lookups) in doubtful {
             if !kernel.knows(id)? {
                 nodes.drop_doubtful(id, lookups);
                 volume.is_unknown(id);
             }
         }
-    }
-}
-
-fn wait(time: Duration) {
-    let begun = Instant::now();
-    while begun.elapsed() < time {
-        std::thread::park_timeout(time.saturating_sub(begun.elapsed()));
     }
 }

@@ -18,12 +18,14 @@ use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use volume_fs::file::Validity;
 use volume_fs::notifications::Kernel;
+
+use crate::rest::rest;
 
 const STACK_BYTES: usize = 128 << 10;
 
@@ -128,10 +130,7 @@ impl Trust {
             outdated = self.first.wait(outdated).unwrap_or_else(PoisonError::into_inner);
         }
         drop(outdated);
-        let begun = Instant::now();
-        while begun.elapsed() < ANSWERS_ARE_TAKEN {
-            std::thread::park_timeout(ANSWERS_ARE_TAKEN.saturating_sub(begun.elapsed()));
-        }
+        rest(ANSWERS_ARE_TAKEN);
         let mut outdated = self.outdated();
         let young = std::mem::take(&mut outdated.young);
         std::mem::replace(&mut outdated.old, young)
@@ -189,6 +188,8 @@ fn discard(trust: &Trust, kernel: &Kernel) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn trust(changed_from_outside: bool) -> Trust {

@@ -226,8 +226,8 @@ impl Volume {
         }
     }
 
-    /// What a thread of its own does, if files pass through.
-    pub(crate) fn send_ended_backings(&self) {
+    /// Called by the ender. Returns only if no file can pass through.
+    pub(crate) fn end_backings(&self) {
         self.passing.iter().for_each(Backings::send_what_waits);
     }
 

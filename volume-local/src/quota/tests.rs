@@ -108,6 +108,20 @@ fn what_is_freed_is_what_was_charged_though_the_file_takes_more_by_now() {
 }
 
 #[test]
+fn the_first_write_of_a_new_file_does_not_measure_it() {
+    let quota = quota(0, 0);
+    quota.reserve_inode().unwrap().keep();
+    quota.add_open(7, lasting(0), None);
+    let change = quota.begin_change(7, || panic!("it is measured")).unwrap();
+    assert_eq!(change.before(), lasting(0));
+    change.settle(|_before| Ok(lasting(4096)));
+    assert_eq!(quota.usage().used, Counted { bytes: 4096, inodes: 1 });
+    quota.removed(7, lasting(4096), None);
+    quota.forget(7);
+    assert_eq!(quota.usage().used, NONE);
+}
+
+#[test]
 fn not_all_event_loops_wait_for_a_forget() {
     for (loops, waits) in [(1, false), (2, true)] {
         let used = Use { counted: Counted { bytes: 4096, inodes: 1 }, unsettled: Vec::new() };
