@@ -144,7 +144,8 @@ fn a_snapshot_is_cut_although_something_is_killed() {
     during(&mut suite, "snapshot", 2, move |caller, round| {
         let made = snapshot_with(caller, &format!("snap-{round}"), &id, &[BLOCKING_COPY]);
         let snapshot = made.or_else(|status| made_again(caller, status))?;
-        if !get_snapshot(caller, &snapshot.snapshot_id)?.ready_to_use {
+        let found = get_snapshot(caller, &snapshot.snapshot_id);
+        if !found.or_else(|status| made_again(caller, status))?.ready_to_use {
             return Err(Status::unavailable("the copy goes on"));
         }
         let kept = std::fs::read(scene_data.join(&snapshot.snapshot_id).join("data/kept"));
