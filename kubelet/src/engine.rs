@@ -141,7 +141,7 @@ impl Engine {
         let registry = self.config.node.root().join("plugins_registry");
         background.spawn(never_ends(self.plugins.clone().watch(registry)));
         background.spawn(never_ends(controller(self.plugins.clone(), self.volumes.clone())));
-        background.spawn(never_ends(self.volumes.clone().watch_health()));
+        background.spawn(never_ends(self.volumes.clone().ask_drivers()));
         background.spawn(never_ends(self.volumes.clone().keep_measuring()));
         background.spawn(never_ends(self.volumes.clone().republish()));
         background.spawn(never_ends(self.volumes.clone().keep_configuration_current()));
