@@ -18,7 +18,7 @@ use linux::disk_usage::{self, Bounds};
 use proto::csi::NodeGetVolumeStatsResponse;
 use proto::csi::volume_usage::Unit;
 use rustix::fs::{CWD, Mode, OFlags};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
@@ -75,7 +75,7 @@ pub(crate) type Figures = HashMap<String, Arc<[VolumeFigures]>>;
 /// The last figures of pods' own directories.
 #[derive(Debug)]
 pub(super) struct Measured {
-    figures: Mutex<Figures>,
+    figures: watch::Sender<Figures>,
     /// A pod's volumes have been mounted.
     mounted: Notify,
     turns: Semaphore,
@@ -85,16 +85,12 @@ pub(super) struct Measured {
 
 impl Default for Measured {
     fn default() -> Self {
-        let (figures, mounted, threads) = (Mutex::default(), Notify::new(), Mutex::default());
+        let (figures, mounted, threads) = (watch::Sender::default(), Notify::new(), Mutex::default());
         Self { figures, mounted, turns: Semaphore::new(AT_ONCE), threads }
     }
 }
 
 impl Measured {
-    fn figures(&self) -> MutexGuard<'_, Figures> {
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn threads(&self) -> MutexGuard<'_, HashSet<String>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,7 +103,7 @@ impl Measured {
 
     /// Measures the pod's volumes soon.
     pub(super) fn measure_soon(&self, uid: &str) {
-        self.figures().remove(uid);
+        self.figures.send_modify(|figures| drop(figures.remove(uid)));
         self.mounted.notify_one();
     }
 }
@@ -115,7 +111,7 @@ impl Measured {
 impl Volumes {
     /// The last figures.
     pub(crate) fn figures(&self) -> Figures {
-        let mut figures = self.shared.measured.figures().clone();
+        let mut figures = self.shared.measured.figures.borrow().clone();
         for pod in self.shared.store.pods().iter().filter(|pod| is_measured(pod)) {
             let claims = pod.spec.volumes.iter().filter_map(|volume| self.of_claim(pod, volume));
             let mut claims = claims.peekable();
@@ -140,11 +136,13 @@ impl Volumes {
             }
             let mut next = next_round;
             let mut pods = self.shared.store.pods();
-            measured.figures().retain(|uid, _| pods.iter().any(|pod| pod.metadata.uid == *uid));
+            measured.figures.send_modify(|figures| {
+                figures.retain(|uid, _| pods.iter().any(|pod| pod.metadata.uid == *uid));
+            });
             pods.retain(|pod| is_measured(pod));
             for pod in pods {
                 let uid = pod.metadata.uid.clone();
-                if (is_round || !measured.figures().contains_key(&uid)) && busy.insert(uid.clone()) {
+                if (is_round || !measured.figures.borrow().contains_key(&uid)) && busy.insert(uid.clone()) {
                     let this = self.clone();
                     running.spawn(async move {
                         this.measure(pod).await;
@@ -179,7 +177,7 @@ impl Volumes {
                 time: Timestamp::now(),
             });
         }
-        self.shared.measured.figures().insert(uid.clone(), figures.into());
+        self.shared.measured.figures.send_modify(|all| drop(all.insert(uid.clone(), figures.into())));
     }
 
     /// As the driver reports it. `None` for volumes that are not mounted, and drivers that report none.
@@ -354,22 +352,15 @@ mod tests {
         linux::mount::bind(&silent, &hung_dir).unwrap();
 
         let measuring = tokio::spawn(volumes.clone().keep_measuring());
-        let begun = std::time::Instant::now();
-        let found = loop {
-            let figures = volumes.figures();
-            if figures.contains_key(&other) && figures.contains_key(&hung) {
-                break figures;
-            }
-            if begun.elapsed() > Duration::from_secs(60) {
-                break figures;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        };
+        let mut figures = volumes.shared.measured.figures.subscribe();
+        let both = figures.wait_for(|figures| figures.contains_key(&other) && figures.contains_key(&hung));
+        let found = timeout(Duration::from_secs(60), both).await.map(|found| found.unwrap().clone());
         measuring.abort();
         drop(connection);
         for mounted in [&hung_dir, &silent] {
             linux::mount::unmount(mounted, linux::mount::UnmountMode::Detach).unwrap();
         }
+        let found = found.expect("both pods are measured");
         assert_eq!(found.get(&hung).map(|figures| figures.len()), Some(0), "{found:?}");
         let figures = &found[&other];
         assert_eq!(figures.len(), 1, "a hostPath has no figures: {figures:?}");
