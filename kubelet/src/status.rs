@@ -4,6 +4,7 @@
 
 mod conditions;
 mod phase;
+mod unknown;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,9 +51,13 @@ impl Sources<'_> {
     pub(crate) fn status(&self) -> PodStatus {
         let previous = &self.pod.status;
         let spec = &self.pod.spec;
-        let init: Vec<ContainerStatus> =
+        let mut init: Vec<ContainerStatus> =
             spec.init_containers.iter().map(|c| self.init_container(c)).collect();
-        let containers: Vec<ContainerStatus> = spec.containers.iter().map(|c| self.container(c)).collect();
+        let mut containers: Vec<ContainerStatus> =
+            spec.containers.iter().map(|c| self.container(c)).collect();
+        if previous.is_decided() && self.observed.running().next().is_none() {
+            unknown::mark(&mut init, &mut containers);
+        }
         let phase = match previous.phase {
             ended @ (PodPhase::Succeeded | PodPhase::Failed) => ended,
             // A container that ended for its successor ends no pod.

@@ -34,6 +34,13 @@ pub struct PodStatus {
     pub qos_class: Option<QosClass>,
 }
 
+impl PodStatus {
+    /// Whether the kubelet failed the pod, regardless of how its containers ended.
+    pub(crate) fn is_decided(&self) -> bool {
+        self.phase == PodPhase::Failed && !self.reason.is_empty()
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PodPhase {
     #[default]
