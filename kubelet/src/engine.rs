@@ -135,6 +135,9 @@ impl Engine {
         let socket = self.config.runtime.start(&mut background)?;
         let cri = Cri::new(&socket);
         let runtime_name = self.await_runtime(&cri, &socket, &mut background).await?;
+        let runtime_health = self.handle.runtime_health().clone();
+        runtime_health.has_answered();
+        background.spawn(never_ends(runtime_health.watch(cri.clone())));
         let abilities = self.abilities(&cri).await;
         let pods_on_disk = self.volumes.reconstruct().map_err(Error::Reconstruct)?;
 

@@ -58,6 +58,7 @@ mod probes;
 pub mod pull_secrets;
 mod resources;
 pub mod run;
+mod runtime_health;
 pub mod selectors;
 pub mod sink;
 mod sockets;
