@@ -209,6 +209,26 @@ fn probes_decide_about_readiness_and_restarts() {
 }
 
 #[test]
+fn a_grpc_probe_follows_the_health_of_its_service() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox, &[]);
+    let readiness =
+        "readinessProbe: {grpc: {port: 9000, service: shop}, periodSeconds: 1, failureThreshold: 1}";
+    let main = container("c", &["health", "[::]:9000", "/tmp"], &format!(", {readiness}"));
+    put(&node, "shop", &format!("  terminationGracePeriodSeconds: 1\n  containers:\n{main}"));
+    let refusal = "Readiness probe failed: service unhealthy (responded with \"NOT_SERVING\")";
+    node.wait_for_event("Unhealthy", &[refusal]).expect("the service does not serve yet");
+    let unready = wait_for(&node, "shop", "it runs", |status| status["phase"] == "Running");
+    assert!(!is_ready(&unready["status"]));
+    exec(&node, "shop", &["write", "/tmp/shop", "open"]);
+    wait_for(&node, "shop", "it is ready", is_ready);
+    exec(&node, "shop", &["remove", "/tmp/shop"]);
+    let pod = wait_for(&node, "shop", "it is not ready", |status| !is_ready(status));
+    assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
 fn hostile_probes_cost_the_kubelet_little() {
     let sandbox = Sandbox::new();
     let (node, idle) = node(&sandbox, &[]);
