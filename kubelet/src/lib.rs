@@ -65,6 +65,7 @@ mod sockets;
 pub mod source;
 pub mod standalone;
 mod status;
+mod stop_signal;
 mod unix_channel;
 mod volumes;
 mod worker;
