@@ -6,6 +6,7 @@
 
 mod business;
 mod chaos;
+mod health;
 mod hostile;
 mod http;
 
@@ -35,6 +36,7 @@ const USAGE: &str = "usage: demo-app VERB
   copy                     stdin to stdout, to its end
   terminal                 the size of the terminal on stdin, then a line for each change
   serve ADDR:PORT DIR      HTTP/1.0, files of DIR; [::]:PORT listens on v4 and v6
+  health ADDR:PORT DIR     gRPC health checks; a service is SERVING while DIR has a file of its name
   hostile ADDR:PORT        HTTP with redirects, slow and large answers
   fetch URL [SECONDS]      http by IP address; tries again until SECONDS (10) have passed
   monotonic                CLOCK_MONOTONIC in ns, read by the first statement
@@ -93,6 +95,10 @@ fn run(words: &[&str], started: nix::Result<nix::sys::time::TimeSpec>) -> io::Re
         ["serve", address, dir] => {
             end_on_signals()?;
             http::serve(parse::<SocketAddr>("ADDR:PORT", address)?, Path::new(dir))?;
+        }
+        ["health", address, dir] => {
+            end_on_signals()?;
+            health::serve(parse::<SocketAddr>("ADDR:PORT", address)?, Path::new(dir))?;
         }
         ["fetch", url] => io::stdout().write_all(&http::fetch(url, Duration::from_secs(10))?)?,
         ["fetch", url, seconds] => io::stdout().write_all(&http::fetch(url, parse_seconds(seconds)?)?)?,

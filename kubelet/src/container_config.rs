@@ -21,7 +21,7 @@ use crate::pod_fields::PodFacts;
 use crate::pod_names::{self, PodNames};
 use crate::standalone::store::Store;
 use crate::volumes::{MountedVolumes, SubPath};
-use crate::{dns, resources};
+use crate::{dns, resources, stop_signal};
 
 /// Names the kubelet that owns a sandbox, where several share a runtime.
 pub(crate) const ROOT_DIR_ANNOTATION: &str = "hawser.dev/root-dir";
@@ -178,12 +178,19 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
         stdin: container.stdin,
         stdin_once: container.stdin_once,
         tty: container.tty,
+        stop_signal: stop_signal(container).into(),
         linux: Some(cri::LinuxContainerConfig {
             resources: Some(resources),
             security_context: Some(security::of_container(instance, node)?),
         }),
         ..cri::ContainerConfig::default()
     })
+}
+
+/// Its name was checked with the manifest.
+fn stop_signal(container: &Container) -> cri::Signal {
+    let name = container.lifecycle.as_ref().map(|lifecycle| lifecycle.stop_signal.as_str());
+    name.and_then(stop_signal::parse).unwrap_or_default()
 }
 
 /// As kubelet: empty for a pod on the host's network, which has the host's name. A runtime that keeps the host's uts

@@ -176,15 +176,6 @@ impl Driver {
         .await
     }
 
-    /// `None` if the driver does not report a condition.
-    pub(crate) async fn node_volume_condition(
-        &self,
-        volume_id: &str,
-        volume_path: &Path,
-    ) -> Result<Option<csi::VolumeCondition>> {
-        Ok(self.node_volume_stats(volume_id, volume_path).await?.volume_condition)
-    }
-
     /// Grows the file system of a volume that is mounted at `request.volume_path`.
     pub(crate) async fn node_expand_volume(&self, request: csi::NodeExpandVolumeRequest) -> Result<()> {
         let volume_id = request.volume_id.clone();

@@ -135,13 +135,16 @@ impl Engine {
         let socket = self.config.runtime.start(&mut background)?;
         let cri = Cri::new(&socket);
         let runtime_name = self.await_runtime(&cri, &socket, &mut background).await?;
+        let runtime_health = self.handle.runtime_health().clone();
+        runtime_health.has_answered();
+        background.spawn(never_ends(runtime_health.watch(cri.clone())));
         let abilities = self.abilities(&cri).await;
         let pods_on_disk = self.volumes.reconstruct().map_err(Error::Reconstruct)?;
 
         let registry = self.config.node.root().join("plugins_registry");
         background.spawn(never_ends(self.plugins.clone().watch(registry)));
         background.spawn(never_ends(controller(self.plugins.clone(), self.volumes.clone())));
-        background.spawn(never_ends(self.volumes.clone().watch_health()));
+        background.spawn(never_ends(self.volumes.clone().ask_drivers()));
         background.spawn(never_ends(self.volumes.clone().keep_measuring()));
         background.spawn(never_ends(self.volumes.clone().republish()));
         background.spawn(never_ends(self.volumes.clone().keep_configuration_current()));

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use proto::cri::{ContainerState, ContainerStatus};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::cri::Cri;
@@ -65,7 +65,7 @@ struct Shared {
 
 /// A running task; it ends when this is dropped.
 #[derive(Debug)]
-struct Task(AbortHandle);
+struct Task(JoinHandle<()>);
 
 impl Drop for Task {
     fn drop(&mut self) {
@@ -118,7 +118,7 @@ impl Probes {
                 let Some(check) = Check::new(probe, container, &status.id, &ip) else { continue };
                 let begin = begin_after(status, kind, probe, is_adopted);
                 let task = run(Arc::clone(&self.shared), check, kind, probe.clone(), begin);
-                self.tasks.insert(key, Task(tokio::spawn(task).abort_handle()));
+                self.tasks.insert(key, Task(tokio::spawn(task)));
             }
         }
     }
@@ -275,10 +275,11 @@ mod tests {
         assert_eq!(tasks[..2], [1, 3], "first the startup probe alone");
         assert_eq!(probes.results().failed("x"), Some(ProbeKind::Liveness));
         // The next kubelet does not probe the start again.
-        while !new().results().is_started(container, "x") {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let startup = probes.tasks.get_mut(&("x".to_owned(), ProbeKind::Startup)).expect("it stays");
+        let ended = tokio::time::timeout(Duration::from_secs(10), &mut startup.0).await;
+        ended.expect("one decision ends it").unwrap();
         let mut next = new();
+        assert!(next.results().is_started(container, "x"));
         next.follow(&pod, &observed, "127.0.0.1");
         assert!(next.tasks.len() == 2 && !next.tasks.contains_key(&("x".to_owned(), ProbeKind::Startup)));
         probes.follow(&pod, &Observed::default(), "127.0.0.1");

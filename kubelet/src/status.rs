@@ -4,6 +4,7 @@
 
 mod conditions;
 mod phase;
+mod unknown;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,7 @@ use crate::objects::{
 };
 use crate::observed::{Observed, image_asked_for, instance_of, time};
 use crate::probe_results::ProbeResults;
-use crate::resources;
+use crate::{resources, stop_signal};
 use conditions::Verdict;
 
 /// Condition of a pod for which this machine does not restrict devices. It is there
@@ -50,9 +51,13 @@ impl Sources<'_> {
     pub(crate) fn status(&self) -> PodStatus {
         let previous = &self.pod.status;
         let spec = &self.pod.spec;
-        let init: Vec<ContainerStatus> =
+        let mut init: Vec<ContainerStatus> =
             spec.init_containers.iter().map(|c| self.init_container(c)).collect();
-        let containers: Vec<ContainerStatus> = spec.containers.iter().map(|c| self.container(c)).collect();
+        let mut containers: Vec<ContainerStatus> =
+            spec.containers.iter().map(|c| self.container(c)).collect();
+        if previous.is_decided() && self.observed.running().next().is_none() {
+            unknown::mark(&mut init, &mut containers);
+        }
         let phase = match previous.phase {
             ended @ (PodPhase::Succeeded | PodPhase::Failed) => ended,
             // A container that ended for its successor ends no pod.
@@ -139,6 +144,7 @@ impl Sources<'_> {
             // It may have changed since.
             image: newest.and_then(image_asked_for).unwrap_or(&container.image).to_owned(),
             resources: resources_of(container, running),
+            stop_signal: newest.and_then(|c| stop_signal::name(c.stop_signal())),
             image_id: newest.map(image_id).unwrap_or_default(),
             container_id: newest.map(|c| self.container_id(c)).unwrap_or_default(),
         }

@@ -29,6 +29,7 @@ mod reconstruct;
 mod republish;
 mod resolve;
 mod retry;
+mod stats;
 mod sub_paths;
 mod teardown;
 mod unreadable;
@@ -99,8 +100,7 @@ struct Shared {
     /// Unmounts for pods whose processes survived SIGKILL, by pod uid.
     survivor_unmounts: Mutex<BTreeMap<String, JoinHandle<()>>>,
     republish: republish::Due,
-    /// A daemon has ended, so the condition of volumes may have changed.
-    health_due: Notify,
+    answers: stats::Answers,
     /// A pod has released a volume.
     released: Notify,
     measured: figures::Measured,
@@ -124,7 +124,7 @@ impl Volumes {
             stopping: Mutex::default(),
             survivor_unmounts: Mutex::default(),
             republish: republish::Due::default(),
-            health_due: Notify::new(),
+            answers: stats::Answers::default(),
             released: Notify::new(),
             measured: figures::Measured::default(),
             empty_dirs: EmptyDirs::default(),
@@ -167,6 +167,7 @@ impl Volumes {
             }
         }
         self.shared.measured.measure_soon(&pod.metadata.uid);
+        self.shared.answers.ask_about_new();
         mounted
     }
 
@@ -293,7 +294,7 @@ impl Volumes {
                 self.report_end(device, &name).await;
             }
         }
-        self.shared.health_due.notify_one();
+        self.shared.answers.ask_about_conditions();
     }
 
     async fn report_end(&self, device: &Device, mount_pod: &str) {

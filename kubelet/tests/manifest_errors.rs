@@ -39,6 +39,23 @@ fn a_value_of_the_wrong_type_names_its_field() {
 }
 
 #[test]
+fn a_stop_signal_needs_its_name_and_the_pods_system() {
+    let stopped = |signal: &str| format!("{CONTAINER}    lifecycle: {{stopSignal: {signal}}}\n");
+    assert_eq!(
+        errors(&pod(&stopped("SIGUSR1"))),
+        "web.yaml:9:29: Pod \"web\" is invalid: spec.containers[0].lifecycle.stopSignal: Forbidden: may not be set for \
+         containers with empty `spec.os.name`: set it to linux"
+    );
+    let on_linux = |signal: &str| pod(&format!("{}  os: {{name: linux}}\n", stopped(signal)));
+    assert_eq!(
+        errors(&on_linux("SIGWHAT")),
+        "web.yaml:9:29: Pod \"web\" is invalid: spec.containers[0].lifecycle.stopSignal: Unsupported value: \"SIGWHAT\": \
+         must be the name of a signal, such as \"SIGUSR1\" or \"SIGRTMIN+3\""
+    );
+    assert_eq!(errors(&on_linux("SIGRTMIN+3")), "");
+}
+
+#[test]
 fn lines_count_from_the_top_of_the_file_in_every_document() {
     let bad = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: [\n";
     let text = format!("{}---\n{bad}---\n{}", pod(CONTAINER), pod("  restartPolicy: Sometimes\n"));

@@ -1,12 +1,11 @@
 //! Containers: creation makes the bundle on disk; the shim does everything else at the start.
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linux::cgroup::{Cgroup, Hierarchies};
-use proto::cri::{ContainerConfig, ContainerEventType, CreateContainerRequest, Signal as CriSignal};
+use proto::cri::{ContainerConfig, ContainerEventType, CreateContainerRequest};
 
 use crate::blocking::blocking;
 use crate::error::{Error, Result, chain};
@@ -21,6 +20,7 @@ use crate::shim_client::error::ShimProblem;
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
 use crate::spec::{self, PidNamespace, SandboxView};
 use crate::state::{Container, ContainerRecord, Ended, Phase, RunState, Sandbox, save_container};
+use crate::stop_signal::stop_signal;
 
 /// containerd's exit code for a container whose process never ran.
 const START_ERROR_CODE: i32 = 128;
@@ -34,9 +34,6 @@ const SHIM_SIGNAL: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Limit for the shim to report an exit. After that, the control group's state counts.
 const EXIT_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// SIGRTMIN as glibc and musl programs see it.
-const SIGRTMIN: i32 = 34;
-const SIGRTMAX: i32 = 64;
 
 /// CreateContainer: returns the new container's id. Leaves nothing after a failure.
 pub(crate) async fn create(runtime: &Arc<Runtime>, request: CreateContainerRequest) -> Result<String> {
@@ -437,70 +434,4 @@ pub(crate) async fn reopen_log(runtime: &Runtime, id: &str) -> Result<()> {
     let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
     let shim = sandbox.shim().ok_or(Error::Task { task: "shim" })?;
     shim.call(Call::ReopenLog { container: container.id.clone() }).await.map(drop)
-}
-
-/// The stop signal: the request's, the image's, or SIGTERM.
-fn stop_signal(config: &ContainerConfig, image: &str) -> Result<i32> {
-    let requested = match config.stop_signal() {
-        CriSignal::RuntimeDefault => image.to_owned(),
-        signal => signal
-            .as_str_name()
-            .trim_start_matches("SIGNAL_")
-            .replace("MINPLUS", "MIN+")
-            .replace("MAXMINUS", "MAX-"),
-    };
-    if requested.is_empty() {
-        return Ok(libc::SIGTERM);
-    }
-    signal_number(&requested)
-        .ok_or_else(|| Error::invalid("stop_signal", format!("{requested:?} is no signal")))
-}
-
-/// `15`, `TERM`, `SIGTERM`, `SIGRTMIN+3`.
-fn signal_number(name: &str) -> Option<i32> {
-    if let Ok(number) = name.parse() {
-        return (1..=SIGRTMAX).contains(&number).then_some(number);
-    }
-    let upper = name.to_ascii_uppercase();
-    let short = upper.strip_prefix("SIG").unwrap_or(&upper);
-    let real_time = |base: i32, rest: &str| {
-        let offset: i32 = if rest.is_empty() { 0 } else { rest.parse().ok()? };
-        Some(base + offset).filter(|n| (SIGRTMIN..=SIGRTMAX).contains(n))
-    };
-    match short {
-        "CLD" => return Some(libc::SIGCHLD),
-        "POLL" => return Some(libc::SIGIO),
-        _ => {}
-    }
-    if let Some(rest) = short.strip_prefix("RTMIN") {
-        return real_time(SIGRTMIN, rest);
-    }
-    if let Some(rest) = short.strip_prefix("RTMAX") {
-        return real_time(SIGRTMAX, rest);
-    }
-    nix::sys::signal::Signal::from_str(&format!("SIG{short}")).ok().map(|s| s as i32)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn signals_are_known_by_every_usual_name() {
-        assert_eq!(signal_number("SIGTERM"), Some(15));
-        assert_eq!(signal_number("quit"), Some(3));
-        assert_eq!(signal_number("9"), Some(9));
-        assert_eq!(signal_number("SIGRTMIN+3"), Some(37));
-        assert_eq!(signal_number("SIGRTMAX-1"), Some(63));
-        assert_eq!(signal_number("SIGWHAT"), None);
-        assert_eq!(signal_number("99"), None);
-    }
-
-    #[test]
-    fn the_requests_signal_wins_over_the_images() {
-        let config = ContainerConfig { stop_signal: CriSignal::Sigrtminplus3.into(), ..Default::default() };
-        assert_eq!(stop_signal(&config, "SIGQUIT").unwrap(), 37);
-        assert_eq!(stop_signal(&ContainerConfig::default(), "SIGQUIT").unwrap(), 3);
-        assert_eq!(stop_signal(&ContainerConfig::default(), "").unwrap(), 15);
-    }
 }

@@ -41,6 +41,7 @@ mod spec;
 mod state;
 mod stats;
 mod status;
+mod stop_signal;
 mod streaming;
 mod trash;
 mod unimplemented;

@@ -6,6 +6,7 @@ use proto::cri::{
 };
 
 use crate::state::{Container, RunState, Sandbox};
+use crate::stop_signal::cri_signal;
 
 /// Reason in the status of a running container if this machine does not enforce its whole
 /// specification; the message has the details.
@@ -65,6 +66,7 @@ pub(crate) fn container_status(container: &Container) -> ContainerStatus {
         annotations: config.annotations.clone(),
         mounts: config.mounts.clone(),
         log_path: record.log_path.as_ref().map(|p| p.display().to_string()).unwrap_or_default(),
+        stop_signal: cri_signal(record.stop_signal).into(),
         resources: container.resources().map(|linux| ContainerResources { linux: Some(linux) }),
         user: Some(ContainerUser {
             linux: Some(LinuxContainerUser {

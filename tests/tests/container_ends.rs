@@ -161,6 +161,13 @@ fn a_pod_of_policy_never_whose_sandbox_is_lost_fails_once_a_container_has_run() 
     let failed = node.wait_for_phase("half", "Failed").expect("it fails");
     assert_eq!(failed["status"]["reason"], "SandboxLost");
     assert_eq!(failed["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 0);
+    eventually("the container that never ran is unknown", TIMEOUT, || {
+        let status = node.get("pod", "half")?["status"].take();
+        let never_ran = &status["containerStatuses"][1]["state"]["terminated"];
+        ensure!(never_ran["reason"] == "ContainerStatusUnknown" && never_ran["exitCode"] == 137, "{status}");
+        Ok(())
+    })
+    .expect("it is");
     node.wait_for_event("SandboxLost", &["starts no container in another one"]).expect("an event");
     // In the other one nothing has run: it goes on in another sandbox.
     let busybox = attacker::busybox().expect("busybox");

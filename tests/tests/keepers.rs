@@ -267,8 +267,8 @@ fn users_of_a_volume_are_told_which_mount_pod_has_followed_one_that_names_no_vol
     let (mut node, idle) = start(&sandbox, options);
     node.set_warm_daemons(1).expect("a daemon waits");
     put_stream(&node);
-    // Until the kubelet has asked for the volume's condition once, it knows no change. It asks for its figures too.
-    node.wait_for_traces("csi.NodeGetVolumeStats", 2).expect("a poll");
+    // Until the kubelet has asked for the volume's condition once, it knows no change.
+    node.wait_for_traces("csi.NodeGetVolumeStats", 1).expect("a question");
     kill_daemon(&node);
     let message = node.wait_for_event("VolumeConditionNormal", &["served by mount pod", "after another one"]);
     let message = message.expect("an event");

@@ -8,10 +8,16 @@ mod pod_changes;
 #[path = "pod_volumes.rs"]
 mod pod_volumes;
 
-use anyhow::ensure;
+use anyhow::{Result, ensure};
 use tests::manifests::Pod;
 use tests::node::TIMEOUT;
 use tests::{Node, Sandbox, eventually};
+
+fn is_node(node: &Node<'_>, status: &str) -> Result<()> {
+    let row = node.client(&["get", "nodes", "--no-headers"])?;
+    ensure!(row.split_whitespace().nth(1) == Some(status), "{row}");
+    Ok(())
+}
 
 #[test]
 fn pods_go_on_while_containerd_is_killed_and_started_again() {
@@ -26,8 +32,13 @@ fn pods_go_on_while_containerd_is_killed_and_started_again() {
         Ok(())
     })
     .expect("reported");
+    // The kubelet waits 30 s for its runtime. Only controllers of a cluster would change the pod's condition.
+    eventually("the node is not ready", 2 * TIMEOUT, || is_node(&node, "NotReady")).expect("it is not");
+    let row = node.client(&["get", "pod", "web", "--no-headers"]).expect("the kubelet answers");
+    assert!(row.contains("1/1"), "{row}");
     node.start_containerd_again().expect("it starts");
     node.wait_for_phase("late", "Running").expect("it runs");
+    eventually("the node is ready again", TIMEOUT, || is_node(&node, "Ready")).expect("it is");
     let after = node.wait_for_phase("web", "Running").expect("it runs on");
     for field in ["containerID", "restartCount"] {
         let of = |pod: &serde_json::Value| pod["status"]["containerStatuses"][0][field].clone();

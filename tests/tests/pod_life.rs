@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use serde_json::Value;
 use tests::node::{TIMEOUT, text};
-use tests::{LeakCheck, Node, NodeOptions, Sandbox, eventually, examples};
+use tests::{LeakCheck, Node, NodeOptions, NodeRuntime, Sandbox, eventually, examples};
 
 fn node<'a>(sandbox: &'a Sandbox, flags: &[&str]) -> (Node<'a>, LeakCheck) {
     let kubelet_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
@@ -205,6 +205,56 @@ fn probes_decide_about_readiness_and_restarts() {
         status["containerStatuses"][0]["restartCount"].as_u64() > Some(0)
     });
     assert!(!is_ready(&never["status"]));
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
+fn a_grpc_probe_follows_the_health_of_its_service() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox, &[]);
+    let readiness =
+        "readinessProbe: {grpc: {port: 9000, service: shop}, periodSeconds: 1, failureThreshold: 1}";
+    let main = container("c", &["health", "[::]:9000", "/tmp"], &format!(", {readiness}"));
+    put(&node, "shop", &format!("  terminationGracePeriodSeconds: 1\n  containers:\n{main}"));
+    let refusal = "Readiness probe failed: service unhealthy (responded with \"NOT_SERVING\")";
+    node.wait_for_event("Unhealthy", &[refusal]).expect("the service does not serve yet");
+    let unready = wait_for(&node, "shop", "it runs", |status| status["phase"] == "Running");
+    assert!(!is_ready(&unready["status"]));
+    exec(&node, "shop", &["write", "/tmp/shop", "open"]);
+    wait_for(&node, "shop", "it is ready", is_ready);
+    exec(&node, "shop", &["remove", "/tmp/shop"]);
+    let pod = wait_for(&node, "shop", "it is not ready", |status| !is_ready(status));
+    assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
+fn a_container_is_stopped_by_its_own_signal() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox, &[]);
+    let more = ", livenessProbe: {exec: {command: [/demo-app, cat, /tmp/alive]}, periodSeconds: 1, failureThreshold: 1}, \
+                lifecycle: {stopSignal: SIGINT, postStart: {exec: {command: [/demo-app, write, /tmp/alive, here]}}}";
+    let main = container("c", &["sleep", "forever"], more);
+    put(&node, "stops", &format!("  os: {{name: linux}}\n  containers:\n{main}"));
+    let running = wait_for(&node, "stops", "it is ready", is_ready);
+    // The program ends with 128 and the number of its signal.
+    let exit_code = match NodeRuntime::default() {
+        NodeRuntime::Embedded => {
+            assert_eq!(running["status"]["containerStatuses"][0]["stopSignal"], "SIGINT");
+            130
+        }
+        // containerd 1.6 does not know stop signals of containers.
+        NodeRuntime::Containerd => {
+            node.wait_for_event("UnsupportedStopSignal", &["stopSignal SIGINT"]).expect("a warning");
+            143
+        }
+    };
+    exec(&node, "stops", &["remove", "/tmp/alive"]);
+    let again = wait_for(&node, "stops", "it runs again", |status| {
+        status["containerStatuses"][0]["restartCount"] == 1 && is_ready(status)
+    });
+    let last = &again["status"]["containerStatuses"][0]["lastState"]["terminated"];
+    assert_eq!(last["exitCode"], exit_code, "{last}");
     node.finish(&idle).expect("nothing is left");
 }
 

@@ -95,9 +95,11 @@ fn cells(kind: Kind, object: &Value, now: Time) -> Result<Vec<String>, Error> {
         Kind::Event => typed::<Event>(object, now),
         Kind::Node => {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            // Ready is the first condition.
+            let is_ready = object["status"]["conditions"][0]["status"] == "True";
             Ok(vec![
                 text(&object["metadata"]["name"]),
-                text(&object["status"]["conditions"][0]["type"]),
+                if is_ready { "Ready" } else { "NotReady" }.to_owned(),
                 "<none>".to_owned(),
                 text(&object["status"]["nodeInfo"]["kubeletVersion"]),
             ])

@@ -130,6 +130,7 @@ fn container(name: &str, state: ContainerState) -> ContainerStatus {
         container_id: "hawser://1".to_owned(),
         started: None,
         resources: None,
+        stop_signal: None,
     }
 }
 

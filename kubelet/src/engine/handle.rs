@@ -14,6 +14,7 @@ use crate::cri::Cri;
 use crate::critical::serves_volumes;
 use crate::objects::{ContainerState, EventType, Object, Pod, RestartPolicy};
 use crate::pressure::NodePressure;
+use crate::runtime_health::RuntimeHealth;
 use crate::sink::Sinks;
 use crate::standalone::store::{self, Store};
 use crate::volumes::Volumes;
@@ -28,6 +29,7 @@ pub struct Handle {
     log_dir: PathBuf,
     capacity: Capacity,
     pressure: NodePressure,
+    runtime_health: RuntimeHealth,
     requests: mpsc::Sender<Request>,
 }
 
@@ -94,7 +96,8 @@ impl Handle {
         capacity: Capacity,
         requests: mpsc::Sender<Request>,
     ) -> Self {
-        Self { store, sinks, volumes, log_dir, capacity, pressure: NodePressure::default(), requests }
+        let (pressure, runtime_health) = (NodePressure::default(), RuntimeHealth::default());
+        Self { store, sinks, volumes, log_dir, capacity, pressure, runtime_health, requests }
     }
 
     /// Stops and removes every pod:
@@ -167,9 +170,13 @@ impl Handle {
         self.capacity
     }
 
-    /// The node's conditions.
+    /// The node's conditions but Ready.
     pub(crate) fn pressure(&self) -> &NodePressure {
         &self.pressure
+    }
+
+    pub(crate) fn runtime_health(&self) -> &RuntimeHealth {
+        &self.runtime_health
     }
 
     pub(crate) fn volumes(&self) -> &Volumes {

@@ -111,7 +111,6 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.securityContext.seLinuxOptions", LESS_ISOLATION),
     pod("spec.securityContext.appArmorProfile", LESS_ISOLATION),
     pod("spec.securityContext.windowsOptions", WINDOWS),
-    pod("spec.containers[*].lifecycle.stopSignal", Ignored("the image's signal is sent, or SIGTERM")),
     pod("spec.containers[*].lifecycle.postStart.tcpSocket", Refused("hooks are exec, httpGet and sleep")),
     pod("spec.containers[*].lifecycle.preStop.tcpSocket", Refused("hooks are exec, httpGet and sleep")),
     pod("spec.containers[*].env[*].valueFrom", Refused("the variable would be empty")),

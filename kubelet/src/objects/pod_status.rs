@@ -34,6 +34,13 @@ pub struct PodStatus {
     pub qos_class: Option<QosClass>,
 }
 
+impl PodStatus {
+    /// Whether the kubelet failed the pod, regardless of how its containers ended.
+    pub(crate) fn is_decided(&self) -> bool {
+        self.phase == PodPhase::Failed && !self.reason.is_empty()
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PodPhase {
     #[default]
@@ -108,6 +115,9 @@ pub struct ContainerStatus {
     /// What is in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
+    /// `None` if the runtime does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

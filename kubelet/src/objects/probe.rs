@@ -254,7 +254,7 @@ pub struct Hook {
     pub sleep: Option<SleepAction>,
 }
 
-/// Hooks of a container.
+/// Hooks of a container, and how it is stopped.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Lifecycle {
@@ -264,6 +264,9 @@ pub struct Lifecycle {
     /// Runs before SIGTERM, within the grace period.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pre_stop: Option<Hook>,
+    /// Instead of the image's signal or SIGTERM.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub stop_signal: String,
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ use entries::{Entries, Entry, Key, PodEntries, PodEntry};
 use events::EventLog;
 
 pub use desired::{AnyObject, Declared, Described, Outcome};
-pub(crate) use outcome::{DEADLINE_EXCEEDED, EVICTED, is_decided};
+pub(crate) use outcome::{DEADLINE_EXCEEDED, EVICTED};
 pub(crate) use snapshots::CLASS_PARAMETERS;
 pub(crate) use update::BindError;
 

@@ -1,13 +1,14 @@
 //! How full the volumes of pods are (kubelet, server/stats/volume_stat_calculator.go): measured in the
 //! background, so that no reader of the figures waits for a volume.
 //!
+//! Claims have their drivers' last answers (`stats.rs`). The kubelet measures the directories of a pod itself.
+//!
 //! Invariants:
-//! - A volume of a driver that does not answer delays only the figures of this driver and of its own pod. A
-//!   pod's own directory delays others once, for [`DIRECTORIES`].
-//! - A volume has at most one measurement at a time, and each has a time limit. File systems hold at most
-//!   [`MAX_LATE`] threads.
+//! - A pod's directory delays others once, for [`DIRECTORIES`].
+//! - A pod has at most one measurement at a time, which has a time limit. File systems hold at most [`MAX_LATE`]
+//!   threads.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,14 +18,14 @@ use linux::disk_usage::{self, Bounds};
 use proto::csi::NodeGetVolumeStatsResponse;
 use proto::csi::volume_usage::Unit;
 use rustix::fs::{CWD, Mode, OFlags};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
 use super::configuration::Target;
 use super::error::Error;
-use super::layout::{self, VOL_DATA};
+use super::layout;
 use super::{Volumes, resolve};
 use crate::objects::{Pod, PodPhase, Volume, VolumeSource};
 
@@ -32,9 +33,7 @@ use crate::objects::{Pod, PodPhase, Volume, VolumeSource};
 const PERIOD: Duration = Duration::from_secs(60);
 /// Pods that start are measured together, and not while they start.
 const SETTLING: Duration = Duration::from_secs(3);
-/// For one NodeGetVolumeStats.
-const CALL: Duration = Duration::from_secs(10);
-/// Of one driver, and of all pods' own directories.
+/// Pods whose directories are measured.
 const AT_ONCE: usize = 4;
 /// For the directories of one pod.
 const DIRECTORIES: Duration = Duration::from_secs(5);
@@ -73,29 +72,25 @@ pub(crate) struct Space {
 /// By the pod's uid.
 pub(crate) type Figures = HashMap<String, Arc<[VolumeFigures]>>;
 
-/// The last figures of all pods.
-#[derive(Debug, Default)]
+/// The last figures of pods' own directories.
+#[derive(Debug)]
 pub(super) struct Measured {
-    figures: Mutex<Figures>,
+    figures: watch::Sender<Figures>,
     /// A pod's volumes have been mounted.
     mounted: Notify,
-    /// By the driver's name; the empty one is for pods' own directories.
-    turns: Mutex<BTreeMap<String, Arc<Semaphore>>>,
+    turns: Semaphore,
     /// Pods whose directories a thread measures, by uid.
     threads: Mutex<HashSet<String>>,
 }
 
+impl Default for Measured {
+    fn default() -> Self {
+        let (figures, mounted, threads) = (watch::Sender::default(), Notify::new(), Mutex::default());
+        Self { figures, mounted, turns: Semaphore::new(AT_ONCE), threads }
+    }
+}
+
 impl Measured {
-    fn figures(&self) -> MutexGuard<'_, Figures> {
-        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn turns(&self, driver: &str) -> Arc<Semaphore> {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Arc::new(Semaphore::new(AT_ONCE));
-        Arc::clone(turns.entry(driver.to_owned()).or_insert_with(new))
-    }
-
     fn threads(&self) -> MutexGuard<'_, HashSet<String>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,7 +103,7 @@ impl Measured {
 
     /// Measures the pod's volumes soon.
     pub(super) fn measure_soon(&self, uid: &str) {
-        self.figures().remove(uid);
+        self.figures.send_modify(|figures| drop(figures.remove(uid)));
         self.mounted.notify_one();
     }
 }
@@ -116,7 +111,16 @@ impl Measured {
 impl Volumes {
     /// The last figures.
     pub(crate) fn figures(&self) -> Figures {
-        self.shared.measured.figures().clone()
+        let mut figures = self.shared.measured.figures.borrow().clone();
+        for pod in self.shared.store.pods().iter().filter(|pod| is_measured(pod)) {
+            let claims = pod.spec.volumes.iter().filter_map(|volume| self.of_claim(pod, volume));
+            let mut claims = claims.peekable();
+            if claims.peek().is_some() {
+                let all = figures.entry(pod.metadata.uid.clone()).or_default();
+                *all = all.iter().cloned().chain(claims).collect();
+            }
+        }
+        figures
     }
 
     /// Never ends.
@@ -132,11 +136,13 @@ impl Volumes {
             }
             let mut next = next_round;
             let mut pods = self.shared.store.pods();
-            measured.figures().retain(|uid, _| pods.iter().any(|pod| pod.metadata.uid == *uid));
+            measured.figures.send_modify(|figures| {
+                figures.retain(|uid, _| pods.iter().any(|pod| pod.metadata.uid == *uid));
+            });
             pods.retain(|pod| is_measured(pod));
             for pod in pods {
                 let uid = pod.metadata.uid.clone();
-                if (is_round || !measured.figures().contains_key(&uid)) && busy.insert(uid.clone()) {
+                if (is_round || !measured.figures.borrow().contains_key(&uid)) && busy.insert(uid.clone()) {
                     let this = self.clone();
                     running.spawn(async move {
                         this.measure(pod).await;
@@ -171,46 +177,19 @@ impl Volumes {
                 time: Timestamp::now(),
             });
         }
-        for volume in &pod.spec.volumes {
-            let Some(claim) = claim_of(&pod, volume) else { continue };
-            if let Some((space, is_abnormal)) = self.of_claim(&pod, &claim).await {
-                let (name, time) = (volume.name.clone(), Timestamp::now());
-                figures.push(VolumeFigures { name, claim: Some(claim), space, is_abnormal, time });
-            }
-        }
-        self.shared.measured.figures().insert(uid.clone(), figures.into());
+        self.shared.measured.figures.send_modify(|all| drop(all.insert(uid.clone(), figures.into())));
     }
 
     /// As the driver reports it. `None` for volumes that are not mounted, and drivers that report none.
-    async fn of_claim(&self, pod: &Pod, claim: &str) -> Option<(Space, Option<bool>)> {
+    fn of_claim(&self, pod: &Pod, volume: &Volume) -> Option<VolumeFigures> {
         let shared = &self.shared;
-        let resolved = resolve::claim_in_use(&shared.store, pod, claim).ok()?;
+        let claim = claim_of(pod, volume)?;
+        let resolved = resolve::claim_in_use(&shared.store, pod, &claim).ok()?;
         let dir = shared.layout.csi_volume_dir(&pod.metadata.uid, &resolved.volume.metadata.name);
-        let driver = shared.plugins.driver(&resolved.key.driver)?;
-        if !dir.join(VOL_DATA).exists() {
-            return None;
-        }
-        let turns = shared.measured.turns(driver.name());
-        // The semaphore is never closed.
-        let _turn = turns.acquire().await;
-        let (volume_handle, target) = (&resolved.key.volume_handle, layout::target(&dir));
-        let asked = timeout(CALL, async {
-            if !driver.node_capabilities().await?.volume_stats {
-                return Ok(None);
-            }
-            driver.node_volume_stats(volume_handle, &target).await.map(Some)
-        });
-        match asked.await {
-            Ok(Ok(stats)) => stats.map(|stats| of_stats(&stats)),
-            Ok(Err(error)) => {
-                debug!(%error, "the volume is not measured");
-                None
-            }
-            Err(_elapsed) => {
-                debug!(volume_handle, "the volume is not measured: no answer within {} s", CALL.as_secs());
-                None
-            }
-        }
+        let answer = shared.answers.get(&layout::target(&dir))?;
+        let (space, is_abnormal) = of_stats(&answer.stats);
+        let (name, time) = (volume.name.clone(), answer.time);
+        Some(VolumeFigures { name, claim: Some(claim), space, is_abnormal, time })
     }
 
     /// emptyDirs, and the files that the kubelet writes.
@@ -226,8 +205,8 @@ impl Volumes {
         if wanted.is_empty() {
             return Vec::new();
         }
-        let turns = self.shared.measured.turns("");
-        let _turn = turns.acquire().await;
+        // The semaphore is never closed.
+        let _turn = self.shared.measured.turns.acquire().await;
         if !self.shared.measured.begin(&pod.metadata.uid) {
             return Vec::new();
         }
@@ -373,22 +352,15 @@ mod tests {
         linux::mount::bind(&silent, &hung_dir).unwrap();
 
         let measuring = tokio::spawn(volumes.clone().keep_measuring());
-        let begun = std::time::Instant::now();
-        let found = loop {
-            let figures = volumes.figures();
-            if figures.contains_key(&other) && figures.contains_key(&hung) {
-                break figures;
-            }
-            if begun.elapsed() > Duration::from_secs(60) {
-                break figures;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        };
+        let mut figures = volumes.shared.measured.figures.subscribe();
+        let both = figures.wait_for(|figures| figures.contains_key(&other) && figures.contains_key(&hung));
+        let found = timeout(Duration::from_secs(60), both).await.map(|found| found.unwrap().clone());
         measuring.abort();
         drop(connection);
         for mounted in [&hung_dir, &silent] {
             linux::mount::unmount(mounted, linux::mount::UnmountMode::Detach).unwrap();
         }
+        let found = found.expect("both pods are measured");
         assert_eq!(found.get(&hung).map(|figures| figures.len()), Some(0), "{found:?}");
         let figures = &found[&other];
         assert_eq!(figures.len(), 1, "a hostPath has no figures: {figures:?}");

@@ -12,7 +12,7 @@ use crate::backoff::Backoff;
 use crate::objects::{EventType, Object, PodPhase};
 use crate::observed::Observed;
 use crate::plan::{self, Action};
-use crate::standalone::store::{EVICTED, is_decided};
+use crate::standalone::store::EVICTED;
 
 /// kubelet's grace period for pods over their limits.
 const GRACE: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const SANDBOX_LOST_MESSAGE: &str =
 impl Worker {
     /// Checks the status in the store, which an eviction writes.
     pub(super) fn is_failed(&self) -> bool {
-        self.tools.store.pod_status(self.uid()).is_some_and(|status| is_decided(&status))
+        self.tools.store.pod_status(self.uid()).is_some_and(|status| status.is_decided())
     }
 
     /// Fails a pod that has nothing left to start although containers have not ended: their sandbox is lost.

@@ -292,7 +292,26 @@ impl Worker {
         drop(permit);
         started.map_err(|e| self.container_failed("RunContainerError", e.message))?;
         self.record(EventType::Normal, "Started", &format!("Container started: {}", container.name));
+        self.check_stop_signal(container, &id).await;
         self.run_post_start(container, &id, &sandbox.facts).await
+    }
+
+    /// A runtime that does not know stop signals, such as containerd 1.6, ignores them and reports none.
+    async fn check_stop_signal(&self, container: &Container, id: &str) {
+        let signal = container.lifecycle.as_ref().map_or("", |lifecycle| &lifecycle.stop_signal);
+        if signal.is_empty() {
+            return;
+        }
+        if let Ok(Some(status)) = self.tools.cri.container_status(id).await
+            && status.stop_signal() == cri::Signal::RuntimeDefault
+        {
+            let name = &container.name;
+            let message = format!(
+                "Container {name}: the container runtime does not support stopSignal {signal}: it sends the image's \
+                 signal, or SIGTERM"
+            );
+            self.record(EventType::Warning, "UnsupportedStopSignal", &message);
+        }
     }
 
     /// A failure ends the container. The hook may hang: it ends with the pod.

@@ -56,7 +56,8 @@ const HTTP: &[&str] = &[
     "https_takes_any_certificate",
 ];
 const TCP: &[&str] = &["a_port_that_opens_is_success", "a_port_by_name_is_the_containers"];
-const GRPC: &[&str] = &["only_a_serving_service_is_healthy"];
+const GRPC: &[&str] =
+    &["a_grpc_probe_follows_the_health_of_its_service", "only_a_serving_service_is_healthy"];
 const HOOKS_BY_HTTP: &[&str] = &["a_hook_sends_a_request_to_the_pod", "https_takes_any_certificate"];
 const BINDING: &[&str] = &["a_volume_requested_by_name_must_satisfy_the_claim"];
 const PROVISIONING: &[&str] = &["a_volume_is_made_as_claim_and_class_say"];
@@ -165,6 +166,11 @@ pub(crate) static HONOURED: &[Row] = &[
     row(Pod, "spec.containers[*].readinessProbe.httpGet", HTTP),
     row(Pod, "spec.containers[*].readinessProbe.tcpSocket", TCP),
     row(Pod, "spec.containers[*].readinessProbe.grpc", GRPC),
+    row(
+        Pod,
+        "spec.containers[*].lifecycle.stopSignal",
+        &["a_container_is_stopped_by_its_own_signal", "a_stop_signal_needs_its_name_and_the_pods_system"],
+    ),
     row(Pod, "spec.containers[*].lifecycle.postStart", &["hooks_run_within_the_grace_period"]),
     row(Pod, "spec.containers[*].lifecycle.postStart.httpGet", HOOKS_BY_HTTP),
     row(Pod, "spec.containers[*].lifecycle.preStop", &["hooks_run_within_the_grace_period"]),

@@ -5,6 +5,7 @@ use super::{Findings, MAX_PATH_BYTES, names};
 use crate::objects::{
     Container, ContainerPort, ExecAction, Hook, HttpGetAction, Lifecycle, Pod, Port, Probe, ProbeKind,
 };
+use crate::stop_signal;
 
 /// apis/core/validation: the largest activeDeadlineSeconds.
 const MAX_DEADLINE_SECONDS: u64 = i32::MAX as u64;
@@ -22,6 +23,7 @@ pub(super) fn check_pod(at: &FieldPath, pod: &Pod, findings: &mut Findings) {
         findings.name(field, &gate.condition_type, names::qualified);
     }
     let grace = spec.termination_grace_period_seconds;
+    check_stop_signals(at, pod, findings);
     for (index, container) in spec.containers.iter().enumerate() {
         let at = at.key("containers").index(index);
         if container.restart_policy.is_some() {
@@ -33,6 +35,29 @@ pub(super) fn check_pod(at: &FieldPath, pod: &Pod, findings: &mut Findings) {
         let at = at.key("initContainers").index(index);
         check_init_container(&at, container, findings);
         check_container(&at, container, grace, findings);
+    }
+}
+
+/// The names of signals are those of the pod's system.
+fn check_stop_signals(at: &FieldPath, pod: &Pod, findings: &mut Findings) {
+    let spec = &pod.spec;
+    for (list, containers) in [("containers", &spec.containers), ("initContainers", &spec.init_containers)] {
+        for (index, container) in containers.iter().enumerate() {
+            let signal = container.lifecycle.as_ref().map_or("", |lifecycle| &lifecycle.stop_signal);
+            let at = at.key(list).index(index).below("lifecycle.stopSignal");
+            if signal.is_empty() {
+                continue;
+            }
+            if spec.os.is_none() {
+                findings.add(
+                    at,
+                    "Forbidden: may not be set for containers with empty `spec.os.name`: set it to linux",
+                );
+            } else if stop_signal::parse(signal).is_none() {
+                let rule = "must be the name of a signal, such as \"SIGUSR1\" or \"SIGRTMIN+3\"";
+                findings.add(at, format!("Unsupported value: {signal:?}: {rule}"));
+            }
+        }
     }
 }
 
@@ -70,7 +95,7 @@ fn check_container(at: &FieldPath, container: &Container, grace: u64, findings: 
             check_probe(&at.key(field_of(kind)), kind, probe, container, findings);
         }
     }
-    if let Some(Lifecycle { post_start, pre_stop }) = &container.lifecycle {
+    if let Some(Lifecycle { post_start, pre_stop, .. }) = &container.lifecycle {
         for (name, hook) in [("postStart", post_start), ("preStop", pre_stop)] {
             if let Some(hook) = hook {
                 check_hook(&at.key("lifecycle").key(name), hook, container, grace, findings);

@@ -90,13 +90,13 @@ fn whole<T: Object>(store: &Store, object: &T) -> Value {
     value
 }
 
-/// There is one node, and it answers. All of it is for pods.
+/// There is one node. All of it is for pods.
 fn node(name: &str, engine: &Handle, request: &GetRequest) -> Vec<Listed> {
     if !request.name.is_empty() && request.name != name {
         return Vec::new();
     }
     let capacity = engine.capacity();
-    let mut conditions = vec![json!({"type": "Ready", "status": "True", "reason": "KubeletReady"})];
+    let mut conditions = vec![engine.runtime_health().condition()];
     conditions.extend(engine.pressure().conditions());
     let resources = json!({
         "cpu": (capacity.cpu_millis / 1000).to_string(),

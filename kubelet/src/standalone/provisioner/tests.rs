@@ -150,7 +150,13 @@ impl Node for Service {
         _request: Request<csi::NodeGetCapabilitiesRequest>,
     ) -> Result<Response<csi::NodeGetCapabilitiesResponse>, Status> {
         use node::rpc::Type;
-        let offered = [Type::StageUnstageVolume, Type::ExpandVolume, Type::SingleNodeMultiWriter];
+        let offered = [
+            Type::StageUnstageVolume,
+            Type::ExpandVolume,
+            Type::SingleNodeMultiWriter,
+            Type::GetVolumeStats,
+            Type::VolumeCondition,
+        ];
         let capability = |kind: Type| csi::NodeServiceCapability {
             r#type: Some(node::Type::Rpc(node::Rpc { r#type: kind.into() })),
         };
@@ -180,6 +186,17 @@ impl Node for Service {
     ) -> Result<Response<csi::NodeExpandVolumeResponse>, Status> {
         record!(self, "NodeExpandVolume", request);
         Ok(Response::new(csi::NodeExpandVolumeResponse { capacity_bytes: 0 }))
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<csi::NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<csi::NodeGetVolumeStatsResponse>, Status> {
+        self.0.add("NodeGetVolumeStats", request.into_inner(), HashMap::new());
+        let unit = csi::volume_usage::Unit::Bytes.into();
+        let usage = vec![csi::VolumeUsage { unit, total: 4096, available: 1024, used: 3072 }];
+        let condition = csi::VolumeCondition { abnormal: true, message: "the disk is slow".to_owned() };
+        Ok(Response::new(csi::NodeGetVolumeStatsResponse { usage, volume_condition: Some(condition) }))
     }
 
     async fn node_unpublish_volume(
@@ -401,6 +418,29 @@ async fn a_volume_that_no_pod_has_grows_when_it_is_mounted() {
     assert_eq!(claim.status.capacity["storage"].value(), 2 << 30);
     assert_eq!((claim.status.conditions.len(), fixture.driver.of("NodeExpandVolume").len()), (0, 1));
     assert_eq!(fixture.driver.of("ControllerExpandVolume").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_answer_about_a_volume_has_its_condition_and_its_figures() {
+    let fixture = Fixture::start();
+    let class = format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n"
+    );
+    fixture.apply(&class);
+    fixture.apply(&claim("1Gi"));
+    fixture.claim("bound", |claim| claim.status.phase == ClaimPhase::Bound).await;
+    fixture.apply(POD);
+    let pod = fixture.store.pod("default", "web").unwrap();
+    tokio::time::timeout(TIMEOUT, fixture.volumes.mount_pod(&pod)).await.unwrap();
+    assert!(fixture.volumes.figures().is_empty());
+    let asking = tokio::spawn(fixture.volumes.clone().ask_drivers());
+    fixture.event("VolumeConditionAbnormal", "the disk is slow").await;
+    asking.abort();
+    let figures = fixture.volumes.figures();
+    let [volume] = &*figures[&pod.metadata.uid] else { panic!("{figures:?}") };
+    assert_eq!((volume.name.as_str(), volume.claim.as_deref()), ("v", Some("data")));
+    assert_eq!((volume.space.used, volume.space.inodes, volume.is_abnormal), (Some(3072), None, Some(true)));
+    assert_eq!(fixture.driver.of("NodeGetVolumeStats").len(), 1);
 }
 
 fn snapshot_class(policy: &str) -> String {

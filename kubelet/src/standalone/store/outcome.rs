@@ -1,16 +1,11 @@
 //! The outcome of pods that the kubelet failed, and of pods whose containers the runtime no longer has.
 
 use super::{Durability, PodEntry, Store};
-use crate::objects::{Kind, PodPhase, PodStatus};
+use crate::objects::{Kind, PodPhase};
 
 pub(crate) use crate::pressure::EVICTED;
 /// kubelet's reason for pods that were active longer than activeDeadlineSeconds.
 pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
-
-/// Whether the kubelet failed the pod, regardless of how its containers ended.
-pub(crate) fn is_decided(status: &PodStatus) -> bool {
-    status.phase == PodPhase::Failed && !status.reason.is_empty()
-}
 
 impl Store {
     /// Marks the pod as failed, in memory only (see [`Store::keep_pod_status`]): it must end and
@@ -19,7 +14,7 @@ impl Store {
         let mut state = self.state();
         let Some(entry) = state.pods.find_uid_mut(uid) else { return false };
         let status = &mut std::sync::Arc::make_mut(&mut entry.current.object).status;
-        if is_decided(status) || status.phase == PodPhase::Succeeded {
+        if status.is_decided() || status.phase == PodPhase::Succeeded {
             return false;
         }
         status.phase = PodPhase::Failed;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::entries::{Key, PodEntry};
-use super::outcome::{self, is_decided};
+use super::outcome;
 use super::{Error, Store};
 use crate::objects::{Kind, Pod, PodStatus, now};
 
@@ -22,7 +22,7 @@ impl Store {
     pub fn set_pod_status(&self, uid: &str, status: PodStatus) {
         if let Some(entry) = self.state().pods.find_uid_mut(uid) {
             let before = &mut Arc::make_mut(&mut entry.current.object).status;
-            let decided = is_decided(before).then(|| std::mem::take(before));
+            let decided = before.is_decided().then(|| std::mem::take(before));
             *before = status;
             // The worker may not have seen an eviction yet.
             if let Some(PodStatus { phase, reason, message, .. }) = decided {
