@@ -5,7 +5,7 @@ use proto::cri::{
     LinuxPodSandboxStatus, Namespace, PodIp, PodSandbox, PodSandboxNetworkStatus, PodSandboxStatus,
 };
 
-use crate::state::{Container, RunState, Sandbox};
+use crate::state::{Container, RunState, Sandbox, SandboxRecord};
 use crate::stop_signal::cri_signal;
 
 /// Reason in the status of a running container if this machine does not enforce its whole
@@ -14,7 +14,6 @@ const NOT_ENFORCED: &str = "DeviceControlMissing";
 
 pub(crate) fn sandbox_status(sandbox: &Sandbox) -> PodSandboxStatus {
     let record = sandbox.record();
-    let mut ips = record.ips.iter();
     let options = record
         .config
         .linux
@@ -26,15 +25,25 @@ pub(crate) fn sandbox_status(sandbox: &Sandbox) -> PodSandboxStatus {
         metadata: record.config.metadata.clone(),
         state: sandbox.state().into(),
         created_at: record.created_at,
-        network: Some(PodSandboxNetworkStatus {
-            ip: ips.next().cloned().unwrap_or_default(),
-            additional_ips: ips.map(|ip| PodIp { ip: ip.clone() }).collect(),
-        }),
+        network: network(&record),
         linux: Some(LinuxPodSandboxStatus { namespaces: Some(Namespace { options }) }),
         labels: record.config.labels,
         annotations: record.config.annotations,
         runtime_handler: record.runtime_handler,
     }
+}
+
+/// None for a pod in a network namespace that no plugin was called for. kubelet ends every pod that has a network
+/// without an address, unless it is in the node's namespace.
+fn network(record: &SandboxRecord) -> Option<PodSandboxNetworkStatus> {
+    if record.netns.is_some() && record.network.is_none() {
+        return None;
+    }
+    let mut ips = record.ips.iter();
+    Some(PodSandboxNetworkStatus {
+        ip: ips.next().cloned().unwrap_or_default(),
+        additional_ips: ips.map(|ip| PodIp { ip: ip.clone() }).collect(),
+    })
 }
 
 pub(crate) fn sandbox_item(sandbox: &Sandbox) -> PodSandbox {

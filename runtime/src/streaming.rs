@@ -103,7 +103,7 @@ impl Wanted {
     fn protocols(&self, carrier: Carrier) -> &'static [&'static str] {
         match (self, carrier) {
             (Self::Command(_), Carrier::Spdy) => &[remote_command::by_spdy::PROTOCOL],
-            (Self::Command(_), Carrier::WebSocket) => &[remote_command::by_websocket::PROTOCOL],
+            (Self::Command(_), Carrier::WebSocket) => remote_command::by_websocket::PROTOCOLS,
             (Self::PortForward(_), Carrier::Spdy) => &[port_forward::by_spdy::PROTOCOL],
             (Self::PortForward(_), Carrier::WebSocket) => {
                 &[port_forward::by_tunnel::PROTOCOL, port_forward::by_websocket::PROTOCOL]
@@ -229,7 +229,8 @@ async fn serve(known: Known, runtime: &Arc<Runtime>) {
             remote_command::by_spdy::serve(runtime, command, io).await;
         }
         (Wanted::Command(command), Carrier::WebSocket) => {
-            remote_command::by_websocket::serve(runtime, command, websocket::server(io).await).await;
+            let socket = websocket::server(io).await;
+            remote_command::by_websocket::serve(runtime, command, protocol, socket).await;
         }
         (Wanted::PortForward(target), Carrier::Spdy) => port_forward::by_spdy::serve(target, io).await,
         (Wanted::PortForward(target), Carrier::WebSocket)

@@ -92,6 +92,24 @@ async fn plugins_run_in_order_and_back_with_results_and_capabilities() {
     host.assert_clean();
 }
 
+/// kubelet ends a pod that has a network without an address.
+#[tokio::test]
+async fn a_pod_that_asks_for_no_network_has_none_in_its_status() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let request = PodSandboxStatusRequest { pod_sandbox_id: pod.clone(), verbose: false };
+    let found = cri.runtime.pod_sandbox_status(request.clone()).await.unwrap().into_inner().status.unwrap();
+    assert_eq!((found.state(), found.network), (PodSandboxState::SandboxReady, None));
+
+    host.kill();
+    cri = host.start().await;
+    let found = cri.runtime.pod_sandbox_status(request).await.unwrap().into_inner().status.unwrap();
+    assert_eq!((found.state(), found.network), (PodSandboxState::SandboxReady, None), "after a restart");
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
 #[tokio::test]
 async fn a_failing_plugin_is_quoted_and_everything_is_undone() {
     let mut host = Host::new();

@@ -19,6 +19,7 @@ use super::spdy_client::{Client, Frame, answer, connect, ends_within};
 
 pub(crate) const EXEC: &str = "v4.channel.k8s.io";
 pub(crate) const EXEC_BY_WEBSOCKET: &str = "v5.channel.k8s.io";
+const V4_BY_WEBSOCKET: &str = "v4.channel.k8s.io";
 const PORT_FORWARD_BY_WEBSOCKET: &str = "v4.channel.k8s.io";
 pub(crate) const PORT_FORWARD: &str = "portforward.k8s.io";
 
@@ -437,6 +438,43 @@ async fn a_program_has_its_streams_over_websocket() {
     let upgrade =
         "GET Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n";
     assert_eq!(answer(&other, upgrade).await, Some(400), "without a key");
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn clients_whose_websocket_kubelet_passes_on_have_their_streams_too() {
+    let (host, mut cri) = host().await;
+    let (pod, id) = running(&host, &mut cri).await;
+    let copy = request(&id, &["/demo-app", "copy"], [true; 3]);
+    let mut client = websocket(&url(&mut cri, copy).await, V4_BY_WEBSOCKET).await;
+    // Such clients wait for the first message, and have no end of stdin.
+    assert_eq!(client.next().await.unwrap().unwrap(), Message::binary(vec![1]));
+    say(&mut client, 255, &[0]).await;
+    client.send(Message::text("\0text, ")).await.unwrap();
+    say(&mut client, 0, b"bytes").await;
+    let mut said: Vec<u8> = Vec::new();
+    while said != b"text, bytes" {
+        if let Message::Binary(bytes) = client.next().await.unwrap().unwrap() {
+            assert_eq!(bytes[0], 1);
+            said.extend(&bytes[1..]);
+        }
+    }
+    client.close(None).await.unwrap();
+    eventually("the program ends with its client", || (children(&host).len() == 1).then_some(())).await;
+
+    let fails = request(&id, &["/demo-app", "exit", "3"], [false, false, true]);
+    let mut client = websocket(&url(&mut cri, fails).await, V4_BY_WEBSOCKET).await;
+    let channels = heard(&mut client).await;
+    assert_eq!(channels.get(&2), Some(&Vec::new()), "the lowest channel that it reads");
+    let status: Value = serde_json::from_slice(&channels[&3]).unwrap();
+    assert_eq!(status["details"]["causes"][0]["message"], "3");
+
+    let prints = request(&id, &["/demo-app", "print", "x"], [false, true, false]);
+    let both = url(&mut cri, prints).await;
+    let mut client = websocket(&both, "v4.channel.k8s.io, v5.channel.k8s.io").await;
+    assert_eq!(client.next().await.unwrap().unwrap(), Message::binary(b"\x01x\n".as_slice()), "v5");
+    heard(&mut client).await;
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }

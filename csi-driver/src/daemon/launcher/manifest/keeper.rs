@@ -1,7 +1,8 @@
 //! The static pod of the keeper.
 //!
-//! It has no capability, no network, no system call that RuntimeDefault refuses, and of the host only
-//! the directory with the keeper's own socket. What it holds comes through that socket.
+//! It has no network, no system call that RuntimeDefault refuses, and of the host only the directory with
+//! the keeper's own socket. What it holds comes through that socket. Its capabilities are those that the
+//! registration of backing files needs ([`CAPABILITIES`]).
 //!
 //! Invariant: the file is written only if its content differs. A kubelet replaces the pod of a file
 //! that changes, and the keeper with it.
@@ -28,6 +29,9 @@ const SOCKET_VOLUME: &str = "socket";
 const GRACE_SECONDS: i64 = 1;
 /// What a process of the driver has too: many times what it needs.
 const MEMORY_LIMIT: &str = "128Mi";
+/// For FUSE_DEV_IOC_BACKING_OPEN, and for the user on whose behalf the kernel then reads and writes
+/// (`linux::fuse_backing::Registrar`).
+const CAPABILITIES: [&str; 3] = ["SETGID", "SETUID", "SYS_ADMIN"];
 
 impl KeeperPod {
     /// Writes the manifest unless it is there, and returns whether it was written.
@@ -140,7 +144,10 @@ fn container(image: &str) -> Container {
         security_context: Some(SecurityContext {
             allow_privilege_escalation: Some(false),
             read_only_root_filesystem: Some(true),
-            capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), add: None }),
+            capabilities: Some(Capabilities {
+                drop: Some(vec!["ALL".to_owned()]),
+                add: Some(CAPABILITIES.map(str::to_owned).into()),
+            }),
             seccomp_profile: Some(SeccompProfile {
                 type_: "RuntimeDefault".to_owned(),
                 ..SeccompProfile::default()
