@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use linux::fuse_backing::Registrar;
+use nix::errno::Errno;
 
 use crate::closer::Closer;
 use crate::descriptors;
@@ -66,6 +67,19 @@ impl Volume {
 
     fn is_unused(&self) -> bool {
         self.descriptors() == 0 && self.removed.is_empty() && self.daemon.is_none()
+    }
+}
+
+/// Why a file was not registered. `cause`: the kernel's reason, if it was asked.
+#[derive(Debug)]
+pub(crate) struct NotRegistered {
+    pub(crate) refusal: Refusal,
+    pub(crate) cause: Option<Errno>,
+}
+
+impl From<Refusal> for NotRegistered {
+    fn from(refusal: Refusal) -> Self {
+        Self { refusal, cause: None }
     }
 }
 
@@ -269,16 +283,21 @@ impl Held {
     }
 
     /// Registers a backing file with the volume's connection; its number there.
-    pub(crate) fn register_backing(&self, volume: VolumeKey, fd: BorrowedFd<'_>) -> Result<u32, Refusal> {
+    pub(crate) fn register_backing(
+        &self,
+        volume: VolumeKey,
+        fd: BorrowedFd<'_>,
+    ) -> Result<u32, NotRegistered> {
         let connection = self.get(volume, Role::Connection).ok_or(Refusal::NotHeld)?;
         let directory = self.get(volume, Role::Directory).ok_or(Refusal::NotHeld)?;
         descriptors::check_backing(fd, directory)?;
         let found = self.volumes.get(&volume).ok_or(Refusal::NotHeld)?;
         if found.backings.load(Ordering::Relaxed) >= MOST_BACKINGS {
-            return Err(Refusal::Full);
+            return Err(Refusal::Full.into());
         }
-        let registrar = self.registrar.as_ref().ok_or(Refusal::NotPassthrough)?;
-        let number = registrar.register(connection, fd).map_err(|_| Refusal::NotPassthrough)?;
+        let refused = |cause| NotRegistered { refusal: Refusal::NotPassthrough, cause };
+        let registrar = self.registrar.as_ref().ok_or(refused(None))?;
+        let number = registrar.register(connection, fd).map_err(|cause| refused(Some(cause)))?;
         found.backings.fetch_add(1, Ordering::Relaxed);
         Ok(number)
     }

@@ -8,6 +8,7 @@ use anyhow::{Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::attacker::{self, Attack};
+use tests::csi::data_path;
 use tests::manifests;
 use tests::node::{KEEPER_MANIFEST, KEEPER_POD, TIMEOUT, text};
 use tests::random::Random;
@@ -54,8 +55,12 @@ fn start(sandbox: &Sandbox, options: NodeOptions) -> (Node<'_>, LeakCheck) {
 
 /// A pod that uses a volume all the time.
 fn put_stream(node: &Node<'_>) {
+    put_stream_of_class(node, "hawser");
+}
+
+fn put_stream_of_class(node: &Node<'_>, class: &str) {
     attacker::install(node).expect("busybox");
-    node.put_manifest("claim.yaml", &manifests::claim("c", "1Mi")).expect("put");
+    node.put_manifest("claim.yaml", &manifests::claim_of_class("c", "4Mi", class)).expect("put");
     let stream = Attack::new("stream", STREAM)
         .with_pod_fields("volumes: [{name: data, persistentVolumeClaim: {claimName: c}}]")
         .with_container_fields("volumeMounts: [{name: data, mountPath: /data}]");
@@ -191,6 +196,27 @@ fn a_keeper_in_a_pod_its_daemon_and_its_driver_may_be_killed_under_load() {
         wait_until_held(&node);
     }
     assert_eq!(written(&manifest), first, "written once");
+    finish(node, &idle);
+}
+
+/// The keeper in its pod registers files too.
+#[test]
+fn data_passes_the_daemon_by_with_the_keeper_in_its_pod() {
+    const CLASS: &str = "passing";
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = start(&sandbox, NodeOptions::default());
+    node.set_keeper(Keeper::Pod).expect("the keeper's pod runs");
+    let class = manifests::class(CLASS, "csi.hawser.dev");
+    let class = format!("{class}parameters: {{dataPath: passthrough, capacity: none}}\n");
+    node.put_manifest("passing.yaml", &class).expect("put");
+    put_stream_of_class(&node, CLASS);
+    wait_until_held(&node);
+    let mounts = node.driver_view("mounts").expect("the driver's command");
+    let volume = text(&mounts[0]["volume"]);
+    let metrics = sandbox.path("run").join(volume.trim_start_matches("vol-")).join("prom.sock");
+    let path = node.volume_path("stream").expect("its volume");
+    data_path::ensure_it_passes(&metrics, &path).expect("the kernel reads and writes");
+    progress(&node);
     finish(node, &idle);
 }
 

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::{DAEMON_PACKETS_A_TURN, LOGGED_REFUSALS, PACKETS_A_TURN, Turn};
 use crate::descriptors;
-use crate::held::Held;
+use crate::held::{Held, NotRegistered};
 use crate::log::Log;
 use crate::packets::{self, Received};
 use crate::wire::daemon::{DaemonPacket, DaemonRequest, Kind, MOST_NODES, VERSION};
@@ -191,7 +191,7 @@ impl Daemon {
                 read = Read::Registration;
             }
             let wrong = |refusal| Wrong { number: request.number(), refusal };
-            self.obey(held, request, &mut received).map_err(wrong)
+            self.obey(held, log, request, &mut received).map_err(wrong)
         });
         received.fds.into_iter().for_each(|fd| held.close(fd));
         if let Err(wrong) = obeyed {
@@ -203,6 +203,7 @@ impl Daemon {
     fn obey(
         &mut self,
         held: &mut Held,
+        log: Log,
         request: DaemonRequest,
         received: &mut Received,
     ) -> Result<(), Refusal> {
@@ -230,7 +231,9 @@ impl Daemon {
             DaemonRequest::ListRemoved { number } => self.listing = Some(Listing { number, after: None }),
             DaemonRequest::RegisterBacking { number } => {
                 let fd = fd.ok_or(Refusal::NoDescriptor)?;
-                let registered = held.register_backing(self.volume, fd.as_fd());
+                let registered = held
+                    .register_backing(self.volume, fd.as_fd())
+                    .map_err(|not_registered| self.log_not_registered(log, &not_registered));
                 self.registers |= registered.is_ok();
                 self.registered.push_back((number, registered));
                 // Before the close, which wakes another thread.
@@ -243,6 +246,16 @@ impl Daemon {
             }
         }
         Ok(())
+    }
+
+    /// The daemon is answered with the refusal alone, and goes on without passthrough.
+    fn log_not_registered(&mut self, log: Log, NotRegistered { refusal, cause }: &NotRegistered) -> Refusal {
+        self.refused = self.refused.saturating_add(1);
+        if self.refused <= LOGGED_REFUSALS {
+            let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+            log.warn(format_args!("volume {}: no file is registered: {refusal}{cause}", self.volume));
+        }
+        *refusal
     }
 
     /// Those that cannot be ended now wait for the next turn.
