@@ -184,7 +184,8 @@ pub fn without_capability<T>(
     Ok(body())
 }
 
-/// A thread that lacks capabilities until the drop: its sets before that. The drop must be on the same thread.
+/// A thread with other effective capabilities until the drop: its sets before that. The drop must be on the same
+/// thread.
 #[derive(Debug)]
 pub(crate) struct ReducedSets {
     before: CapabilitySets,
@@ -193,9 +194,14 @@ pub(crate) struct ReducedSets {
 
 impl ReducedSets {
     pub(crate) fn without(capability: CapabilitySet) -> std::result::Result<Self, Errno> {
+        Self::keeping(CapabilitySet::empty(), capability)
+    }
+
+    /// `kept` is effective, as far as it is permitted; `lost` is not.
+    pub(crate) fn keeping(kept: CapabilitySet, lost: CapabilitySet) -> std::result::Result<Self, Errno> {
         let before = rustix::thread::capabilities(None).map_err(errno)?;
-        let reduced = CapabilitySets { effective: before.effective - capability, ..before };
-        rustix::thread::set_capabilities(None, reduced).map_err(errno)?;
+        let effective = (before.effective | (kept & before.permitted)) - lost;
+        rustix::thread::set_capabilities(None, CapabilitySets { effective, ..before }).map_err(errno)?;
         Ok(Self { before, _of_this_thread: PhantomData })
     }
 }

@@ -46,8 +46,9 @@ impl Registrar {
     /// `EPERM`: this thread may not change its credentials.
     pub fn on_this_thread() -> Result<Self, Errno> {
         let ids = FsIds::set(OWNER)?;
-        // A change to another fsuid has taken the file capabilities from the effective set (capabilities(7)).
-        let sets = ReducedSets::without(CapabilitySet::SYS_RESOURCE)?;
+        // A change to another fsuid has taken the file capabilities from the effective set (capabilities(7)). With
+        // this one the thread still looks into directories of any user.
+        let sets = ReducedSets::keeping(CapabilitySet::DAC_READ_SEARCH, CapabilitySet::SYS_RESOURCE)?;
         Ok(Self { _sets: sets, _ids: ids })
     }
 

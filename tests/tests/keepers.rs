@@ -1,8 +1,9 @@
 //! Volumes whose daemon, keeper and driver are killed while a pod reads and writes: it sees pauses and
 //! no error.
 
-use std::os::unix::fs::MetadataExt;
-use std::{fs, path::Path};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -199,10 +200,11 @@ fn a_keeper_in_a_pod_its_daemon_and_its_driver_may_be_killed_under_load() {
     finish(node, &idle);
 }
 
-/// The keeper in its pod registers files too.
+/// The keeper in its pod registers files too, also in a volume whose root only its owner may enter.
 #[test]
 fn data_passes_the_daemon_by_with_the_keeper_in_its_pod() {
     const CLASS: &str = "passing";
+    const OWNER: u32 = 999;
     let sandbox = Sandbox::new();
     let (mut node, idle) = start(&sandbox, NodeOptions::default());
     node.set_keeper(Keeper::Pod).expect("the keeper's pod runs");
@@ -216,6 +218,13 @@ fn data_passes_the_daemon_by_with_the_keeper_in_its_pod() {
     let metrics = sandbox.path("run").join(volume.trim_start_matches("vol-")).join("prom.sock");
     let path = node.volume_path("stream").expect("its volume");
     data_path::ensure_it_passes(&metrics, &path).expect("the kernel reads and writes");
+    chown(&path, Some(OWNER), Some(OWNER)).expect("chown");
+    fs::set_permissions(&path, Permissions::from_mode(0o700)).expect("chmod");
+    let keeper = node.wait_for_keeper().expect("a keeper");
+    kill_9(keeper);
+    wait_for_another_keeper(&node, keeper).expect("the kubelet starts the container again");
+    wait_until_held(&node);
+    data_path::ensure_it_passes(&metrics, &path).expect("by the next keeper too");
     progress(&node);
     finish(node, &idle);
 }

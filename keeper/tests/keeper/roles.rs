@@ -1,9 +1,10 @@
 //! What the driver puts is held, whichever process dies, until it is forgotten.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{Read, Seek, Write};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::time::Duration;
 
@@ -107,6 +108,18 @@ fn volumes_are_listed_in_as_many_packets_as_needed() {
         }
     }
     assert_eq!(client.ping().unwrap().volumes, 200);
+}
+
+/// As a database leaves it.
+#[test]
+fn a_directory_that_only_its_owner_may_enter_is_held() {
+    const OWNER: u32 = 12_345;
+    let keeper = Keeper::start();
+    let path = keeper.sandbox.make_dir("database").unwrap();
+    chown(&path, Some(OWNER), Some(OWNER)).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+    let directory = linux::mount::open_tree_clone(&path).unwrap();
+    keeper.client().put(key(1), Role::Directory, directory.as_fd()).unwrap();
 }
 
 /// Each role, and what is wrong for it.

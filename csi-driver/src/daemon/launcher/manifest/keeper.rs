@@ -2,7 +2,7 @@
 //!
 //! It has no network, no system call that RuntimeDefault refuses, and of the host only the directory with
 //! the keeper's own socket. What it holds comes through that socket. Its capabilities are those that the
-//! registration of backing files needs ([`CAPABILITIES`]).
+//! registration of backing files and the check of directories need ([`CAPABILITIES`]).
 //!
 //! Invariant: the file is written only if its content differs. A kubelet replaces the pod of a file
 //! that changes, and the keeper with it.
@@ -30,8 +30,8 @@ const GRACE_SECONDS: i64 = 1;
 /// What a process of the driver has too: many times what it needs.
 const MEMORY_LIMIT: &str = "128Mi";
 /// For FUSE_DEV_IOC_BACKING_OPEN, and for the user on whose behalf the kernel then reads and writes
-/// (`linux::fuse_backing::Registrar`).
-const CAPABILITIES: [&str; 3] = ["SETGID", "SETUID", "SYS_ADMIN"];
+/// (`linux::fuse_backing::Registrar`); and to look into a volume's directory that only its owner may enter.
+const CAPABILITIES: [&str; 4] = ["DAC_READ_SEARCH", "SETGID", "SETUID", "SYS_ADMIN"];
 
 impl KeeperPod {
     /// Writes the manifest unless it is there, and returns whether it was written.
