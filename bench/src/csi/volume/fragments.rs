@@ -3,23 +3,22 @@
 //! The kernel takes pages one by one from the smallest free pieces first, and reads memory two to three times as
 //! fast whose pages lie in order. Without this, who is measured first would get the pieces.
 
-#![expect(unsafe_code, reason = "there is no safe mmap")]
-
-use std::ffi::c_void;
-use std::ptr::NonNull;
+use std::fs::File;
+use std::io::Write;
 
 use anyhow::{Context, Result};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 const PAGE: usize = 4096;
 /// Pieces of this many pages, 2 MiB, are large enough.
 const LARGE_ORDER: usize = 9;
 /// More than the pieces, since each processor keeps some pages aside.
 const MORE_BYTES: usize = 256 << 20;
+const BLOCK_BYTES: usize = 1 << 20;
 
+/// A file in memory, whose pages the kernel takes one by one.
 pub(super) struct Fragments {
-    at: NonNull<c_void>,
-    bytes: usize,
+    _held: File,
 }
 
 impl Fragments {
@@ -29,23 +28,12 @@ impl Fragments {
         let small =
             small_pieces(&read("/proc/buddyinfo")?).context("/proc/buddyinfo: no number of pieces")?;
         let available = available(&read("/proc/meminfo")?).context("/proc/meminfo: no MemAvailable")?;
-        let bytes = (small + MORE_BYTES).min(available / 3).next_multiple_of(PAGE);
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the mapping is new and `bytes` long, and nothing has a reference into it.
-        unsafe {
-            let at = mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE)?;
-            let held = Self { at: NonNull::new(at).context("mmap(2) returned null")?, bytes };
-            madvise(at, bytes, Advice::LinuxNoHugepage)?;
-            (0..bytes).step_by(PAGE).for_each(|offset| at.cast::<u8>().add(offset).write_volatile(1));
-            Ok(held)
+        let mut file = File::from(memfd_create("fragments", MemfdFlags::CLOEXEC)?);
+        let block = vec![1; BLOCK_BYTES];
+        for _ in 0..(small + MORE_BYTES).min(available / 3) / BLOCK_BYTES {
+            file.write_all(&block).context("a file in memory")?;
         }
-    }
-}
-
-impl Drop for Fragments {
-    fn drop(&mut self) {
-        // SAFETY: it is the mapping of `hold`, into which no reference exists.
-        let _unmapped = unsafe { munmap(self.at.as_ptr(), self.bytes) };
+        Ok(Self { _held: file })
     }
 }
 
