@@ -14,6 +14,7 @@ const PAGE: usize = 4096;
 const LARGE_ORDER: usize = 9;
 /// More than the pieces, since each processor keeps some pages aside.
 const MORE_BYTES: usize = 256 << 20;
+const FEW_BYTES: usize = 32 << 20;
 const BLOCK_BYTES: usize = 1 << 20;
 
 /// A file in memory, whose pages the kernel takes one by one.
@@ -26,12 +27,21 @@ impl Fragments {
     pub(super) fn hold() -> Result<Self> {
         let read = |path: &str| std::fs::read_to_string(path).with_context(|| path.to_owned());
         let small =
-            small_pieces(&read("/proc/buddyinfo")?).context("/proc/buddyinfo: no number of pieces")?;
+            || small_pieces(&read("/proc/buddyinfo")?).context("/proc/buddyinfo: no number of pieces");
         let available = available(&read("/proc/meminfo")?).context("/proc/meminfo: no MemAvailable")?;
         let mut file = File::from(memfd_create("fragments", MemfdFlags::CLOEXEC)?);
         let block = vec![1; BLOCK_BYTES];
-        for _ in 0..(small + MORE_BYTES).min(available / 3) / BLOCK_BYTES {
-            file.write_all(&block).context("a file in memory")?;
+        let mut held = 0;
+        // Other processes free memory meanwhile.
+        while held < available / 3 {
+            let more = small()?;
+            if held > 0 && more < FEW_BYTES {
+                break;
+            }
+            for _ in 0..(more + MORE_BYTES) / BLOCK_BYTES {
+                file.write_all(&block).context("a file in memory")?;
+                held += BLOCK_BYTES;
+            }
         }
         Ok(Self { _held: file })
     }
