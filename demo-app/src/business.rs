@@ -33,7 +33,7 @@ pub(crate) fn one(dir: &Path, port: u16) -> io::Result<()> {
     say(&format!("wrote {text}"))?;
     let addresses = global_addresses()?;
     put(dir, ADDRESSES, &addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join("\n"))?;
-    http::serve(SocketAddr::from(([0_u16; 8], port)), dir)
+    http::SERVER.run(SocketAddr::from(([0_u16; 8], port)), dir)
 }
 
 /// Reads what pod one wrote from `dir` and by HTTP over each of its addresses,
@@ -49,7 +49,7 @@ pub(crate) fn two(dir: &Path, port: u16) -> io::Result<()> {
         let family = if address.is_ipv4() { "v4" } else { "v6" };
         say(&format!("fetched over {family} {}", String::from_utf8_lossy(&body).trim_end()))?;
     }
-    http::serve(SocketAddr::from(([0_u16; 8], port)), dir)
+    http::SERVER.run(SocketAddr::from(([0_u16; 8], port)), dir)
 }
 
 /// Whole or not at all: pod two reads while pod one writes.

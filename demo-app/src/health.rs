@@ -4,12 +4,12 @@
 //! Invariant: a frame or a request that is longer than [`MOST_BYTES`] ends its connection.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
-use std::thread;
 use std::time::Duration;
 
 use crate::invalid;
+use crate::listen::Server;
 
 /// A frame's type and flags (RFC 9113, 6).
 const DATA: u8 = 0;
@@ -34,25 +34,12 @@ const TRAILERS: &[u8] = b"\x00\x0bgrpc-status\x010";
 const SERVING: u8 = 1;
 const NOT_SERVING: u8 = 2;
 
-/// A service is SERVING while `dir` has a file with its name. The server as a whole always is.
-pub(crate) fn serve(address: SocketAddr, dir: &Path) -> io::Result<()> {
-    let listener = TcpListener::bind(address)?;
-    crate::say(&format!("health of {} on {}", dir.display(), listener.local_addr()?))?;
-    for stream in listener.incoming() {
-        let (stream, dir) = (stream?, dir.to_path_buf());
-        thread::spawn(move || {
-            if let Err(error) = answer(stream, &dir) {
-                let _unwritable = writeln!(io::stderr(), "health: {error}");
-            }
-        });
-    }
-    Ok(())
-}
+/// A service is SERVING while the directory has a file with its name. The server as a whole always is.
+pub(crate) const SERVER: Server =
+    Server { name: "health", title: "health of", timeout: CONNECTION_TIMEOUT, answer };
 
 /// Until the client closes the connection.
 fn answer(mut stream: TcpStream, dir: &Path) -> io::Result<()> {
-    stream.set_read_timeout(Some(CONNECTION_TIMEOUT))?;
-    stream.set_write_timeout(Some(CONNECTION_TIMEOUT))?;
     let mut preface = [0; PREFACE.len()];
     stream.read_exact(&mut preface)?;
     if preface != PREFACE {

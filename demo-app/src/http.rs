@@ -6,38 +6,24 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::invalid;
+use crate::listen::Server;
 
 /// How long one connection may take, either side.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between two tries of `fetch`.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Answers until the process ends. `[::]` takes v4 too: the kernel's
-/// net.ipv6.bindv6only is 0 by default.
-pub(crate) fn serve(address: SocketAddr, dir: &Path) -> io::Result<()> {
-    let listener = TcpListener::bind(address)?;
-    crate::say(&format!("serving {} on {}", dir.display(), listener.local_addr()?))?;
-    for stream in listener.incoming() {
-        let (stream, dir) = (stream?, dir.to_path_buf());
-        thread::spawn(move || {
-            if let Err(error) = answer(&stream, &dir) {
-                let _unwritable = writeln!(io::stderr(), "serve: {error}");
-            }
-        });
-    }
-    Ok(())
-}
+pub(crate) const SERVER: Server =
+    Server { name: "serve", title: "serving", timeout: CONNECTION_TIMEOUT, answer };
 
-fn answer(mut stream: &TcpStream, dir: &Path) -> io::Result<()> {
-    stream.set_read_timeout(Some(CONNECTION_TIMEOUT))?;
-    stream.set_write_timeout(Some(CONNECTION_TIMEOUT))?;
-    let mut lines = BufReader::new(stream).lines();
+fn answer(mut stream: TcpStream, dir: &Path) -> io::Result<()> {
+    let mut lines = BufReader::new(&stream).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
     // The rest of the head is read, so that closing does not reset the connection under the client.
     while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}

@@ -9,6 +9,7 @@ mod chaos;
 mod health;
 mod hostile;
 mod http;
+mod listen;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -94,11 +95,11 @@ fn run(words: &[&str], started: nix::Result<nix::sys::time::TimeSpec>) -> io::Re
         ["terminal"] => terminal()?,
         ["serve", address, dir] => {
             end_on_signals()?;
-            http::serve(parse::<SocketAddr>("ADDR:PORT", address)?, Path::new(dir))?;
+            http::SERVER.run(parse::<SocketAddr>("ADDR:PORT", address)?, Path::new(dir))?;
         }
         ["health", address, dir] => {
             end_on_signals()?;
-            health::serve(parse::<SocketAddr>("ADDR:PORT", address)?, Path::new(dir))?;
+            health::SERVER.run(parse::<SocketAddr>("ADDR:PORT", address)?, Path::new(dir))?;
         }
         ["fetch", url] => io::stdout().write_all(&http::fetch(url, Duration::from_secs(10))?)?,
         ["fetch", url, seconds] => io::stdout().write_all(&http::fetch(url, parse_seconds(seconds)?)?)?,

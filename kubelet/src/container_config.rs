@@ -5,7 +5,7 @@ mod security;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use proto::cri;
+use proto::{cri, signals};
 use sha2::{Digest, Sha256};
 
 use crate::cri::{
@@ -21,7 +21,7 @@ use crate::pod_fields::PodFacts;
 use crate::pod_names::{self, PodNames};
 use crate::standalone::store::Store;
 use crate::volumes::{MountedVolumes, SubPath};
-use crate::{dns, resources, stop_signal};
+use crate::{dns, resources};
 
 /// Names the kubelet that owns a sandbox, where several share a runtime.
 pub(crate) const ROOT_DIR_ANNOTATION: &str = "hawser.dev/root-dir";
@@ -189,8 +189,7 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
 
 /// Its name was checked with the manifest.
 fn stop_signal(container: &Container) -> cri::Signal {
-    let name = container.lifecycle.as_ref().map(|lifecycle| lifecycle.stop_signal.as_str());
-    name.and_then(stop_signal::parse).unwrap_or_default()
+    signals::parse(container.stop_signal()).unwrap_or_default()
 }
 
 /// As kubelet: empty for a pod on the host's network, which has the host's name. A runtime that keeps the host's uts

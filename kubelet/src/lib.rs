@@ -65,7 +65,6 @@ mod sockets;
 pub mod source;
 pub mod standalone;
 mod status;
-mod stop_signal;
 mod unix_channel;
 mod volumes;
 mod worker;

@@ -8,7 +8,7 @@ mod unknown;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::cri;
+use proto::{cri, signals};
 
 use crate::objects::{
     ConditionStatus, Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
@@ -17,7 +17,7 @@ use crate::objects::{
 };
 use crate::observed::{Observed, image_asked_for, instance_of, time};
 use crate::probe_results::ProbeResults;
-use crate::{resources, stop_signal};
+use crate::resources;
 use conditions::Verdict;
 
 /// Condition of a pod for which this machine does not restrict devices. It is there
@@ -144,7 +144,7 @@ impl Sources<'_> {
             // It may have changed since.
             image: newest.and_then(image_asked_for).unwrap_or(&container.image).to_owned(),
             resources: resources_of(container, running),
-            stop_signal: newest.and_then(|c| stop_signal::name(c.stop_signal())),
+            stop_signal: newest.and_then(|c| signals::name(c.stop_signal())),
             image_id: newest.map(image_id).unwrap_or_default(),
             container_id: newest.map(|c| self.container_id(c)).unwrap_or_default(),
         }

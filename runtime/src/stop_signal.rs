@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use proto::cri::{ContainerConfig, Signal as CriSignal};
+use proto::signals;
 
 use crate::error::{Error, Result};
 
@@ -12,14 +13,7 @@ const SIGRTMAX: i32 = 64;
 
 /// The stop signal: the request's, the image's, or SIGTERM.
 pub(crate) fn stop_signal(config: &ContainerConfig, image: &str) -> Result<i32> {
-    let requested = match config.stop_signal() {
-        CriSignal::RuntimeDefault => image.to_owned(),
-        signal => signal
-            .as_str_name()
-            .trim_start_matches("SIGNAL_")
-            .replace("MINPLUS", "MIN+")
-            .replace("MAXMINUS", "MAX-"),
-    };
+    let requested = signals::name(config.stop_signal()).unwrap_or_else(|| image.to_owned());
     if requested.is_empty() {
         return Ok(libc::SIGTERM);
     }
@@ -33,10 +27,10 @@ pub(crate) fn cri_signal(number: i32) -> CriSignal {
         Ok(signal) => signal.as_str().to_owned(),
         Err(_) if number == SIGRTMIN => "SIGRTMIN".to_owned(),
         Err(_) if number == SIGRTMAX => "SIGRTMAX".to_owned(),
-        Err(_) if number < SIGRTMIN + 16 => format!("SIGRTMINPLUS{}", number - SIGRTMIN),
-        Err(_) => format!("SIGRTMAXMINUS{}", SIGRTMAX - number),
+        Err(_) if number < SIGRTMIN + 16 => format!("SIGRTMIN+{}", number - SIGRTMIN),
+        Err(_) => format!("SIGRTMAX-{}", SIGRTMAX - number),
     };
-    CriSignal::from_str_name(&format!("SIGNAL_{name}")).unwrap_or_default()
+    signals::parse(&name).unwrap_or_default()
 }
 
 /// `15`, `TERM`, `SIGTERM`, `SIGRTMIN+3`.

@@ -5,6 +5,7 @@
 //! of it are read afterwards.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll::EventFlags;
@@ -250,12 +251,16 @@ impl Daemon {
 
     /// The daemon is answered with the refusal alone, and goes on without passthrough.
     fn log_not_registered(&mut self, log: Log, NotRegistered { refusal, cause }: &NotRegistered) -> Refusal {
+        let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+        self.log_refusal(log, format_args!("no file is registered: {refusal}{cause}"));
+        *refusal
+    }
+
+    fn log_refusal(&mut self, log: Log, what: fmt::Arguments<'_>) {
         self.refused = self.refused.saturating_add(1);
         if self.refused <= LOGGED_REFUSALS {
-            let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
-            log.warn(format_args!("volume {}: no file is registered: {refusal}{cause}", self.volume));
+            log.warn(format_args!("volume {}: {what}", self.volume));
         }
-        *refusal
     }
 
     /// Those that cannot be ended now wait for the next turn.
@@ -266,13 +271,7 @@ impl Daemon {
     }
 
     fn refuse(&mut self, log: Log, Wrong { number, refusal }: Wrong) {
-        self.refused = self.refused.saturating_add(1);
-        if self.refused <= LOGGED_REFUSALS {
-            log.warn(format_args!(
-                "volume {}: refused a packet of its daemon ({number}): {refusal}",
-                self.volume
-            ));
-        }
+        self.log_refusal(log, format_args!("refused a packet of its daemon ({number}): {refusal}"));
         if self.refusals.len() < MOST_REFUSALS {
             self.refusals.push_back((number, refusal));
         }

@@ -37,6 +37,11 @@ impl Container {
         self.restart_policy.as_deref() == Some("Always")
     }
 
+    /// The name of `lifecycle.stopSignal`; empty without one.
+    pub fn stop_signal(&self) -> &str {
+        self.lifecycle.as_ref().map_or("", |lifecycle| &lifecycle.stop_signal)
+    }
+
     pub fn probe(&self, kind: ProbeKind) -> Option<&Probe> {
         match kind {
             ProbeKind::Startup => self.startup_probe.as_ref(),

@@ -298,7 +298,7 @@ impl Worker {
 
     /// A runtime that does not know stop signals, such as containerd 1.6, ignores them and reports none.
     async fn check_stop_signal(&self, container: &Container, id: &str) {
-        let signal = container.lifecycle.as_ref().map_or("", |lifecycle| &lifecycle.stop_signal);
+        let signal = container.stop_signal();
         if signal.is_empty() {
             return;
         }

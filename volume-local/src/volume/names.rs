@@ -235,11 +235,11 @@ impl Volume {
             self.admit_loss(in_the_way.as_ref(), uid)?;
         }
         let exchange = flags.contains(RenameFlags::EXCHANGE);
+        let in_the_way_id = in_the_way.as_ref().map(|found| found.id);
         running.note(|| {
             let removed_by = in_the_way.as_ref().filter(|found| found.has_one_name()).map(|_| uid);
             let takes = in_the_way.as_ref().map_or(0, Found::takes);
-            let in_the_way = in_the_way.as_ref().map(|found| found.id);
-            let (from, to) = (from.clone(), to.clone());
+            let (from, to, in_the_way) = (from.clone(), to.clone(), in_the_way_id);
             Ok::<_, Errno>(Effect::Rename { from, moving, to, in_the_way, exchange, removed_by, takes })
         })?;
         if !exchange {
@@ -250,12 +250,11 @@ impl Volume {
             true => rename(),
             false => self.settling(to_directory, &to_parent, rename),
         });
-        let way = in_the_way.as_ref().map(|found| found.id);
-        let others = [moving, way.filter(|_| exchange)];
+        let others = [moving, in_the_way_id.filter(|_| exchange)];
         let outdated = [Some(from_directory), Some(to_directory)].into_iter().chain(others).flatten();
         outdated.for_each(|id| self.trust.outdates(id));
         renamed.inspect_err(|_| self.after_failure(running, in_the_way.as_ref()))?;
-        if moving.is_some() && moving == way {
+        if moving.is_some() && moving == in_the_way_id {
             // Two names of one file: rename(2) does nothing.
             return Ok(());
         }

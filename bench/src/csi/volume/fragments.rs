@@ -23,46 +23,51 @@ pub(super) struct Fragments {
 }
 
 impl Fragments {
-    /// At most a third of the memory that is available.
+    /// At most half of the free memory.
     pub(super) fn hold() -> Result<Self> {
-        let read = |path: &str| std::fs::read_to_string(path).with_context(|| path.to_owned());
-        let small =
-            || small_pieces(&read("/proc/buddyinfo")?).context("/proc/buddyinfo: no number of pieces");
-        let available = available(&read("/proc/meminfo")?).context("/proc/meminfo: no MemAvailable")?;
+        let most = Free::now()?.bytes / 2;
         let mut file = File::from(memfd_create("fragments", MemfdFlags::CLOEXEC)?);
         let block = vec![1; BLOCK_BYTES];
-        let mut held = 0;
+        let (mut held, mut wanted) = (0, Free::now()?.small_bytes + MORE_BYTES);
         // Other processes free memory meanwhile.
-        while held < available / 3 {
-            let more = small()?;
-            if held > 0 && more < FEW_BYTES {
-                break;
-            }
-            for _ in 0..(more + MORE_BYTES) / BLOCK_BYTES {
-                file.write_all(&block).context("a file in memory")?;
-                held += BLOCK_BYTES;
-            }
+        while held < most && wanted > MORE_BYTES + FEW_BYTES {
+            let bytes = wanted.min(most - held).next_multiple_of(BLOCK_BYTES);
+            (0..bytes / BLOCK_BYTES).try_for_each(|_| file.write_all(&block)).context("a file in memory")?;
+            held += bytes;
+            wanted = Free::now()?.small_bytes + MORE_BYTES;
         }
         Ok(Self { _held: file })
     }
 }
 
-/// Bytes (Documentation/filesystems/proc.rst, buddyinfo).
-fn small_pieces(buddyinfo: &str) -> Option<usize> {
-    let mut sum = 0;
-    for line in buddyinfo.lines() {
-        let (_, counts) = line.split_once("zone")?;
-        for (order, count) in counts.split_whitespace().skip(1).take(LARGE_ORDER).enumerate() {
-            sum += (count.parse::<usize>().ok()? << order) * PAGE;
-        }
-    }
-    Some(sum)
+/// Free memory.
+#[derive(Debug, PartialEq, Eq)]
+struct Free {
+    bytes: usize,
+    /// In small pieces.
+    small_bytes: usize,
 }
 
-/// Bytes.
-fn available(meminfo: &str) -> Option<usize> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.split_whitespace().next()?.parse::<usize>().ok()?.checked_mul(1024)
+impl Free {
+    fn now() -> Result<Self> {
+        const PATH: &str = "/proc/buddyinfo";
+        Self::of(&std::fs::read_to_string(PATH).context(PATH)?)
+            .context("/proc/buddyinfo: no number of pieces")
+    }
+
+    /// Each line counts the pieces of a zone by their order (Documentation/filesystems/proc.rst, buddyinfo).
+    fn of(buddyinfo: &str) -> Option<Self> {
+        let mut free = Self { bytes: 0, small_bytes: 0 };
+        for line in buddyinfo.lines() {
+            let (_, counts) = line.split_once("zone")?;
+            for (order, count) in counts.split_whitespace().skip(1).enumerate() {
+                let bytes = (count.parse::<usize>().ok()? << order) * PAGE;
+                free.bytes += bytes;
+                free.small_bytes += if order < LARGE_ORDER { bytes } else { 0 };
+            }
+        }
+        Some(free)
+    }
 }
 
 #[cfg(test)]
@@ -70,16 +75,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_below_2_mib_are_counted() {
+    fn pieces_below_2_mib_are_small() {
         let shown = "Node 0, zone      DMA      1      0      0      0      0      0      0      0      1      1      3 \n\
-                     Node 0, zone   Normal      2      1      0      0      0      0      0      0      0      7      8 \n";
-        assert_eq!(small_pieces(shown), Some((1 + 256 + 2 + 2) * PAGE));
-        assert_eq!(small_pieces("Node 0, zone DMA x"), None);
-    }
-
-    #[test]
-    fn available_memory_is_read_in_kib() {
-        assert_eq!(available("MemFree: 1 kB\nMemAvailable:   5 kB\n"), Some(5 * 1024));
-        assert_eq!(available("MemFree: 1 kB\n"), None);
+                     Node 0, zone   Normal      2      1      0      0      0      0      0      0      0      7      0 \n";
+        let (small, large) = (1 + 256 + 2 + 2, (1 + 7) * 512 + 3 * 1024);
+        assert_eq!(Free::of(shown), Some(Free { bytes: (small + large) * PAGE, small_bytes: small * PAGE }));
+        assert_eq!(Free::of("Node 0, zone DMA x"), None);
     }
 }

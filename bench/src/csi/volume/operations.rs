@@ -435,15 +435,15 @@ pub(super) fn time(dir: &Path, steps: &Steps, processor: impl Fn() -> f64) -> Re
 }
 
 /// The same of work on one file, which stays in `dir` for later runs.
-/// Of the one file in `dir`.
-pub(super) fn pages_in_order(dir: &Path) -> Result<f64> {
-    let file = fs::read_dir(dir)?.next().context("no file was measured")??;
-    mapped::pages_in_order(&file.path(), STREAM_BYTES).with_context(|| dir.display().to_string())
-}
-
 pub(super) fn time_content(dir: &Path, work: Step, processor: impl Fn() -> f64) -> Result<(f64, f64)> {
     fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
     time_within(dir, &Steps { steps: 1, prepare: cached, work, untimed_rounds: 0 }, processor)
+}
+
+/// Of the one file that [`time_content`] has left in `dir`.
+pub(super) fn pages_in_order(dir: &Path) -> Result<f64> {
+    let file = fs::read_dir(dir)?.next().context("no file was measured")??;
+    mapped::pages_in_order(&file.path(), STREAM_BYTES).with_context(|| dir.display().to_string())
 }
 
 fn time_within(dir: &Path, steps: &Steps, processor: impl Fn() -> f64) -> Result<(f64, f64)> {

@@ -1,11 +1,13 @@
 //! Rules for init containers, probes, hooks, deadlines and readiness gates.
 
+use proto::signals;
+
 use super::super::path::FieldPath;
 use super::{Findings, MAX_PATH_BYTES, names};
 use crate::objects::{
-    Container, ContainerPort, ExecAction, Hook, HttpGetAction, Lifecycle, Pod, Port, Probe, ProbeKind,
+    Container, ContainerPort, ExecAction, Hook, HttpGetAction, Lifecycle, Pod, PodSpec, Port, Probe,
+    ProbeKind,
 };
-use crate::stop_signal;
 
 /// apis/core/validation: the largest activeDeadlineSeconds.
 const MAX_DEADLINE_SECONDS: u64 = i32::MAX as u64;
@@ -23,41 +25,34 @@ pub(super) fn check_pod(at: &FieldPath, pod: &Pod, findings: &mut Findings) {
         findings.name(field, &gate.condition_type, names::qualified);
     }
     let grace = spec.termination_grace_period_seconds;
-    check_stop_signals(at, pod, findings);
     for (index, container) in spec.containers.iter().enumerate() {
         let at = at.key("containers").index(index);
         if container.restart_policy.is_some() {
             findings.add(at.key("restartPolicy"), "Forbidden: may not be set for non-init containers");
         }
         check_container(&at, container, grace, findings);
+        check_stop_signal(&at, container, spec, findings);
     }
     for (index, container) in spec.init_containers.iter().enumerate() {
         let at = at.key("initContainers").index(index);
         check_init_container(&at, container, findings);
         check_container(&at, container, grace, findings);
+        check_stop_signal(&at, container, spec, findings);
     }
 }
 
 /// The names of signals are those of the pod's system.
-fn check_stop_signals(at: &FieldPath, pod: &Pod, findings: &mut Findings) {
-    let spec = &pod.spec;
-    for (list, containers) in [("containers", &spec.containers), ("initContainers", &spec.init_containers)] {
-        for (index, container) in containers.iter().enumerate() {
-            let signal = container.lifecycle.as_ref().map_or("", |lifecycle| &lifecycle.stop_signal);
-            let at = at.key(list).index(index).below("lifecycle.stopSignal");
-            if signal.is_empty() {
-                continue;
-            }
-            if spec.os.is_none() {
-                findings.add(
-                    at,
-                    "Forbidden: may not be set for containers with empty `spec.os.name`: set it to linux",
-                );
-            } else if stop_signal::parse(signal).is_none() {
-                let rule = "must be the name of a signal, such as \"SIGUSR1\" or \"SIGRTMIN+3\"";
-                findings.add(at, format!("Unsupported value: {signal:?}: {rule}"));
-            }
-        }
+fn check_stop_signal(at: &FieldPath, container: &Container, spec: &PodSpec, findings: &mut Findings) {
+    let (at, signal) = (at.below("lifecycle.stopSignal"), container.stop_signal());
+    if signal.is_empty() {
+        return;
+    }
+    if spec.os.is_none() {
+        let rule = "Forbidden: may not be set for containers with empty `spec.os.name`: set it to linux";
+        findings.add(at, rule);
+    } else if signals::parse(signal).is_none() {
+        let rule = "must be the name of a signal, such as \"SIGUSR1\" or \"SIGRTMIN+3\"";
+        findings.add(at, format!("Unsupported value: {signal:?}: {rule}"));
     }
 }
 

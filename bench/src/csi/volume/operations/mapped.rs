@@ -30,9 +30,7 @@ pub(super) fn write_pages(path: &Path, bytes: usize) -> Result<()> {
 
 /// Loads a word of each page, in the same order.
 pub(super) fn read_pages(path: &Path, bytes: usize) -> Result<()> {
-    with_words(path, bytes, |words| {
-        std::hint::black_box(pages(words.len()).fold(0, |sum: u64, at| sum.wrapping_add(words[at])));
-    })
+    with_words(path, bytes, |words| load_pages(words))
 }
 
 /// Of the file's pages, the share that lies behind its predecessor in physical memory
@@ -42,7 +40,7 @@ pub(super) fn pages_in_order(path: &Path, bytes: usize) -> Result<f64> {
     let mut entries = vec![0; bytes / PAGE * 8];
     let mut shown = Ok(());
     with_words(path, bytes, |words| {
-        std::hint::black_box(pages(words.len()).fold(0, |sum: u64, at| sum.wrapping_add(words[at])));
+        load_pages(words);
         let first = words.as_ptr().addr() / PAGE;
         shown = File::open("/proc/self/pagemap")
             .and_then(|map| map.read_exact_at(&mut entries, first as u64 * 8));
@@ -52,6 +50,10 @@ pub(super) fn pages_in_order(path: &Path, bytes: usize) -> Result<f64> {
     let frames: Vec<u64> = entries.iter().map(|entry| u64::from_ne_bytes(*entry) & FRAME).collect();
     let in_order = frames.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
     Ok(in_order as f64 / frames.len() as f64)
+}
+
+fn load_pages(words: &[u64]) {
+    std::hint::black_box(pages(words.len()).fold(0, |sum: u64, at| sum.wrapping_add(words[at])));
 }
 
 /// Indices of words. `words` fill a power of two of pages.

@@ -1,18 +1,18 @@
-//! Signals of `lifecycle.stopSignal`: Kubernetes' names, which are those of signal(7), and CRI's.
+//! CRI's signals, by the names of signal(7), which Kubernetes and images use.
 
-use proto::cri::Signal;
+use crate::cri::Signal;
 
 const PREFIX: &str = "SIGNAL_";
 
 /// The signal with this name, such as `SIGUSR1` or `SIGRTMIN+3`.
-pub(crate) fn parse(name: &str) -> Option<Signal> {
+pub fn parse(name: &str) -> Option<Signal> {
     let cri = name.replace("MIN+", "MINPLUS").replace("MAX-", "MAXMINUS");
     let signal = Signal::from_str_name(&format!("{PREFIX}{cri}"))?;
     (self::name(signal).as_deref() == Some(name)).then_some(signal)
 }
 
 /// `None` for the runtime's default.
-pub(crate) fn name(signal: Signal) -> Option<String> {
+pub fn name(signal: Signal) -> Option<String> {
     let name = signal.as_str_name().strip_prefix(PREFIX)?;
     (signal != Signal::RuntimeDefault).then(|| name.replace("MINPLUS", "MIN+").replace("MAXMINUS", "MAX-"))
 }
