@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 
 use keeper::client::Client;
 use keeper::wire::Entry;
@@ -210,7 +211,7 @@ struct Impostor {
     socket: PathBuf,
     original: PathBuf,
     stops: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Impostor {
@@ -221,7 +222,7 @@ impl Impostor {
         let listener = PacketListener::bind(&socket).unwrap();
         let stops = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stops);
-        let thread = std::thread::spawn(move || {
+        let thread = thread::spawn(move || {
             while let Ok(connection) = listener.accept() {
                 if seen.load(Ordering::Relaxed) {
                     return;
@@ -239,7 +240,7 @@ impl Drop for Impostor {
         drop(PacketSocket::connect(&self.socket));
         let joined = self.thread.take().unwrap().join();
         fs::rename(&self.original, &self.socket).unwrap();
-        assert!(joined.is_ok() || std::thread::panicking());
+        assert!(joined.is_ok() || thread::panicking());
     }
 }
 
@@ -501,21 +502,29 @@ fn a_driver_without_a_keeper_beside_it_serves_and_says_what_is_lost() {
     driver.stop(TIMEOUT).unwrap();
 }
 
-#[test]
-fn a_keeper_that_another_program_starts_gets_everything_when_it_comes() {
+/// The driver waits for a keeper that [`start_service`] starts.
+fn with_service() -> Flags {
     let Flags(mut flags) = Flags::process_with_keeper();
     flags.extend(["--keeper-binary", "service"].map(str::to_owned));
-    let scene = Scene::start(Flags(flags));
+    Flags(flags)
+}
+
+fn start_service(scene: &Scene) -> tests::Daemon {
+    let mut command = scene.sandbox.command(&keeper_binary());
+    command.arg("--socket").arg(scene.sandbox.path("run/keeper/keeper.sock"));
+    tests::Daemon::start("hawser-keeper", command, &scene.sandbox.path("keeper.log")).unwrap()
+}
+
+#[test]
+fn a_keeper_that_another_program_starts_gets_everything_when_it_comes() {
+    let scene = Scene::start(with_service());
     let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
     let target = scene.caller().target_path("one");
     assert_eq!(published(&scene)["holders"], serde_json::json!(["daemon", "driver"]));
     let mut removed = File::create_new(target.join("f")).unwrap();
     removed.write_all(b"removed").unwrap();
     fs::remove_file(target.join("f")).unwrap();
-    let mut command = scene.sandbox.command(&keeper_binary());
-    command.arg("--socket").arg(scene.sandbox.path("run/keeper/keeper.sock"));
-    let mut keeper =
-        tests::Daemon::start("hawser-keeper", command, &scene.sandbox.path("keeper.log")).unwrap();
+    let mut keeper = start_service(&scene);
     wait_until_held(&scene, 1);
     kill_daemon(&scene);
     assert_eq!(read_all(&mut removed), "removed");
@@ -526,6 +535,38 @@ fn a_keeper_that_another_program_starts_gets_everything_when_it_comes() {
     drop(removed);
     let caller = scene.caller();
     retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+}
+
+/// The stage began without a keeper, so its daemon has no socket to one.
+#[test]
+fn a_daemon_that_starts_while_a_keeper_comes_gets_a_socket_to_it() {
+    let sandbox = Sandbox::new();
+    let (gate, program) = (sandbox.path("gate"), sandbox.path("hawser-volume"));
+    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let waits =
+        format!("#!/bin/sh\nread go < {}\nexec {} \"$@\"\n", gate.display(), volume_binary().display());
+    fs::write(&program, waits).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let flags = with_service().with(&["--volume-binary".to_owned(), program.display().to_string()]);
+    let scene = Scene::start_in(sandbox, flags);
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let _keeper = thread::scope(|scope| {
+        let stage = scope.spawn(|| caller.stage(&id));
+        let mut go = File::options().write(true).open(&gate).unwrap();
+        let keeper = start_service(&scene);
+        eventually("the driver uses the keeper", TIMEOUT, || {
+            anyhow::ensure!(scene.log().contains("connected to a keeper"), "not yet:\n{}", scene.log());
+            Ok(())
+        })
+        .unwrap();
+        go.write_all(b"go\n").unwrap();
+        stage.join().unwrap().unwrap();
+        keeper
+    });
+    wait_until_held(&scene, 0);
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
 }
