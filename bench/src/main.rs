@@ -4,6 +4,7 @@ mod cni;
 mod csi;
 mod observe;
 mod pod_start;
+mod pod_watch;
 mod pods;
 mod rows;
 mod scene;

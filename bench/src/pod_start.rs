@@ -8,6 +8,8 @@ use trace::monotonic_ns;
 use xtask::build::{products, require_root};
 use xtask::progress::{part, say, step};
 
+use super::pod_watch::PodWatch;
+use super::scene::on_new_disk;
 use super::statistics::median;
 
 /// What a pod waits for before it runs.
@@ -44,7 +46,8 @@ pub(super) fn run(runs: usize) -> Result<()> {
     ensure!(runs > 0, "--runs 0 measures nothing");
     part("build the static binaries", products)?;
     let sandbox = Sandbox::enter(Network::Own)?;
-    let node = step("start hawser-csi and hawser-kubelet", || Node::start(&sandbox, NodeOptions::default()))?;
+    let options = on_new_disk(&sandbox, NodeOptions::default())?;
+    let node = step("start hawser-csi and hawser-kubelet", || Node::start(&sandbox, options))?;
     node.put_class()?;
     let mut rows = Vec::new();
     for kind in Kind::ALL {
@@ -64,9 +67,10 @@ pub(super) fn measure(node: &Node<'_>, kind: Kind, runs: usize) -> Result<Vec<f6
         )?;
         node.wait_for_phase("holder", "Running")?;
     }
+    let watch = PodWatch::start(node)?;
     let mut samples = Vec::new();
     for run in 0..=runs {
-        let sample = one_run(node, kind, run)?;
+        let sample = one_run(node, &watch, kind, run)?;
         if run > 0 {
             samples.push(sample);
         }
@@ -78,7 +82,7 @@ pub(super) fn measure(node: &Node<'_>, kind: Kind, runs: usize) -> Result<Vec<f6
     Ok(samples)
 }
 
-fn one_run(node: &Node<'_>, kind: Kind, run: usize) -> Result<f64> {
+fn one_run(node: &Node<'_>, watch: &PodWatch, kind: Kind, run: usize) -> Result<f64> {
     let name = format!("run-{run}");
     let pod = Pod::new(&name, &["monotonic"]);
     let manifest = match kind {
@@ -88,7 +92,7 @@ fn one_run(node: &Node<'_>, kind: Kind, run: usize) -> Result<f64> {
     };
     let start_ns = monotonic_ns();
     node.put_manifest(&format!("{name}.yaml"), &manifest)?;
-    node.wait_for_phase(&name, "Succeeded")?;
+    watch.wait_until_completed(&name)?;
     let log = node.logs(&name)?;
     let first_statement_ns: u64 =
         log.trim().parse().with_context(|| format!("the log of {name}: {log:?}"))?;

@@ -44,6 +44,7 @@ pub(super) fn run(runs: usize, only: Option<&str>) -> Result<()> {
 fn start(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
     // As the driver has them by default.
     let options = NodeOptions { keeper: Keeper::Process, warm_daemons: 1, ..NodeOptions::default() };
+    let options = scene::on_new_disk(sandbox, options)?;
     let node = step("start hawser-csi and hawser-kubelet", || Node::start(sandbox, options))?;
     node.put_class()?;
     let mut rows = Vec::new();
@@ -58,7 +59,8 @@ fn start(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
 
 /// `hawser-kubelet delete` of a pod whose program has ended: from the start of that command to its end.
 fn deletion(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
-    let node = step("start hawser-kubelet", || Node::start(sandbox, NodeOptions::default()))?;
+    let options = scene::on_new_disk(sandbox, NodeOptions::default())?;
+    let node = step("start hawser-kubelet", || Node::start(sandbox, options))?;
     let samples = step("delete pods whose program has ended", || {
         let mut samples = Vec::new();
         for run in 0..=runs {

@@ -2,7 +2,8 @@
 
 use std::thread;
 
-use ::tests::{Network, Sandbox};
+use ::tests::loop_device::{FileSystem, LoopMount};
+use ::tests::{Network, NodeOptions, Sandbox};
 use anyhow::{Result, anyhow, ensure};
 use xtask::progress::{complain, say};
 
@@ -10,6 +11,18 @@ use super::rows::{Row, Table};
 
 /// Measures in a sandbox; the number is that of runs.
 pub(super) type Scene = fn(&Sandbox, usize) -> Result<Vec<Row>>;
+
+/// What a bench of pods writes, several times; sparse.
+const DISK_BYTES: u64 = 8 << 30;
+
+/// The node has its files on a new file system. On the machine's own, what other programs have removed
+/// would be measured too: ext4 passes over each inode that was freed within the last minute, or the last
+/// five, whenever it makes a file or a directory (fs/ext4/ialloc.c, `recently_deleted`).
+pub(super) fn on_new_disk(sandbox: &Sandbox, options: NodeOptions) -> Result<NodeOptions> {
+    LoopMount::new(sandbox, "pool", FileSystem::Ext4, DISK_BYTES)?;
+    let disk = LoopMount::new(sandbox, "disk", FileSystem::Ext4, DISK_BYTES)?;
+    Ok(NodeOptions { disk: Some(disk.dir().to_owned()), ..options })
+}
 
 /// Those whose name contains `only`.
 pub(super) fn named(all: &[(&'static str, Scene)], only: Option<&str>) -> Result<Vec<(&'static str, Scene)>> {

@@ -72,7 +72,7 @@ fn try_add(
             sockets.configure(config, call, &plan, connection.container_veth)?;
             // After a failure at this point, nothing that other containers use was touched.
             pending.map_or(Ok(()), PendingAdd::confirm)?;
-            gateway::ensure(&sockets.host, config, &plan, &connection, undo)?;
+            gateway::ensure(sockets, config, &plan, &connection, undo)?;
             plan.result
         }
         None => layer2(config, call, sockets, &connection)?,

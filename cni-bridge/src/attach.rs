@@ -10,7 +10,7 @@ use linux::netlink::{
     Address, BridgeSpec, Changes, Link, Mac, Netlink, OperState, PortSpec, VethSpec, Watch,
 };
 use linux::netns::NetNs;
-use linux::sysctl;
+use linux::sysctl::Directory;
 use nix::errno::Errno;
 
 use crate::bridge_lock::BridgeLock;
@@ -34,6 +34,10 @@ pub(crate) struct Sockets {
     pub(crate) netns: NetNs,
     /// The host's namespace, in which this process was started.
     pub(crate) home: NetNs,
+    /// `net/ipv6/conf` of the host.
+    pub(crate) host_ipv6: Directory,
+    /// `net/ipv6/conf` of the container.
+    pub(crate) container_ipv6: Directory,
 }
 
 /// What [`Sockets::connect`] made or found.
@@ -71,7 +75,9 @@ impl Sockets {
         let home = NetNs::current()?;
         let host = Netlink::open()?;
         let (container, interfaces) = netns.visit(&home, || (Netlink::open(), Interfaces::open()))?;
-        Ok(Self { host, container: container?, container_interfaces: interfaces?, netns, home })
+        let [host_ipv6, container_ipv6] = [(); 2].map(|()| Directory::new("net/ipv6/conf"));
+        let (container, container_interfaces) = (container?, interfaces?);
+        Ok(Self { host, container, container_interfaces, netns, home, host_ipv6, container_ipv6 })
     }
 
     /// Makes the bridge and a port of it whose peer is the container's interface (still down).
@@ -86,7 +92,7 @@ impl Sockets {
         let bridge = self.ensure_bridge(config, undo)?;
         let (host_veth, container_veth) = self.create_veth(config, call, &bridge, undo)?;
 
-        ignore_router_advertisements(&host_veth);
+        self.ignore_router_advertisements(&host_veth);
         let alias = alias(call);
         let port = PortSpec { index: host_veth.index, alias: Some(&alias), flags: config.port };
         self.host.bring_port_up(&port).map_err(|source| Error::ConnectPort {
@@ -121,9 +127,9 @@ impl Sockets {
         if config.spoof_check {
             self.host.ignore_link_local_sources(bridge.index).map_err(failed)?;
         }
-        ignore_router_advertisements(&bridge);
+        self.ignore_router_advertisements(&bridge);
         if origin == Origin::Made {
-            detect_no_duplicates(&bridge);
+            self.detect_no_duplicates(&bridge);
         }
         if !bridge.up {
             match bridge.mac {
@@ -234,21 +240,21 @@ impl Sockets {
         let found = self.host.link_by_index(link.index)?;
         found.ok_or_else(|| Error::LinkVanished { name: link.name.clone() })
     }
-}
 
-/// This plugin sets the routes of its links; routers must not.
-fn ignore_router_advertisements(link: &Link) {
-    if link.accept_ra != Some(0) {
-        tolerate(sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0"));
+    /// This plugin sets the routes of its links; routers must not.
+    fn ignore_router_advertisements(&self, link: &Link) {
+        if link.accept_ra != Some(0) {
+            tolerate(self.host_ipv6.write(&format!("{}/accept_ra", link.name), "0"));
+        }
     }
-}
 
-/// The bridge's link-local address comes from its random MAC. While the kernel checks for
-/// duplicates, a container that claims the address would remove it permanently
-/// (`addrconf_dad_failure`), and with it the source of neighbour solicitations for incoming
-/// traffic.
-fn detect_no_duplicates(bridge: &Link) {
-    tolerate(sysctl::write(&format!("net/ipv6/conf/{}/accept_dad", bridge.name), "0"));
+    /// The bridge's link-local address comes from its random MAC. While the kernel checks for
+    /// duplicates, a container that claims the address would remove it permanently
+    /// (`addrconf_dad_failure`), and with it the source of neighbour solicitations for incoming
+    /// traffic.
+    fn detect_no_duplicates(&self, bridge: &Link) {
+        tolerate(self.host_ipv6.write(&format!("{}/accept_dad", bridge.name), "0"));
+    }
 }
 
 /// Ignores failures of settings whose result the reference ignores too: a host without IPv6 has

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cni_plugin::Invocation;
 use linux::netlink::{Changes, DuplicateDetection, RouteSpec, Watch};
-use linux::sysctl;
+use linux::sysctl::{self, Directory};
 use nix::errno::Errno;
 
 use crate::attach::{ContainerVeth, Sockets, tolerate};
@@ -19,15 +19,16 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 impl Sockets {
     /// Settings that do not depend on the addresses, made while the IPAM plugin runs.
     pub(crate) fn prepare(&self, config: &Config, ifname: &str) -> Result<(), Error> {
+        let ipv6 = &self.container_ipv6;
         Ok(self.netns.visit(&self.home, || {
             let mut accept_dad = "0";
             if config.duplicate_detection == DuplicateDetection::On {
                 accept_dad = "1";
-                tolerate(sysctl::write(&format!("net/ipv6/conf/{ifname}/enhanced_dad"), "1"));
+                tolerate(ipv6.write(&format!("{ifname}/enhanced_dad"), "1"));
             }
-            tolerate(sysctl::write(&format!("net/ipv6/conf/{ifname}/accept_dad"), accept_dad));
+            tolerate(ipv6.write(&format!("{ifname}/accept_dad"), accept_dad));
             // Any container of the bridge can advertise itself as a router.
-            tolerate(sysctl::write(&format!("net/ipv6/conf/{ifname}/accept_ra"), "0"));
+            tolerate(ipv6.write(&format!("{ifname}/accept_ra"), "0"));
             tolerate(sysctl::write(&format!("net/ipv4/conf/{ifname}/arp_notify"), "1"));
         })?)
     }
@@ -43,7 +44,7 @@ impl Sockets {
         veth: ContainerVeth,
     ) -> Result<(), Error> {
         if plan.has_ipv6() {
-            self.netns.visit(&self.home, || allow_ipv6(&call.ifname))??;
+            self.netns.visit(&self.home, || allow_ipv6(&self.container_ipv6, &call.ifname))??;
         }
         self.add_addresses(config, call, plan, veth, true)?;
         self.set_up(call, veth)?;
@@ -123,16 +124,15 @@ impl Sockets {
 }
 
 /// Must be called in the container's namespace.
-fn allow_ipv6(ifname: &str) -> Result<(), Error> {
+fn allow_ipv6(settings: &Directory, ifname: &str) -> Result<(), Error> {
     for link in ["lo", ifname] {
-        let name = format!("net/ipv6/conf/{link}/disable_ipv6");
-        match sysctl::ensure(&name, "0") {
+        match settings.ensure(&format!("{link}/disable_ipv6"), "0") {
             Ok(_) => {}
             // A kernel without IPv6: adding the address reports that.
             Err(e) if e.errno() == Errno::ENOENT => {}
             Err(source) => return Err(Error::EnableIpv6 { ifname: link.to_owned(), source }),
         }
     }
-    let keep = sysctl::write(&format!("net/ipv6/conf/{ifname}/keep_addr_on_down"), "1");
+    let keep = settings.write(&format!("{ifname}/keep_addr_on_down"), "1");
     keep.map_err(|source| Error::EnableIpv6 { ifname: ifname.to_owned(), source })
 }

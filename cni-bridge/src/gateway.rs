@@ -3,10 +3,10 @@
 use cni_plugin::CniResult;
 use ipnetwork::IpNetwork;
 use linux::netlink::{Mac, Netlink};
-use linux::sysctl;
+use linux::sysctl::{self, Directory};
 use nix::errno::Errno;
 
-use crate::attach::Connection;
+use crate::attach::{Connection, Sockets};
 use crate::bridge_lock::BridgeLock;
 use crate::config::Config;
 use crate::error::Error;
@@ -16,7 +16,7 @@ use crate::undo::{AddressChange, Step, Undo};
 /// Gives the bridge the plan's gateway addresses, and enables the host's forwarding for their
 /// families.
 pub(crate) fn ensure(
-    host: &Netlink,
+    sockets: &Sockets,
     config: &Config,
     plan: &Plan,
     connection: &Connection,
@@ -30,10 +30,10 @@ pub(crate) fn ensure(
     if !missing.is_empty() {
         let _lock = BridgeLock::take(&config.bridge)?;
         for wanted in missing {
-            ensure_address(host, config, connection, wanted, undo)?;
+            ensure_address(&sockets.host, config, connection, wanted, undo)?;
         }
     }
-    if plan.gateways.is_empty() { Ok(()) } else { enable_forwarding(&plan.result) }
+    if plan.gateways.is_empty() { Ok(()) } else { enable_forwarding(&sockets.host_ipv6, &plan.result) }
 }
 
 /// The MAC of a bridge that has lost its last port.
@@ -88,12 +88,13 @@ fn ensure_address(
     }
 }
 
-fn enable_forwarding(result: &CniResult) -> Result<(), Error> {
+fn enable_forwarding(ipv6: &Directory, result: &CniResult) -> Result<(), Error> {
     let has = |is_v4: bool| result.ips.iter().any(|ip| ip.address.is_ipv4() == is_v4);
-    for (needed, name) in [(has(true), "net/ipv4/ip_forward"), (has(false), "net/ipv6/conf/all/forwarding")] {
-        if needed {
-            sysctl::ensure(name, "1").map_err(|source| Error::Forwarding { source })?;
-        }
+    if has(true) {
+        sysctl::ensure("net/ipv4/ip_forward", "1").map_err(|source| Error::Forwarding { source })?;
+    }
+    if has(false) {
+        ipv6.ensure("all/forwarding", "1").map_err(|source| Error::Forwarding { source })?;
     }
     Ok(())
 }

@@ -3,11 +3,14 @@
 //! Invariant: settings below `net/` belong to the network namespace of the calling thread. For
 //! another namespace, call these functions inside [`crate::netns::NetNs::run`].
 
-use std::fs::OpenOptions;
-use std::io::Write;
+use std::cell::OnceCell;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
+use rustix::fs::{Mode, OFlags};
 
 use crate::{Error, Result};
 
@@ -47,13 +50,69 @@ pub fn ensure(name: &str, value: &str) -> Result<Ensured> {
     write(name, value).map(|()| Ensured::Written)
 }
 
+/// A directory of settings, which the first use opens. A walk from `/proc/sys` to a setting of a network
+/// passes over the entries of this name in all network namespaces, for each part of the path
+/// (fs/proc/proc_sysctl.c, `proc_sys_compare`): 0.4 ms among 300 of them.
+///
+/// Each use must be in the network namespace of the first one: elsewhere the settings are `ENOENT`.
+#[derive(Debug)]
+pub struct Directory {
+    name: &'static str,
+    opened: OnceCell<OwnedFd>,
+}
+
+impl Directory {
+    /// Such as `net/ipv6/conf`.
+    pub const fn new(name: &'static str) -> Self {
+        Self { name, opened: OnceCell::new() }
+    }
+
+    /// As [`write`], the name from this directory on.
+    pub fn write(&self, name: &str, value: &str) -> Result<()> {
+        self.open(name, OFlags::WRONLY)
+            .and_then(|mut file| file.write_all(value.as_bytes()))
+            .map_err(|e| Error::new("write sysctl", format_args!("{}/{name}={value}", self.name), e))
+    }
+
+    /// As [`ensure`], the name from this directory on.
+    pub fn ensure(&self, name: &str, value: &str) -> Result<Ensured> {
+        let mut found = String::new();
+        self.open(name, OFlags::RDONLY)
+            .and_then(|mut file| file.read_to_string(&mut found))
+            .map_err(|e| Error::new("read sysctl", format_args!("{}/{name}", self.name), e))?;
+        if found.trim_end() == value {
+            return Ok(Ensured::AlreadyThere);
+        }
+        self.write(name, value).map(|()| Ensured::Written)
+    }
+
+    fn open(&self, name: &str, access: OFlags) -> std::io::Result<File> {
+        if !is_inside(name) {
+            return Err(Errno::EINVAL.into());
+        }
+        let dir = match self.opened.get() {
+            Some(dir) => dir,
+            None => {
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let dir = rustix::fs::open(Path::new(ROOT).join(self.name), flags, Mode::empty())?;
+                self.opened.get_or_init(|| dir)
+            }
+        };
+        Ok(rustix::fs::openat(dir, name, access | OFlags::CLOEXEC, Mode::empty())?.into())
+    }
+}
+
 /// `EINVAL` for a name that leads out of `/proc/sys`.
 fn path_of(op: &'static str, name: &str) -> Result<PathBuf> {
-    let inside = Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)));
-    if name.is_empty() || !inside {
+    if !is_inside(name) {
         return Err(Error::new(op, name, Errno::EINVAL));
     }
     Ok(Path::new(ROOT).join(name))
+}
+
+fn is_inside(name: &str) -> bool {
+    let is_plain = |part| matches!(part, std::path::Component::Normal(_));
+    !name.is_empty() && Path::new(name).components().all(is_plain)
 }
 
 #[cfg(test)]
@@ -81,6 +140,17 @@ mod tests {
         let name = "net/ipv4/conf/lo/arp_notify";
         let (first, second) = netns.run(|| (ensure(name, "1").unwrap(), ensure(name, "1").unwrap())).unwrap();
         assert_eq!((first, second), (Ensured::Written, Ensured::AlreadyThere));
+        let directory = Directory::new("net/ipv4/conf");
+        netns
+            .run(|| {
+                assert_eq!(directory.ensure("lo/arp_notify", "1").unwrap(), Ensured::AlreadyThere);
+                directory.write("lo/arp_notify", "0").unwrap();
+                assert_eq!(directory.ensure("lo/arp_notify", "1").unwrap(), Ensured::Written);
+                assert_eq!(directory.write("none/arp_notify", "1").unwrap_err().errno(), Errno::ENOENT);
+                assert_eq!(directory.write("../../ipv4/ip_forward", "1").unwrap_err().errno(), Errno::EINVAL);
+                directory
+            })
+            .unwrap();
         crate::netns::remove_persistent(&path).unwrap();
     }
 }

@@ -238,7 +238,8 @@ impl<'a> Node<'a> {
         self.disk().join("k")
     }
 
-    fn disk(&self) -> &Path {
+    /// What [`NodeOptions::disk`] says.
+    pub fn disk(&self) -> &Path {
         self.options.disk.as_deref().unwrap_or(self.sandbox.dir())
     }
 

@@ -1,6 +1,7 @@
 //! Hundreds of pods on one node: how fast they come, and what they cost when they do nothing.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ::tests::manifests::Pod;
@@ -11,6 +12,7 @@ use xtask::progress::step;
 
 use crate::pod_start::{self, Kind};
 use crate::rows::{Bar, Row, resident};
+use crate::scene::on_new_disk;
 use crate::statistics::median;
 
 const FEW: usize = 30;
@@ -28,10 +30,10 @@ const TICKS_A_SECOND: f64 = 100.0;
 
 pub(super) fn scene(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
     let flags = vec!["--max-pods".to_owned(), MAX_PODS.to_string()];
-    let options = NodeOptions { kubelet_flags: flags, ..NodeOptions::default() };
+    let options = on_new_disk(sandbox, NodeOptions { kubelet_flags: flags, ..NodeOptions::default() })?;
     let mut node = step("start hawser-kubelet", || {
         let mut node = Node::prepare(sandbox, options)?;
-        node.write_conflist(&wide_conflist(sandbox)?)?;
+        node.write_conflist(&wide_conflist(node.disk())?)?;
         node.start_kubelet()?;
         Ok(node)
     })?;
@@ -71,8 +73,8 @@ pub(super) fn scene(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
 }
 
 /// The example's, with a range of addresses for more pods.
-fn wide_conflist(sandbox: &Sandbox) -> Result<String> {
-    let text = examples::conflist(&sandbox.path("lease"))?;
+fn wide_conflist(disk: &Path) -> Result<String> {
+    let text = examples::conflist(&disk.join("lease"))?;
     let mut conflist: Value = serde_json::from_str(&text).context("the conflist")?;
     let ranges = conflist.pointer_mut("/plugins/0/ipam/ranges/0").context("a range of the conflist")?;
     *ranges = json!([{ "subnet": SUBNET }]);

@@ -21,6 +21,7 @@ use xtask::foreign::debian_program;
 use xtask::progress::step;
 
 use crate::rows::{Bar, Row, milliseconds};
+use crate::scene::on_new_disk;
 
 const PROGRAM: [&str; 3] = ["/demo-app", "print", "x"];
 /// Of a further program, in seconds.
@@ -29,7 +30,8 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 const CRUN_CONTAINER: &str = "hawser-bench";
 
 pub(super) fn scene(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
-    let node = step("start hawser-kubelet", || Node::start(sandbox, NodeOptions::default()))?;
+    let options = on_new_disk(sandbox, NodeOptions::default())?;
+    let node = step("start hawser-kubelet", || Node::start(sandbox, options))?;
     node.put_manifest("pod.yaml", &Pod::new("exec", &["sleep", "forever"]).yaml())?;
     node.wait_for_phase("exec", "Running")?;
     let mut runtime = Cri::connect(&node.root_dir().join("hawser/runtime.sock"))?;
