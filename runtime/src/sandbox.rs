@@ -131,8 +131,13 @@ async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
         attach(runtime, &sandbox.record()).await
     };
     let shim = async {
-        let process = shim_client::start(&sandbox.id, &sandbox.dir, &shim_config)?;
-        sandbox.update(|r| r.shim = Some(process))?;
+        let sb = Arc::clone(sandbox);
+        // Its execve(2) takes some milliseconds, in which the network's plugins start.
+        let start = blocking("start shim", move || {
+            let process = shim_client::start(&sb.id, &sb.dir, &shim_config)?;
+            sb.update(|r| r.shim = Some(process))
+        });
+        start.await?;
         // The shim answers only after it has entered its namespaces.
         let (shim, _) =
             shim_client::connect(&sandbox.id, &sandbox.dir, runtime.listener(), START_DEADLINE).await?;

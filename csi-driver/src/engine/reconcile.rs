@@ -133,7 +133,13 @@ impl Reconciler {
                     }
                 }
             }
-            Err(error) => tracing::error!(error = chain(&error), "the keeper does not list what it holds"),
+            // One that another program starts may come later.
+            Err(error) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    "no keeper answers yet: what one holds of unknown volumes stays until the next start"
+                );
+            }
         }
     }
 
