@@ -324,6 +324,28 @@ pub fn signal_descriptor(signals: &[Signal]) -> Result<nix::sys::signalfd::Signa
         .map_err(|e| Error::new("signalfd", format!("{signals:?}"), e))
 }
 
+/// Blocks until `fd` is readable, or until `signal` has come, which is then taken: `false`. The signal may be
+/// one that has no effect otherwise, as for the first process of a pid namespace. It is unblocked afterwards.
+pub fn readable_before(fd: impl AsFd, signal: Signal) -> Result<bool> {
+    let signals = signal_descriptor(&[signal])?;
+    let mut waited = [fd.as_fd(), signals.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    let polled = loop {
+        match nix::poll::poll(&mut waited, PollTimeout::NONE) {
+            Err(Errno::EINTR) => {}
+            polled => break polled,
+        }
+    };
+    polled.map_err(|e| Error::new("poll", format!("for {signal}"), e))?;
+    // A closed connection is readable too.
+    let is_readable = waited[0].any().unwrap_or(true);
+    if !is_readable {
+        signals.read_signal().map_err(|e| Error::new("read", "signalfd", e))?;
+    }
+    let blocked: SigSet = [signal].into_iter().collect();
+    blocked.thread_unblock().map_err(|e| Error::new("unblock", signal, e))?;
+    Ok(is_readable)
+}
+
 /// Unblocks every signal and resets it to its default, as programs expect: Rust's runtime ignores
 /// SIGPIPE, and ignored signals survive execve(2).
 pub fn reset_signals() -> Result<()> {

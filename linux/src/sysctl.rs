@@ -67,7 +67,7 @@ impl Directory {
         Self { name, opened: OnceCell::new() }
     }
 
-    /// As [`write`], the name from this directory on.
+    /// As [`write()`], the name from this directory on.
     pub fn write(&self, name: &str, value: &str) -> Result<()> {
         self.open(name, OFlags::WRONLY)
             .and_then(|mut file| file.write_all(value.as_bytes()))

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use linux::chain;
 use linux::fd_passing::PacketSocket;
+use nix::sys::signal::Signal;
 use prost::Message;
 use proto::handover::{
     Answer, Assignment as Wire, Capacity, DataPath, Failed, Hello, HelloReply, Prepared, Proceed, Ready,
@@ -89,7 +90,8 @@ impl Dialled {
 
     /// Sends Hello and waits for the Assignment, with no limit if the driver started this daemon
     /// `ahead`. Answers Failed to one that cannot be served. `None`: a driver ended without a volume
-    /// for a daemon that it had started ahead.
+    /// for a daemon that it had started ahead, or SIGTERM ends such a daemon. In a pod of its own, only what is
+    /// waited for here ends it before the pod's grace period is over.
     pub(crate) fn receive_assignment<S: Service>(
         self,
         nonce: String,
@@ -102,10 +104,17 @@ impl Dialled {
         if ahead {
             // Zero: no limit (socket(7), SO_RCVTIMEO).
             self.socket.set_timeout(Duration::ZERO).map_err(dial_error)?;
+            if !linux::process::readable_before(&self.socket, Signal::SIGTERM).map_err(dial_error)? {
+                tracing::info!("SIGTERM ends this daemon, which had no volume");
+                return Ok(None);
+            }
         }
         let (packet, descriptors) = match self.socket.receive_with_fds(descriptors::MOST) {
             Ok(Some(received)) => received,
-            Ok(None) if ahead => return Ok(None),
+            Ok(None) if ahead => {
+                tracing::info!("the driver ended without a volume for this daemon");
+                return Ok(None);
+            }
             Ok(None) => return Err(self.refused()),
             Err(e) => return Err(self.refused_or(e)),
         };

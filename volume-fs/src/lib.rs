@@ -89,7 +89,6 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     confine::drop_privileges(S::CAPABILITIES)?;
 
     let Some((mut assignment, driver)) = driver.receive_assignment(nonce, serve.wait, &service)? else {
-        tracing::info!("the driver ended without a volume for this daemon");
         return Ok(());
     };
     let name = assignment.volume_name.clone();

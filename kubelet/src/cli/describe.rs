@@ -114,6 +114,8 @@ fn describe_events<T: Object>(object: &T, events: &[Event], now: Time, report: &
             subject.kind == T::KIND.as_str()
                 && subject.namespace == meta.namespace
                 && subject.name == meta.name
+                // An earlier object may have had the name.
+                && (subject.uid == meta.uid || subject.uid.is_empty())
         })
         .collect();
     if own.is_empty() {

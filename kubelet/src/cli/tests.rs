@@ -16,7 +16,7 @@ use crate::engine::{self, RuntimeEndpoint};
 use crate::node::Node;
 use crate::objects::{
     ClaimPhase, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, EventType, Object, PodIp, PodPhase, PodStatus, now,
+    ContainerStatus, EventType, Object, ObjectRef, PodIp, PodPhase, PodStatus, now,
 };
 use crate::sink::Sinks;
 use crate::source::ObjectSource;
@@ -275,7 +275,10 @@ async fn describe_shows_state_and_events() {
     for _ in 0..2 {
         fixture.store.record(&pod.reference(), EventType::Warning, "FailedMount", "no driver yet");
     }
+    let earlier = ObjectRef { uid: "earlier".to_owned(), ..pod.reference() };
+    fixture.store.record(&earlier, EventType::Warning, "Failed", "of the pod before");
     let text = fixture.run("describe pod web").await.unwrap();
+    assert!(!text.contains("of the pod before"), "{text}");
     for line in [
         "Name:             web\n",
         "Status:           Running\n",
@@ -365,6 +368,18 @@ async fn logs_have_no_prefixes_and_follow_until_the_container_ends() {
         fixture.run("logs web").await.unwrap_err(),
         "error: container \"c\" in pod \"web\" is waiting to start: it has no log yet"
     );
+    for (reason, message, why) in [
+        ("ImagePullBackOff", "Back-off", "trying and failing to pull image"),
+        ("PodInitializing", "", "PodInitializing"),
+        ("CreateContainerConfigError", "no key x", "CreateContainerConfigError: no key x"),
+    ] {
+        let (reason, message) = (reason.to_owned(), message.to_owned());
+        let waiting = ContainerState::Waiting(ContainerStateWaiting { reason, message });
+        let status = ContainerStatus { container_id: String::new(), ..container("c", waiting) };
+        fixture.set_status("web", PodStatus { container_statuses: vec![status], ..running() });
+        let error = fixture.run("logs web").await.unwrap_err();
+        assert!(error.ends_with(&format!("is waiting to start: {why}")), "{error}");
+    }
     fixture.set_status("web", running());
     let pod = fixture.store.pod("default", "web").unwrap();
     let log =

@@ -12,7 +12,7 @@ use super::{Config, Error};
 use crate::admission::Capacity;
 use crate::cri::Cri;
 use crate::critical::serves_volumes;
-use crate::objects::{ContainerState, EventType, Object, Pod, RestartPolicy};
+use crate::objects::{ContainerState, ContainerStatus, EventType, Object, Pod, RestartPolicy};
 use crate::pressure::NodePressure;
 use crate::runtime_health::RuntimeHealth;
 use crate::sink::Sinks;
@@ -81,8 +81,8 @@ pub enum LogPathError {
     NoContainer { pod: String, container: String, names: Vec<String> },
     #[error("a container name must be specified for pod {pod}, choose one of: [{}]", names.join(" "))]
     Ambiguous { pod: String, names: Vec<String> },
-    #[error("container \"{container}\" in pod \"{pod}\" is waiting to start: it has no log yet")]
-    NotStarted { pod: String, container: String },
+    #[error("container \"{container}\" in pod \"{pod}\" is waiting to start: {why}")]
+    NotStarted { pod: String, container: String, why: String },
     #[error("previous terminated container \"{container}\" in pod \"{pod}\" not found")]
     NoPrevious { pod: String, container: String },
 }
@@ -198,7 +198,8 @@ impl Handle {
         let status = pod.status.of_container(container);
         let (pod_name, container_name) = (pod.metadata.name.clone(), container.to_owned());
         let Some(status) = status.filter(|s| !s.container_id.is_empty()) else {
-            return Err(LogPathError::NotStarted { pod: pod_name, container: container_name });
+            let why = why_no_log(status);
+            return Err(LogPathError::NotStarted { pod: pod_name, container: container_name, why });
         };
         let instance = match (previous, status.restart_count.checked_sub(1)) {
             (false, _) => status.restart_count,
@@ -305,6 +306,20 @@ fn running_container(pod: &Pod, container: &str) -> Result<String, StreamError> 
         pod: pod.metadata.name.clone(),
         container: container.to_owned(),
     })
+}
+
+/// The words are kubelet's where it has any (`validateContainerLogStatus`).
+fn why_no_log(status: Option<&ContainerStatus>) -> String {
+    let Some(ContainerState::Waiting(waiting)) = status.map(|status| &status.state) else {
+        return "it has no log yet".to_owned();
+    };
+    match (waiting.reason.as_str(), waiting.message.as_str()) {
+        ("ErrImagePull", _) => "image can't be pulled".to_owned(),
+        ("ImagePullBackOff", _) => "trying and failing to pull image".to_owned(),
+        ("", _) => "it has no log yet".to_owned(),
+        (reason, "") => reason.to_owned(),
+        (reason, message) => format!("{reason}: {message}"),
+    }
 }
 
 fn one_container<'a>(pod: &'a Pod, wanted: &str) -> Result<&'a str, LogPathError> {

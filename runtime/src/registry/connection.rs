@@ -13,8 +13,8 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::header::{HOST, HeaderMap, PROXY_AUTHORIZATION};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, InvalidMessage};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
@@ -161,7 +161,14 @@ impl Connections {
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
-        let tls = |source| Problem::Tls { source };
+        let tls = |source: std::io::Error| {
+            let cause = source.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+            // The first byte is none of a TLS record, as in an HTTP answer.
+            if matches!(cause, Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType))) {
+                return Problem::NoTls { origin: origin.to_string() };
+            }
+            Problem::Tls { source }
+        };
         let name = ServerName::try_from(origin.host.clone()).map_err(std::io::Error::other).map_err(tls)?;
         let connector = TlsConnector::from(Arc::clone(&self.tls));
         let stream = self.within_limit(connector.connect(name, stream)).await?.map_err(tls)?;

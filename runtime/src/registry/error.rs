@@ -116,6 +116,11 @@ pub(crate) enum Problem {
         #[source]
         source: io::Error,
     },
+    #[error(
+        "it answers without TLS. If it is to be asked so, write server = \"http://{origin}\" to {origin}/hosts.toml \
+         below --registry-config"
+    )]
+    NoTls { origin: String },
     #[error(transparent)]
     TlsFiles(#[from] HostsProblem),
     #[error("no byte for {} s (--image-pull-idle-seconds)", .idle.as_secs())]

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use tests::cri::{Cri, Host, eventually, layer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::registries::{
     assert_no_downloads, configure, configure_plain, downloads, host, password, pull_with, start,
@@ -300,6 +301,28 @@ async fn a_registry_without_tls_is_used_only_where_that_is_configured() {
     assert!(error.starts_with("manifest 1: TLS: "), "{error}");
     configure_plain(&host, &server);
     pull_with(&cri, &format!("{}/demo:1", server.address), None).await.unwrap();
+}
+
+/// As Debian's docker-registry does, unlike [`Server`], which closes the connection.
+#[tokio::test]
+async fn a_registry_that_answers_without_tls_is_named_with_what_to_configure() {
+    let mut host = host();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut connection, _)) = listener.accept().await {
+            let mut hello = [0; 5];
+            connection.read_exact(&mut hello).await.unwrap();
+            connection.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").await.unwrap();
+        }
+    });
+    let cri = start(&mut host).await;
+    let error = pull_with(&cri, &format!("{address}/demo:1"), None).await.unwrap_err();
+    let advice = format!("server = \"http://{address}\" to {address}/hosts.toml below --registry-config");
+    assert!(
+        error.message().contains("it answers without TLS. ") && error.message().ends_with(&advice),
+        "{error}"
+    );
 }
 
 #[tokio::test]

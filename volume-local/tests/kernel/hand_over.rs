@@ -89,6 +89,19 @@ fn sigterm_before_the_hand_over_ends_the_daemon() {
     assert!(!daemon.wait().unwrap().success());
 }
 
+/// As the first process of a pid namespace it would get no signal without a handler.
+#[test]
+fn sigterm_ends_a_daemon_that_waits_for_a_volume() {
+    let stage = Stage::new();
+    let listener = stage.listen();
+    let mut daemon = stage.daemon(Setup::default()).arg("--wait").spawn().unwrap();
+    let socket = fixture::accept(&listener);
+    fixture::hello(&socket);
+    kill(Pid::from_raw(daemon.id().cast_signed()), Signal::SIGTERM).unwrap();
+    fixture::wait_for(&daemon).expect("SIGTERM ends it");
+    assert!(daemon.wait().unwrap().success());
+}
+
 #[test]
 fn a_refused_nonce_is_said_clearly() {
     let stage = Stage::new();

@@ -87,8 +87,12 @@ fn print_next(place: &Place) {
     let command = command.display();
     say("type next, to run two pods that share a volume:\n");
     say(&format!("  {command} apply -f {}", place.examples().display()));
+    say(&format!("  {command} wait pod one two --for=condition=Ready"));
     say(&format!("  {command} get pods -o wide"));
     say(&format!("  {command} logs two"));
+    say("\nfor a claim of your own: storageClassName: hawser");
+    say("for an image of a registry without TLS: /etc/hawser/certs.d/HOST:PORT/hosts.toml with the line");
+    say("  server = \"http://HOST:PORT\"");
     say(&format!("\n{command} is hawser-kubelet for this node: {command} --help"));
     say(&format!(
         "logs: {}, {}",
