@@ -119,6 +119,9 @@ const SMALL_PRODUCTS: [&str; 1] = ["keeper"];
 fn build_products() -> Result<()> {
     let (mut small, others): (Vec<_>, Vec<_>) =
         binaries::PRODUCTS.into_iter().partition(|(package, _binary)| SMALL_PRODUCTS.contains(package));
+    if !binaries::dir().join("hawser-kubelet").is_file() {
+        say("the first build takes about ten minutes on two processors");
+    }
     let mut command = static_build("release", binaries::TARGET);
     for (package, _binary) in others {
         command.args(["-p", package]);
