@@ -1,5 +1,5 @@
-//! `hawser-kubelet get pods -w` as one process beside the pods that are measured. A client for each look
-//! would take half a processor from them.
+//! `hawser-kubelet get pods -w` as one process beside the pods that are measured. A client for each look would take
+//! processor time from them.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
@@ -11,7 +11,7 @@ use ::tests::node::TIMEOUT;
 use anyhow::{Context, Result, bail};
 use xtask::progress::complain;
 
-/// Its process ends with it.
+/// Dropping it ends the client.
 #[derive(Debug)]
 pub(super) struct PodWatch {
     client: Child,

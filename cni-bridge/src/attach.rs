@@ -20,6 +20,8 @@ use crate::names::{alias, veth_name};
 use crate::random;
 use crate::undo::{Step, Undo};
 
+/// IPv6's settings of each interface.
+const IPV6: &str = "net/ipv6/conf";
 /// As many attempts as the reference makes.
 const VETH_NAME_ATTEMPTS: usize = 10;
 /// The sum of the reference's sleeps.
@@ -75,7 +77,7 @@ impl Sockets {
         let home = NetNs::current()?;
         let host = Netlink::open()?;
         let (container, interfaces) = netns.visit(&home, || (Netlink::open(), Interfaces::open()))?;
-        let [host_ipv6, container_ipv6] = [(); 2].map(|()| Directory::new("net/ipv6/conf"));
+        let (host_ipv6, container_ipv6) = (Directory::new(IPV6), Directory::new(IPV6));
         let (container, container_interfaces) = (container?, interfaces?);
         Ok(Self { host, container, container_interfaces, netns, home, host_ipv6, container_ipv6 })
     }

@@ -324,26 +324,44 @@ pub fn signal_descriptor(signals: &[Signal]) -> Result<nix::sys::signalfd::Signa
         .map_err(|e| Error::new("signalfd", format!("{signals:?}"), e))
 }
 
-/// Blocks until `fd` is readable, or until `signal` has come, which is then taken: `false`. The signal may be
-/// one that has no effect otherwise, as for the first process of a pid namespace. It is unblocked afterwards.
-pub fn readable_before(fd: impl AsFd, signal: Signal) -> Result<bool> {
-    let signals = signal_descriptor(&[signal])?;
-    let mut waited = [fd.as_fd(), signals.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-    let polled = loop {
-        match nix::poll::poll(&mut waited, PollTimeout::NONE) {
-            Err(Errno::EINTR) => {}
-            polled => break polled,
-        }
-    };
-    polled.map_err(|e| Error::new("poll", format!("for {signal}"), e))?;
-    // A closed connection is readable too.
-    let is_readable = waited[0].any().unwrap_or(true);
-    if !is_readable {
-        signals.read_signal().map_err(|e| Error::new("read", "signalfd", e))?;
+/// A signal that this thread waits for. It may be one that has no effect otherwise, as for the first process of a pid
+/// namespace. The signal is blocked until the drop, which must be on the same thread.
+#[derive(Debug)]
+pub struct SignalWait {
+    signal: Signal,
+    pending: nix::sys::signalfd::SignalFd,
+}
+
+impl SignalWait {
+    pub fn block(signal: Signal) -> Result<Self> {
+        Ok(Self { signal, pending: signal_descriptor(&[signal])? })
     }
-    let blocked: SigSet = [signal].into_iter().collect();
-    blocked.thread_unblock().map_err(|e| Error::new("unblock", signal, e))?;
-    Ok(is_readable)
+
+    /// Blocks until the signal is pending, which is then taken (`true`), or until `fd` is readable or closed (`false`).
+    /// If both are so, the result is `false`, and the signal has its usual effect after the drop.
+    pub fn precedes(&self, fd: impl AsFd) -> Result<bool> {
+        let mut waited = [fd.as_fd(), self.pending.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let polled = loop {
+            match nix::poll::poll(&mut waited, PollTimeout::NONE) {
+                Err(Errno::EINTR) => {}
+                polled => break polled,
+            }
+        };
+        polled.map_err(|e| Error::new("poll", format!("for {}", self.signal), e))?;
+        if waited[0].any().unwrap_or(true) {
+            return Ok(false);
+        }
+        let taken = self.pending.read_signal().map_err(|e| Error::new("read", "signalfd", e))?;
+        Ok(taken.is_some())
+    }
+}
+
+impl Drop for SignalWait {
+    fn drop(&mut self) {
+        let blocked: SigSet = [self.signal].into_iter().collect();
+        // It fails only for an invalid argument.
+        let _unblocked = blocked.thread_unblock();
+    }
 }
 
 /// Unblocks every signal and resets it to its default, as programs expect: Rust's runtime ignores

@@ -132,7 +132,7 @@ async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
     };
     let shim = async {
         let sb = Arc::clone(sandbox);
-        // Its execve(2) takes some milliseconds, in which the network's plugins start.
+        // A spawn waits for the shim's execve(2). Meanwhile the network's plugins start.
         let start = blocking("start shim", move || {
             let process = shim_client::start(&sb.id, &sb.dir, &shim_config)?;
             sb.update(|r| r.shim = Some(process))
@@ -435,7 +435,6 @@ fn resolv_conf(dns: Option<&DnsConfig>) -> Result<String> {
     Ok(text)
 }
 
-/// 64 random hexadecimal digits, as in containerd.
 #[cfg(test)]
 mod tests {
     use super::*;

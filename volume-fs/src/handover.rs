@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use linux::chain;
 use linux::fd_passing::PacketSocket;
+use linux::process::SignalWait;
 use nix::sys::signal::Signal;
 use prost::Message;
 use proto::handover::{
@@ -89,9 +90,10 @@ impl Dialled {
     }
 
     /// Sends Hello and waits for the Assignment, with no limit if the driver started this daemon
-    /// `ahead`. Answers Failed to one that cannot be served. `None`: a driver ended without a volume
-    /// for a daemon that it had started ahead, or SIGTERM ends such a daemon. In a pod of its own, only what is
-    /// waited for here ends it before the pod's grace period is over.
+    /// `ahead`. Answers Failed to one that cannot be served. `None`: a daemon that was started ahead ends without a
+    /// volume, because the driver has ended or because of SIGTERM. In a pod the daemon is the first process of its
+    /// pid namespace, which gets only the signals that it waits for: without this, the pod would take its whole
+    /// grace period to end.
     pub(crate) fn receive_assignment<S: Service>(
         self,
         nonce: String,
@@ -100,14 +102,17 @@ impl Dialled {
     ) -> Result<Option<(Assignment<S::Assigned>, Assigned)>> {
         let Versions { oldest: oldest_version, newest: newest_version } = VERSIONS;
         let hello = Hello { newest_version, nonce, oldest_version, release: config::RELEASE.to_owned() };
+        let ending = ahead.then(|| SignalWait::block(Signal::SIGTERM)).transpose().map_err(dial_error)?;
         self.socket.send(&hello.encode_to_vec(), &[]).map_err(|e| self.refused_or(e))?;
         if ahead {
             // Zero: no limit (socket(7), SO_RCVTIMEO).
             self.socket.set_timeout(Duration::ZERO).map_err(dial_error)?;
-            if !linux::process::readable_before(&self.socket, Signal::SIGTERM).map_err(dial_error)? {
-                tracing::info!("SIGTERM ends this daemon, which had no volume");
-                return Ok(None);
-            }
+        }
+        if let Some(ending) = ending
+            && ending.precedes(&self.socket).map_err(dial_error)?
+        {
+            tracing::info!("SIGTERM ends this daemon, which had no volume");
+            return Ok(None);
         }
         let (packet, descriptors) = match self.socket.receive_with_fds(descriptors::MOST) {
             Ok(Some(received)) => received,

@@ -12,6 +12,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+
 use crate::backend::VolumeBackend;
 use crate::daemon::dial::{self, DialDir};
 use crate::daemon::keeper::Role;
@@ -133,13 +135,15 @@ impl Reconciler {
                     }
                 }
             }
-            // One that another program starts may come later.
-            Err(error) => {
+            // Another program may start it later.
+            Err(error) if error.errno() == Errno::ENOTCONN => {
                 tracing::warn!(
                     error = chain(&error),
-                    "no keeper answers yet: what one holds of unknown volumes stays until the next start"
+                    "no keeper answers: a keeper that comes later keeps the descriptors of unknown volumes until the \
+                     driver's next start"
                 );
             }
+            Err(error) => tracing::error!(error = chain(&error), "the keeper does not list what it holds"),
         }
     }
 

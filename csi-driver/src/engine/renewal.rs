@@ -38,10 +38,7 @@ pub(crate) async fn serve(stages: Arc<Stages>, mut renewed: UnboundedReceiver<()
         round = JoinSet::new();
         stages.daemons.warm.lend_all();
         let unconnected = stages.unconnected();
-        tracing::info!(
-            volumes = unconnected.len(),
-            "connected to a keeper: it gets what it lacks of these volumes"
-        );
+        tracing::info!(volumes_to_check = unconnected.len(), "connected to a keeper");
         for volume_id in unconnected {
             round.spawn(renew(stages.clone(), volume_id));
         }
@@ -87,8 +84,8 @@ async fn attempt(stages: &Arc<Stages>, volume_id: &VolumeId) -> Result<()> {
 }
 
 impl Stages {
-    /// Volumes whose daemon has no socket to the keeper, or will have none: a stage that has not ended may
-    /// have found no keeper.
+    /// Volumes whose daemon has no socket to the keeper. A stage that still runs counts too: it may have begun before
+    /// the keeper came.
     fn unconnected(&self) -> Vec<VolumeId> {
         let connected = self.daemons.keeper.daemons().unwrap_or_else(|error| {
             tracing::warn!(error = chain(&error), "the keeper does not list its daemons");
@@ -97,7 +94,8 @@ impl Stages {
         let volumes = self.journal.list().into_iter();
         let unconnected = volumes.filter(|(volume_id, record)| {
             let parked = record.parked.as_ref().map(|parked| &parked.stage);
-            record.stage.as_ref().or(parked).is_some() && !connected.contains(volume_id)
+            let stage = record.stage.as_ref().or(parked);
+            stage.is_some_and(|stage| !stage.aborted) && !connected.contains(volume_id)
         });
         unconnected.map(|(volume_id, _)| volume_id).collect()
     }

@@ -539,7 +539,7 @@ fn a_keeper_that_another_program_starts_gets_everything_when_it_comes() {
     caller.delete(&id).unwrap();
 }
 
-/// The stage began without a keeper, so its daemon has no socket to one.
+/// The stage begins without a keeper, and the keeper comes before the daemon has answered.
 #[test]
 fn a_daemon_that_starts_while_a_keeper_comes_gets_a_socket_to_it() {
     let sandbox = Sandbox::new();
@@ -555,7 +555,12 @@ fn a_daemon_that_starts_while_a_keeper_comes_gets_a_socket_to_it() {
     let id = caller.create_named("pvc-1").unwrap();
     let _keeper = thread::scope(|scope| {
         let stage = scope.spawn(|| caller.stage(&id));
-        let mut go = File::options().write(true).open(&gate).unwrap();
+        let mut go = eventually("the program waits", TIMEOUT, || {
+            // Without O_NONBLOCK, an open would wait for a reader.
+            let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            Ok(File::from(rustix::fs::open(&gate, flags, Mode::empty())?))
+        })
+        .unwrap();
         let keeper = start_service(&scene);
         eventually("the driver uses the keeper", TIMEOUT, || {
             anyhow::ensure!(scene.log().contains("connected to a keeper"), "not yet:\n{}", scene.log());
@@ -567,6 +572,12 @@ fn a_daemon_that_starts_while_a_keeper_comes_gets_a_socket_to_it() {
         keeper
     });
     wait_until_held(&scene, 0);
-    caller.unstage(&id).unwrap();
+    eventually("the daemon has the socket", TIMEOUT, || {
+        anyhow::ensure!(scene.log().contains("the volume's daemon uses another keeper"), "{}", scene.log());
+        Ok(())
+    })
+    .unwrap();
+    // The driver may still hold the volume.
+    retried(&scene, "unstage", || caller.unstage(&id));
     caller.delete(&id).unwrap();
 }

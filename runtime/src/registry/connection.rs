@@ -165,7 +165,8 @@ impl Connections {
             let cause = source.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
             // The first byte is none of a TLS record, as in an HTTP answer.
             if matches!(cause, Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType))) {
-                return Problem::NoTls { origin: origin.to_string() };
+                let plain = Origin { is_https: false, ..origin.clone() };
+                return Problem::NoTls { address: plain.to_string() };
             }
             Problem::Tls { source }
         };

@@ -117,10 +117,9 @@ pub(crate) enum Problem {
         source: io::Error,
     },
     #[error(
-        "it answers without TLS. If it is to be asked so, write server = \"http://{origin}\" to {origin}/hosts.toml \
-         below --registry-config"
+        "it answers without TLS. To allow that, give its URL as \"http://{address}\" in hosts.toml (--registry-config)"
     )]
-    NoTls { origin: String },
+    NoTls { address: String },
     #[error(transparent)]
     TlsFiles(#[from] HostsProblem),
     #[error("no byte for {} s (--image-pull-idle-seconds)", .idle.as_secs())]

@@ -89,12 +89,13 @@ fn sigterm_before_the_hand_over_ends_the_daemon() {
     assert!(!daemon.wait().unwrap().success());
 }
 
-/// As the first process of a pid namespace it would get no signal without a handler.
+/// In a pod it is the first process of a pid namespace, which gets only the signals that it waits for.
 #[test]
 fn sigterm_ends_a_daemon_that_waits_for_a_volume() {
     let stage = Stage::new();
     let listener = stage.listen();
-    let mut daemon = stage.daemon(Setup::default()).arg("--wait").spawn().unwrap();
+    let start = || stage.daemon(Setup::default()).arg("--wait").spawn();
+    let mut daemon = linux::pid_namespace::start_first(None, start).unwrap().unwrap();
     let socket = fixture::accept(&listener);
     fixture::hello(&socket);
     kill(Pid::from_raw(daemon.id().cast_signed()), Signal::SIGTERM).unwrap();
