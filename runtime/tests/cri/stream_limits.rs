@@ -143,7 +143,12 @@ async fn a_program_ends_with_its_container_and_its_clients_learn_so() {
     let (mut by_spdy, ids) = open_streams(&url(&mut cri, &id).await, [true, true, true, false]).await;
     let mut by_websocket = websocket(&url(&mut cri, &id).await, EXEC_BY_WEBSOCKET).await;
     let unused = url(&mut cri, &id).await;
-    eventually("both run", || (children(&host).len() == 3).then_some(())).await;
+    // Until its execve(2), a child of the shim may not be in the container yet.
+    let runs = |pid: &i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "demo-app\n")
+    };
+    let all_run = |children: &[i32]| children.len() == 3 && children.iter().all(runs);
+    eventually("both run", || all_run(&children(&host)).then_some(())).await;
     let stop = StopContainerRequest { container_id: id.clone(), timeout: 0 };
     cri.runtime.stop_container(stop).await.unwrap();
     let (_, status) = all(&mut by_spdy, &ids).await;
