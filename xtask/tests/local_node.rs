@@ -124,14 +124,11 @@ fn what_up_prints_can_be_typed_and_down_removes_everything_also_after_kill_9() {
     let machine = Machine::new(&sandbox);
     let printed = machine.succeed("up");
     let commands = commands_of(&printed);
-    let [apply, get, logs] = commands[..] else { panic!("three commands are expected: {printed}") };
+    let [apply, wait, get, logs] = commands[..] else { panic!("four commands are expected: {printed}") };
     machine.type_in(apply).unwrap();
-    eventually("both pods run", TIMEOUT, || {
-        let table = machine.type_in(get)?;
-        ensure!(table.matches(" Running ").count() == 2, "{table}");
-        Ok(())
-    })
-    .unwrap();
+    machine.type_in(wait).unwrap();
+    let table = machine.type_in(get).unwrap();
+    assert_eq!(table.matches(" Running ").count(), 2, "{table}");
     eventually("pod two has fetched the file of pod one", TIMEOUT, || {
         let log = machine.type_in(logs)?;
         ensure!(log.contains("fetched over v4"), "{log}");
@@ -159,7 +156,7 @@ fn pods_end_by_themselves_before_down_removes_the_node() {
     let printed = machine.succeed("up");
     machine.type_in(commands_of(&printed)[0]).unwrap();
     eventually("pod two has read the volume", TIMEOUT, || {
-        let log = machine.type_in(commands_of(&printed)[2])?;
+        let log = machine.type_in(commands_of(&printed)[3])?;
         ensure!(log.contains("read "), "{log}");
         Ok(())
     })

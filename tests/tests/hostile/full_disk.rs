@@ -97,8 +97,9 @@ fn pods_are_deleted_and_manifests_removed_with_not_one_byte_free() {
     node.remove_manifest("described.yaml").unwrap();
     ensure_gone(&node, "described");
 
-    // What was asked for before a kill is remembered by the next kubelet.
-    let words = ["delete", "pod", "stubborn", "-n", "default", "--grace-period=60", "--wait=false"];
+    // What was asked for before a kill is remembered by the next kubelet. The grace period too, if there was room
+    // for it; otherwise it is the pod's own.
+    let words = ["delete", "pod", "stubborn", "-n", "default", "--grace-period=10", "--wait=false"];
     node.client(&words).unwrap();
     node.kubelet().unwrap().kill().unwrap();
     wait_until_full(&disk);
