@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
+use std::time::Instant;
 
 use ::tests::Node;
 use ::tests::node::TIMEOUT;
@@ -31,8 +32,10 @@ impl PodWatch {
 
     /// Until the pod's only container has ended with exit code 0.
     pub(super) fn wait_until_completed(&self, pod: &str) -> Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            let row = self.rows.recv_timeout(TIMEOUT).with_context(|| format!("{pod} has not completed"))?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let row = self.rows.recv_timeout(left).with_context(|| format!("{pod} has not completed"))?;
             let mut columns = row.split_whitespace();
             if columns.next() != Some(pod) {
                 continue;

@@ -5,7 +5,7 @@
 
 use std::cell::OnceCell;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -27,19 +27,12 @@ pub enum Ensured {
 /// (`net/ipv4/conf/eth0.5/arp_notify`), since interface names may contain dots. `ENOENT` if the
 /// kernel or the interface has no such setting.
 pub fn read(name: &str) -> Result<String> {
-    let path = path_of("read sysctl", name)?;
-    let text = std::fs::read_to_string(&path).map_err(|e| Error::new("read sysctl", name, e))?;
-    Ok(text.trim_end().to_owned())
+    read_opened(name, path_of(name).and_then(File::open))
 }
 
 /// Sets `name` to `value`.
 pub fn write(name: &str, value: &str) -> Result<()> {
-    let path = path_of("write sysctl", name)?;
-    OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(value.as_bytes()))
-        .map_err(|e| Error::new("write sysctl", format_args!("{name}={value}"), e))
+    write_opened(name, path_of(name).and_then(|path| OpenOptions::new().write(true).open(path)), value)
 }
 
 /// Sets `name` to `value` if it differs: a host may allow reading `ip_forward` but not writing it.
@@ -69,27 +62,20 @@ impl Directory {
 
     /// As [`write()`], the name from this directory on.
     pub fn write(&self, name: &str, value: &str) -> Result<()> {
-        self.open(name, OFlags::WRONLY)
-            .and_then(|mut file| file.write_all(value.as_bytes()))
-            .map_err(|e| Error::new("write sysctl", format_args!("{}/{name}={value}", self.name), e))
+        write_opened(&format!("{}/{name}", self.name), self.open(name, OFlags::WRONLY), value)
     }
 
     /// As [`ensure`], the name from this directory on.
     pub fn ensure(&self, name: &str, value: &str) -> Result<Ensured> {
-        let mut found = String::new();
-        self.open(name, OFlags::RDONLY)
-            .and_then(|mut file| file.read_to_string(&mut found))
-            .map_err(|e| Error::new("read sysctl", format_args!("{}/{name}", self.name), e))?;
-        if found.trim_end() == value {
+        let found = read_opened(&format!("{}/{name}", self.name), self.open(name, OFlags::RDONLY))?;
+        if found == value {
             return Ok(Ensured::AlreadyThere);
         }
         self.write(name, value).map(|()| Ensured::Written)
     }
 
-    fn open(&self, name: &str, access: OFlags) -> std::io::Result<File> {
-        if !is_inside(name) {
-            return Err(Errno::EINVAL.into());
-        }
+    fn open(&self, name: &str, access: OFlags) -> io::Result<File> {
+        check_inside(name)?;
         let dir = match self.opened.get() {
             Some(dir) => dir,
             None => {
@@ -102,17 +88,27 @@ impl Directory {
     }
 }
 
-/// `EINVAL` for a name that leads out of `/proc/sys`.
-fn path_of(op: &'static str, name: &str) -> Result<PathBuf> {
-    if !is_inside(name) {
-        return Err(Error::new(op, name, Errno::EINVAL));
-    }
-    Ok(Path::new(ROOT).join(name))
+/// Without the final newline.
+fn read_opened(name: &str, opened: io::Result<File>) -> Result<String> {
+    let text = opened.and_then(io::read_to_string).map_err(|e| Error::new("read sysctl", name, e))?;
+    Ok(text.trim_end().to_owned())
 }
 
-fn is_inside(name: &str) -> bool {
+fn write_opened(name: &str, opened: io::Result<File>, value: &str) -> Result<()> {
+    opened
+        .and_then(|mut file| file.write_all(value.as_bytes()))
+        .map_err(|e| Error::new("write sysctl", format_args!("{name}={value}"), e))
+}
+
+fn path_of(name: &str) -> io::Result<PathBuf> {
+    check_inside(name).map(|()| Path::new(ROOT).join(name))
+}
+
+/// `EINVAL` for a name that leads out of the directory.
+fn check_inside(name: &str) -> io::Result<()> {
     let is_plain = |part| matches!(part, std::path::Component::Normal(_));
-    !name.is_empty() && Path::new(name).components().all(is_plain)
+    let is_inside = !name.is_empty() && Path::new(name).components().all(is_plain);
+    if is_inside { Ok(()) } else { Err(Errno::EINVAL.into()) }
 }
 
 #[cfg(test)]

@@ -58,12 +58,7 @@ struct Known<'a> {
 
 impl<'a> Known<'a> {
     fn new(volumes: &'a [(VolumeId, VolumeRecord)], run_dir: &Path) -> Result<Self> {
-        let staged = || {
-            volumes.iter().filter_map(|(id, record)| {
-                let parked = record.parked.as_ref().map(|parked| &parked.stage);
-                Some((id, record.stage.as_ref().or(parked)?))
-            })
-        };
+        let staged = || volumes.iter().filter_map(|(id, record)| Some((id, record.stage_or_parked()?)));
         let recorded = dial::list(run_dir).step("list dial directories")?.into_iter().filter_map(|key| {
             let launch = DialDir::of(run_dir, &key).recorded_launch()?;
             Some((launch, key.volume_id()?))

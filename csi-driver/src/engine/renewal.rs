@@ -93,9 +93,7 @@ impl Stages {
         });
         let volumes = self.journal.list().into_iter();
         let unconnected = volumes.filter(|(volume_id, record)| {
-            let parked = record.parked.as_ref().map(|parked| &parked.stage);
-            let stage = record.stage.as_ref().or(parked);
-            stage.is_some_and(|stage| !stage.aborted) && !connected.contains(volume_id)
+            record.stage_or_parked().is_some_and(|stage| !stage.aborted) && !connected.contains(volume_id)
         });
         unconnected.map(|(volume_id, _)| volume_id).collect()
     }
@@ -103,10 +101,7 @@ impl Stages {
     /// The volume's lock is held.
     pub(super) fn renew_keeper(&self, volume_id: &VolumeId) -> Result<()> {
         let Some(record) = self.journal.find(volume_id)? else { return Ok(()) };
-        let parked = record.parked.as_ref().map(|parked| &parked.stage);
-        let Some(stage) = record.stage.as_ref().or(parked).filter(|stage| !stage.aborted) else {
-            return Ok(());
-        };
+        let Some(stage) = record.stage_or_parked().filter(|stage| !stage.aborted) else { return Ok(()) };
         let Some(serving) = stage.serving else { return Ok(()) };
         // Its successor gets its socket from the keeper.
         if !serving.daemon.is_alive().step("look at daemon")? {
@@ -151,8 +146,7 @@ impl Stages {
         serving: Serving,
         returned: Vec<(Role, std::os::fd::OwnedFd)>,
     ) -> Result<bool> {
-        let parked = record.parked.as_ref().map(|parked| &parked.stage);
-        let Some(stage) = record.stage.as_ref().or(parked) else { return Ok(false) };
+        let Some(stage) = record.stage_or_parked() else { return Ok(false) };
         let Some(data) = stage.data else { return Ok(false) };
         let assigned = self.backend.assign(volume_id, record.allowance())?;
         let usage_file = assigned.descriptors.iter().find(|(role, _)| *role == Role::UsageFile);

@@ -54,6 +54,11 @@ fn filled() -> bool {
 }
 
 impl VolumeRecord {
+    /// The volume's stage, or that of its parked mount.
+    pub(crate) fn stage_or_parked(&self) -> Option<&StageRecord> {
+        self.stage.as_ref().or(self.parked.as_ref().map(|parked| &parked.stage))
+    }
+
     pub(crate) fn new(name: VolumeName, capacity_bytes: u64, parameters: Parameters) -> Self {
         Self {
             name,

@@ -241,8 +241,7 @@ fn text(path: &Path) -> String {
 
 /// The daemon of a staged or parked volume.
 fn daemon_of(record: &VolumeRecord) -> Option<ProcessId> {
-    let parked = record.parked.as_ref().map(|parked| &parked.stage);
-    record.stage.as_ref().or(parked)?.serving.map(|serving| serving.daemon)
+    record.stage_or_parked()?.serving.map(|serving| serving.daemon)
 }
 
 fn volume_state(record: &VolumeRecord, daemon: Option<Daemon>) -> &'static str {
