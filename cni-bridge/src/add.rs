@@ -1,5 +1,7 @@
 //! ADD: makes the whole attachment, or nothing.
 
+use std::net::Ipv4Addr;
+
 use cni_plugin::delegate::{Delegate, PendingAdd, PreparedAdd};
 use cni_plugin::{CniResult, Interface, Invocation};
 use linux::interface::Interfaces;
@@ -7,6 +9,7 @@ use linux::interface::Interfaces;
 use crate::attach::{Connection, Sockets};
 use crate::config::{Config, Container};
 use crate::error::Error;
+use crate::introduction::{self, Introduction, Known};
 use crate::names::format_mac;
 use crate::plan::{Plan, host_interface};
 use crate::rules::Port;
@@ -64,11 +67,14 @@ fn try_add(
     if pending.as_ref().is_some_and(PendingAdd::has_refused) {
         undo.keep_addresses();
     }
-    let (connection, addresses) = (connected?, addresses?);
+    let (mut connection, addresses) = (connected?, addresses?);
 
+    let mut is_announced = false;
     let result = match addresses {
         Some(addresses) => {
             let plan = Plan::new(config, addresses)?;
+            let Introduction { mac, announced } = introduction(config, sockets, &plan, &connection)?;
+            (connection.container_veth.mac, is_announced) = (mac, announced);
             sockets.configure(config, call, &plan, connection.container_veth)?;
             // After a failure at this point, nothing that other containers use was touched.
             pending.map_or(Ok(()), PendingAdd::confirm)?;
@@ -86,7 +92,13 @@ fn try_add(
         undo.push(Step::RemoveRules { addresses: port.all_addresses() });
         rules::ensure(config, call, port)?;
     }
+    if config.starts_locked() {
+        sockets.unlock(&connection)?;
+    }
     let interfaces = interfaces(config, call, sockets, &connection)?;
+    if is_announced {
+        sockets.announce(connection.container_veth)?;
+    }
     let result = CniResult { interfaces, ..result };
     // A result that the requested version cannot express must fail here, where ADD is undone.
     result.ensure_fits(call.conf.cni_version)?;
@@ -99,11 +111,28 @@ fn connect(
     sockets: &Sockets,
     undo: &mut Undo,
 ) -> Result<Connection, Error> {
-    let connection = sockets.connect(config, call, undo)?;
+    let mut connection = sockets.connect(config, call, undo)?;
     if config.ipam().is_some() {
-        sockets.prepare(config, &call.ifname)?;
+        connection.has_ipv6 = sockets.prepare(config, &call.ifname)?;
     }
     Ok(connection)
+}
+
+/// The MAC and the announcement of a container with these addresses.
+fn introduction(
+    config: &Config,
+    sockets: &Sockets,
+    plan: &Plan,
+    connection: &Connection,
+) -> Result<Introduction, Error> {
+    let ips = &plan.result.ips;
+    let neighbour = |ip: Ipv4Addr| sockets.host.neighbour(connection.bridge.index, ip.into());
+    let known = Known {
+        current: connection.container_veth.mac,
+        earlier: introduction::first_ipv4(ips).map(neighbour).transpose()?.flatten(),
+        has_ipv6: connection.has_ipv6 || plan.has_ipv6(),
+    };
+    Ok(Introduction::new(config, ips, known))
 }
 
 fn layer2(

@@ -10,7 +10,7 @@ use linux::netlink::{
     Address, BridgeSpec, Changes, Link, Mac, Netlink, OperState, PortSpec, VethSpec, Watch,
 };
 use linux::netns::NetNs;
-use linux::sysctl::Directory;
+use linux::sysctl::Settings;
 use nix::errno::Errno;
 
 use crate::bridge_lock::BridgeLock;
@@ -21,7 +21,7 @@ use crate::random;
 use crate::undo::{Step, Undo};
 
 /// IPv6's settings of each interface.
-const IPV6: &str = "net/ipv6/conf";
+pub(crate) const IPV6: &str = "net/ipv6/conf";
 /// As many attempts as the reference makes.
 const VETH_NAME_ATTEMPTS: usize = 10;
 /// The sum of the reference's sleeps.
@@ -36,10 +36,8 @@ pub(crate) struct Sockets {
     pub(crate) netns: NetNs,
     /// The host's namespace, in which this process was started.
     pub(crate) home: NetNs,
-    /// `net/ipv6/conf` of the host.
-    pub(crate) host_ipv6: Directory,
-    /// `net/ipv6/conf` of the container.
-    pub(crate) container_ipv6: Directory,
+    /// Of the namespace in which the thread is.
+    pub(crate) settings: Settings,
 }
 
 /// What [`Sockets::connect`] made or found.
@@ -51,6 +49,8 @@ pub(crate) struct Connection {
     pub(crate) bridge_addresses: Vec<Address>,
     pub(crate) host_veth: Link,
     pub(crate) container_veth: ContainerVeth,
+    /// Whether the container's interface has IPv6.
+    pub(crate) has_ipv6: bool,
 }
 
 /// Who made the bridge.
@@ -77,9 +77,8 @@ impl Sockets {
         let home = NetNs::current()?;
         let host = Netlink::open()?;
         let (container, interfaces) = netns.visit(&home, || (Netlink::open(), Interfaces::open()))?;
-        let (host_ipv6, container_ipv6) = (Directory::new(IPV6), Directory::new(IPV6));
         let (container, container_interfaces) = (container?, interfaces?);
-        Ok(Self { host, container, container_interfaces, netns, home, host_ipv6, container_ipv6 })
+        Ok(Self { host, container, container_interfaces, netns, home, settings: Settings::open()? })
     }
 
     /// Makes the bridge and a port of it whose peer is the container's interface (still down).
@@ -94,9 +93,10 @@ impl Sockets {
         let bridge = self.ensure_bridge(config, undo)?;
         let (host_veth, container_veth) = self.create_veth(config, call, &bridge, undo)?;
 
-        self.ignore_router_advertisements(&host_veth);
+        self.switch_ipv6_off(&host_veth);
         let alias = alias(call);
-        let port = PortSpec { index: host_veth.index, alias: Some(&alias), flags: config.port };
+        let locked = config.starts_locked();
+        let port = PortSpec { index: host_veth.index, alias: Some(&alias), flags: config.port, locked };
         self.host.bring_port_up(&port).map_err(|source| Error::ConnectPort {
             veth: host_veth.name.clone(),
             bridge: bridge.name.clone(),
@@ -106,7 +106,16 @@ impl Sockets {
             true => self.host.addresses(bridge.index)?,
             false => Vec::new(),
         };
-        Ok(Connection { bridge, bridge_addresses, host_veth, container_veth })
+        Ok(Connection { bridge, bridge_addresses, host_veth, container_veth, has_ipv6: false })
+    }
+
+    /// Lets the frames of the container through.
+    pub(crate) fn unlock(&self, connection: &Connection) -> Result<(), Error> {
+        self.host.unlock_port(connection.host_veth.index).map_err(|source| Error::ConnectPort {
+            veth: connection.host_veth.name.clone(),
+            bridge: connection.bridge.name.clone(),
+            source,
+        })
     }
 
     fn ensure_bridge(&self, config: &Config, undo: &mut Undo) -> Result<Link, Error> {
@@ -243,10 +252,16 @@ impl Sockets {
         found.ok_or_else(|| Error::LinkVanished { name: link.name.clone() })
     }
 
-    /// This plugin sets the routes of its links; routers must not.
+    /// A port has no address: the bridge has. Otherwise the kernel would give it a link-local one, and look
+    /// through the routes of all ports whenever a port changes (`fib6_clean_all`).
+    fn switch_ipv6_off(&self, port: &Link) {
+        tolerate(self.settings.write(&format!("{IPV6}/{}/disable_ipv6", port.name), "1"));
+    }
+
+    /// This plugin sets the routes of the bridge; routers must not.
     fn ignore_router_advertisements(&self, link: &Link) {
         if link.accept_ra != Some(0) {
-            tolerate(self.host_ipv6.write(&format!("{}/accept_ra", link.name), "0"));
+            tolerate(self.settings.write(&format!("{IPV6}/{}/accept_ra", link.name), "0"));
         }
     }
 
@@ -255,7 +270,7 @@ impl Sockets {
     /// (`addrconf_dad_failure`), and with it the source of neighbour solicitations for incoming
     /// traffic.
     fn detect_no_duplicates(&self, bridge: &Link) {
-        tolerate(self.host_ipv6.write(&format!("{}/accept_dad", bridge.name), "0"));
+        tolerate(self.settings.write(&format!("{IPV6}/{}/accept_dad", bridge.name), "0"));
     }
 }
 

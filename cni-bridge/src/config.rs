@@ -63,6 +63,12 @@ pub(crate) enum MasqueradeBackend {
 }
 
 impl Config {
+    /// Whether the bridge ignores the container until its addresses and rules are complete. Not
+    /// while it detects duplicate addresses, which needs the answers of other hosts.
+    pub(crate) fn starts_locked(&self) -> bool {
+        self.ipam().is_some() && self.duplicate_detection == DuplicateDetection::Off
+    }
+
     /// Reads and validates it for ADD, CHECK and STATUS.
     pub(crate) fn read(call: &Invocation) -> Result<Self, CniError> {
         let keys = Keys::read(&call.conf)?;
@@ -217,8 +223,13 @@ fn parse_mac(text: &str) -> Option<Mac> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// With all defaults, and without IPAM.
+    pub(crate) fn plain() -> Config {
+        Config::new(Keys::default(), None).unwrap()
+    }
 
     #[test]
     fn of_three_macs_the_runtimes_wins_and_empty_ones_do_not_count() {

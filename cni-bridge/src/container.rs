@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use cni_plugin::Invocation;
 use linux::netlink::{Changes, DuplicateDetection, RouteSpec, Watch};
-use linux::sysctl::{self, Directory};
+use linux::sysctl::Settings;
 use nix::errno::Errno;
 
-use crate::attach::{ContainerVeth, Sockets, tolerate};
+use crate::attach::{ContainerVeth, IPV6, Sockets, tolerate};
 use crate::config::Config;
 use crate::error::Error;
 use crate::plan::Plan;
@@ -17,25 +17,25 @@ use crate::plan::Plan;
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Sockets {
-    /// Settings that do not depend on the addresses, made while the IPAM plugin runs.
-    pub(crate) fn prepare(&self, config: &Config, ifname: &str) -> Result<(), Error> {
-        let ipv6 = &self.container_ipv6;
+    /// Settings that do not depend on the addresses, made while the IPAM plugin runs. Returns whether
+    /// the interface has IPv6.
+    pub(crate) fn prepare(&self, config: &Config, ifname: &str) -> Result<bool, Error> {
+        let (settings, directory) = (&self.settings, format!("{IPV6}/{ifname}"));
         Ok(self.netns.visit(&self.home, || {
             let mut accept_dad = "0";
             if config.duplicate_detection == DuplicateDetection::On {
                 accept_dad = "1";
-                tolerate(ipv6.write(&format!("{ifname}/enhanced_dad"), "1"));
+                tolerate(settings.write(&format!("{directory}/enhanced_dad"), "1"));
             }
-            tolerate(ipv6.write(&format!("{ifname}/accept_dad"), accept_dad));
+            tolerate(settings.write(&format!("{directory}/accept_dad"), accept_dad));
             // Any container of the bridge can advertise itself as a router.
-            tolerate(ipv6.write(&format!("{ifname}/accept_ra"), "0"));
-            tolerate(sysctl::write(&format!("net/ipv4/conf/{ifname}/arp_notify"), "1"));
+            tolerate(settings.write(&format!("{directory}/accept_ra"), "0"));
+            settings.read(&format!("{directory}/disable_ipv6")).is_ok_and(|disabled| disabled == "0")
         })?)
     }
 
-    /// Sets addresses, link up and routes, in an order that needs no waiting: IPv4 addresses first,
-    /// so that the link announces them when it goes up (arp_notify); IPv6 ones later, since their
-    /// prefix routes need the link.
+    /// Sets addresses, MAC, link up and routes, in an order that needs no waiting: IPv6 addresses after
+    /// the link, which their prefix routes need.
     pub(crate) fn configure(
         &self,
         config: &Config,
@@ -43,17 +43,26 @@ impl Sockets {
         plan: &Plan,
         veth: ContainerVeth,
     ) -> Result<(), Error> {
+        let ifname = &call.ifname;
         if plan.has_ipv6() {
-            self.netns.visit(&self.home, || allow_ipv6(&self.container_ipv6, &call.ifname))??;
+            self.netns.visit(&self.home, || allow_ipv6(&self.settings, ifname))??;
         }
         self.add_addresses(config, call, plan, veth, true)?;
-        self.set_up(call, veth)?;
+        let up = self.container.set_up_unannounced(veth.index, veth.mac);
+        up.map_err(|source| Error::SetUp { ifname: ifname.clone(), source })?;
         self.add_addresses(config, call, plan, veth, false)?;
         let v6_gateway = plan.result.ips.iter().any(|ip| ip.gateway.is_some_and(|gateway| gateway.is_ipv6()));
         if config.duplicate_detection == DuplicateDetection::On && v6_gateway {
             self.settle(call, veth)?;
         }
         self.add_routes(call, plan, veth)
+    }
+
+    /// Broadcasts the IPv4 addresses of the container's interface. The bridge must forward its frames:
+    /// it does so only some time after the link has gone up.
+    pub(crate) fn announce(&self, veth: ContainerVeth) -> Result<(), Error> {
+        // The kernel announces whenever a MAC is set, also the same one (`inetdev_event`, arp_notify).
+        Ok(self.container.set_mac(veth.index, veth.mac)?)
     }
 
     /// Sets the container's interface of a layer-2 attachment up.
@@ -124,15 +133,15 @@ impl Sockets {
 }
 
 /// Must be called in the container's namespace.
-fn allow_ipv6(settings: &Directory, ifname: &str) -> Result<(), Error> {
+fn allow_ipv6(settings: &Settings, ifname: &str) -> Result<(), Error> {
     for link in ["lo", ifname] {
-        match settings.ensure(&format!("{link}/disable_ipv6"), "0") {
+        match settings.ensure(&format!("{IPV6}/{link}/disable_ipv6"), "0") {
             Ok(_) => {}
             // A kernel without IPv6: adding the address reports that.
             Err(e) if e.errno() == Errno::ENOENT => {}
             Err(source) => return Err(Error::EnableIpv6 { ifname: link.to_owned(), source }),
         }
     }
-    let keep = settings.write(&format!("{ifname}/keep_addr_on_down"), "1");
+    let keep = settings.write(&format!("{IPV6}/{ifname}/keep_addr_on_down"), "1");
     keep.map_err(|source| Error::EnableIpv6 { ifname: ifname.to_owned(), source })
 }

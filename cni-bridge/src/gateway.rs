@@ -3,7 +3,7 @@
 use cni_plugin::CniResult;
 use ipnetwork::IpNetwork;
 use linux::netlink::{Mac, Netlink};
-use linux::sysctl::{self, Directory};
+use linux::sysctl::Settings;
 use nix::errno::Errno;
 
 use crate::attach::{Connection, Sockets};
@@ -33,7 +33,7 @@ pub(crate) fn ensure(
             ensure_address(&sockets.host, config, connection, wanted, undo)?;
         }
     }
-    if plan.gateways.is_empty() { Ok(()) } else { enable_forwarding(&sockets.host_ipv6, &plan.result) }
+    if plan.gateways.is_empty() { Ok(()) } else { enable_forwarding(&sockets.settings, &plan.result) }
 }
 
 /// The MAC of a bridge that has lost its last port.
@@ -88,13 +88,15 @@ fn ensure_address(
     }
 }
 
-fn enable_forwarding(ipv6: &Directory, result: &CniResult) -> Result<(), Error> {
+fn enable_forwarding(settings: &Settings, result: &CniResult) -> Result<(), Error> {
     let has = |is_v4: bool| result.ips.iter().any(|ip| ip.address.is_ipv4() == is_v4);
     if has(true) {
-        sysctl::ensure("net/ipv4/ip_forward", "1").map_err(|source| Error::Forwarding { source })?;
+        settings.ensure("net/ipv4/ip_forward", "1").map_err(|source| Error::Forwarding { source })?;
     }
     if has(false) {
-        ipv6.ensure("all/forwarding", "1").map_err(|source| Error::Forwarding { source })?;
+        settings
+            .ensure("net/ipv6/conf/all/forwarding", "1")
+            .map_err(|source| Error::Forwarding { source })?;
     }
     Ok(())
 }

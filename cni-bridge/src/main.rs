@@ -19,6 +19,7 @@ mod error;
 mod flows;
 mod gateway;
 mod gc;
+mod introduction;
 mod iptables_chain;
 mod keys;
 mod legacy;

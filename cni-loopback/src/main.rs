@@ -12,6 +12,7 @@ use ipnetwork::IpNetwork;
 use linux::interface::Interfaces;
 use linux::netlink::{Address, Netlink};
 use linux::netns::{NetNs, filesystem_magic};
+use linux::sysctl::Settings;
 use nix::errno::Errno;
 
 /// The index of `lo`, the first link of every namespace (`LOOPBACK_IFINDEX`).
@@ -98,7 +99,8 @@ fn bring_up(netlink: &Netlink) -> Result<Vec<Address>, Error> {
 /// If `lo` accepted routes from IPv6 routers, a process with CAP_NET_RAW could send itself
 /// advertisements, and so create unlimited routes whose memory the kernel does not charge to it.
 fn ignore_routers() {
-    match linux::sysctl::write("net/ipv6/conf/lo/accept_ra", "0") {
+    let ignored = Settings::open().and_then(|settings| settings.write("net/ipv6/conf/lo/accept_ra", "0"));
+    match ignored {
         Ok(()) => {}
         // A kernel without IPv6.
         Err(e) if e.errno() == Errno::ENOENT => {}

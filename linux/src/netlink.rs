@@ -16,8 +16,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{
-    BridgeBooleanOptionFlags, BridgeBooleanOptions, InfoBridge, InfoBridgePort, InfoData, InfoKind,
-    InfoPortData, InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
+    AfSpecInet, AfSpecUnspec, BridgeBooleanOptionFlags, BridgeBooleanOptions, InetDevConf, InfoBridge,
+    InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask,
+    LinkFlags, LinkInfo, LinkMessage,
 };
 use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
@@ -160,6 +161,9 @@ pub struct PortSpec<'a> {
     /// At most 255 bytes.
     pub alias: Option<&'a str>,
     pub flags: PortFlags,
+    /// The bridge drops all frames that arrive through the port until [`Netlink::unlock_port`]
+    /// (`IFLA_BRPORT_LOCKED`). Kernels before 5.16 ignore it.
+    pub locked: bool,
 }
 
 /// Whether the kernel first checks that no other host uses an IPv6 address.
@@ -294,11 +298,24 @@ impl Netlink {
             LinkInfo::PortData(InfoPortData::BridgePort(vec![
                 InfoBridgePort::HairpinMode(want.flags.hairpin),
                 InfoBridgePort::Isolated(want.flags.isolated),
+                InfoBridgePort::Locked(want.locked),
             ])),
         ]));
         // RTM_NEWLINK on an existing index: RTM_SETLINK ignores the port's data.
         self.change(RouteNetlinkMessage::NewLink(message), 0)
             .map_err(|e| Error::new("bring up bridge port", want.index, e))
+    }
+
+    /// Forwards the frames that arrive through a port made with [`PortSpec::locked`].
+    pub fn unlock_port(&self, index: u32) -> Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::PortKind(InfoPortKind::Bridge),
+            LinkInfo::PortData(InfoPortData::BridgePort(vec![InfoBridgePort::Locked(false)])),
+        ]));
+        self.change(RouteNetlinkMessage::NewLink(message), 0)
+            .map_err(|e| Error::new("unlock bridge port", index, e))
     }
 
     pub fn set_up(&self, index: u32) -> Result<()> {
@@ -310,6 +327,19 @@ impl Netlink {
     pub fn set_up_with_mac(&self, index: u32, mac: Mac) -> Result<()> {
         let mut message = up_message(index);
         message.attributes.push(LinkAttribute::Address(mac.to_vec()));
+        self.set_link("set link up", message)
+    }
+
+    /// Sets a link up with this MAC, and its `arp_notify` after that: the kernel announces later
+    /// changes by gratuitous ARP, but not the addresses that the link already has.
+    pub fn set_up_unannounced(&self, index: u32, mac: Mac) -> Result<()> {
+        let mut message = up_message(index);
+        message.attributes.push(LinkAttribute::Address(mac.to_vec()));
+        let mut settings = InetDevConf::default();
+        settings.arp_notify = 1;
+        message.attributes.push(LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet(vec![
+            AfSpecInet::DevConfRequest(settings),
+        ])]));
         self.set_link("set link up", message)
     }
 
@@ -539,7 +569,7 @@ mod tests {
             assert_eq!(port.peer, inside.link_by_name("eth0").unwrap().map(|link| link.index));
             let alias = Some("cni:net:id:eth0");
             let flags = PortFlags { hairpin: true, isolated: false };
-            host.bring_port_up(&PortSpec { index: port.index, alias, flags }).unwrap();
+            host.bring_port_up(&PortSpec { index: port.index, alias, flags, locked: false }).unwrap();
             assert_eq!(host.ports_of(bridge.index).unwrap()[0].port, Some(flags));
 
             let eth0 = inside.link_by_name("eth0").unwrap().unwrap();

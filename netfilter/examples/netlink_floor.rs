@@ -73,7 +73,8 @@ fn add(container: &NetNs, what: &[&str]) -> Result<(), Box<dyn Error>> {
         peer_netns: container.as_fd(),
     };
     let port = host.create_veth(&spec)?;
-    host.bring_port_up(&PortSpec { index: port.index, alias: None, flags: PortFlags::default() })?;
+    let flags = PortFlags::default();
+    host.bring_port_up(&PortSpec { index: port.index, alias: None, flags, locked: false })?;
 
     container.enter()?;
     let inside = Netlink::open()?;

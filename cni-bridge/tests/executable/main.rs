@@ -7,6 +7,7 @@ mod check;
 mod collection;
 mod configuration;
 mod deletion;
+mod introduction;
 mod links;
 mod lock;
 mod masquerade;

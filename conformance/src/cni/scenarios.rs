@@ -60,6 +60,13 @@ pub(super) fn everywhere() -> Vec<Difference> {
         Difference::new("bridge-mac", "*/host/link/*/address")
             .reference("00:00:00:00:00:00")
             .ours("<mac host.*>"),
+        Difference::new("port-without-ipv6", "*/host/sysctl/ipv6/conf/<*veth*>/disable_ipv6").ours("1"),
+        Difference::new("port-without-ipv6", "*/host/sysctl/ipv6/conf/<*veth*>/accept_ra").reference("0"),
+        // Another container has had the address, and with it the MAC.
+        Difference::new("mac-from-address", "*/bridge/stdout.interfaces[2].mac")
+            .reference("<mac c*.*>")
+            .ours("<mac c*.*>"),
+        Difference::new("mac-from-address", "*/c*/link/*/address").reference("<mac c*.*>").ours("<mac c*.*>"),
         // DEL and CHECK of what is not there.
         Difference::new("no-empty-directories", "*/file/var/lib/cni/").reference("0755"),
         Difference::new("no-empty-directories", "*/file/var/lib/cni/networks/").reference("0755"),

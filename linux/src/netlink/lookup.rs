@@ -4,10 +4,11 @@ use std::net::IpAddr;
 
 use netlink_packet_core::NLM_F_REQUEST;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::Netlink;
+use super::{Mac, Netlink};
 use crate::{Error, Result};
 
 impl Netlink {
@@ -29,6 +30,25 @@ impl Netlink {
             Err(e) => return Err(Error::new("look up route", destination, e)),
         };
         Ok(answers.into_iter().find_map(outgoing_link))
+    }
+
+    /// The MAC that this host has in its neighbour table for an address on a link; `None` without
+    /// an entry, or without a MAC in it.
+    pub fn neighbour(&self, link: u32, ip: IpAddr) -> Result<Option<Mac>> {
+        let mut message = NeighbourMessage::default();
+        message.header.ifindex = link;
+        let (family, address) = match ip {
+            IpAddr::V4(ip) => (AddressFamily::Inet, NeighbourAddress::Inet(ip)),
+            IpAddr::V6(ip) => (AddressFamily::Inet6, NeighbourAddress::Inet6(ip)),
+        };
+        message.header.family = family;
+        message.attributes.push(NeighbourAttribute::Destination(address));
+        let request = RouteNetlinkMessage::GetNeighbour(message);
+        match self.socket.request(request, NLM_F_REQUEST) {
+            Ok((answers, _)) => Ok(answers.into_iter().find_map(mac_of_neighbour)),
+            Err(e) if e.raw_os_error() == Some(nix::libc::ENOENT) => Ok(None),
+            Err(e) => Err(Error::new("look up neighbour", ip, e)),
+        }
     }
 
     /// The addresses of all links, of both families.
@@ -55,6 +75,14 @@ fn outgoing_link(answer: RouteNetlinkMessage) -> Option<u32> {
     }
     message.attributes.into_iter().find_map(|attribute| match attribute {
         RouteAttribute::Oif(index) => Some(index),
+        _ => None,
+    })
+}
+
+fn mac_of_neighbour(answer: RouteNetlinkMessage) -> Option<Mac> {
+    let RouteNetlinkMessage::NewNeighbour(message) = answer else { return None };
+    message.attributes.into_iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::LinkLayerAddress(bytes) => Mac::try_from(bytes.as_slice()).ok(),
         _ => None,
     })
 }

@@ -1,0 +1,144 @@
+//! How a segment learns the MAC of a container.
+
+use std::net::{Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use linux::netns::NetNs;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, RecvFlags, SocketType, ipproto};
+
+use crate::sandbox::{Attachment, DUAL, Sandbox, run_in};
+
+const OTHER: &str = "02:00:00:00:00:99";
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+fn mac(attachment: &Attachment<'_>) -> String {
+    attachment.conf["prevResult"]["interfaces"][2]["mac"].as_str().unwrap().to_owned()
+}
+
+/// The MAC that `netns` has for an address.
+fn known_mac(netns: &NetNs, address: &str) -> String {
+    let entries = Sandbox::ip(netns, &format!("neigh show {address}"));
+    entries[0]["lladdr"].as_str().unwrap().to_owned()
+}
+
+fn remember(netns: &NetNs, address: &str, link: &str) {
+    run_in(netns, &format!("ip neigh replace {address} lladdr {OTHER} nud stale dev {link}"));
+}
+
+/// Two containers, of which c2 is attached with the first address.
+fn with_neighbour() -> Sandbox {
+    let mut sandbox = Sandbox::new().with_host_local();
+    sandbox.add_container("c2");
+    sandbox
+}
+
+#[test]
+fn the_mac_follows_from_the_only_ipv4_address_and_the_port_is_open_afterwards() {
+    let sandbox = with_neighbour();
+    let first = sandbox.attachment("c1", DUAL).added();
+    assert_eq!(mac(&first), "0a:58:0a:01:00:02");
+    let link = Sandbox::ip(&sandbox.netns("c1"), "link show dev eth0");
+    assert_eq!(link[0]["address"], "0a:58:0a:01:00:02");
+    let notify = run_in(&sandbox.netns("c1"), "cat /proc/sys/net/ipv4/conf/eth0/arp_notify");
+    assert_eq!(notify.trim(), "1", "later changes are announced");
+    let port = Sandbox::ip(&sandbox.host, &format!("-d link show dev {}", first.host_veth()));
+    assert_eq!(port[0]["linkinfo"]["info_slave_data"]["locked"], false);
+    first.is_fine("CHECK");
+
+    let given = r#"{"ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}, "args": {"cni": {"mac": "02:00:00:00:07:89"}}}"#;
+    let second = sandbox.attachment("c2", given).added();
+    assert_eq!(mac(&second), "02:00:00:00:07:89");
+    first.del();
+    second.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn several_ipv4_addresses_or_none_leave_the_mac_random() {
+    let sandbox = with_neighbour();
+    let two = r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "10.2.0.0/24"}]]}}"#;
+    let none = r#"{"ipam": {"type": "host-local", "subnet": "fd00:1::/64"}}"#;
+    for conf in [two, none] {
+        let attached = sandbox.attachment("c1", conf).added();
+        assert!(!mac(&attached).starts_with("0a:58:0a:"), "{}", mac(&attached));
+        attached.is_fine("CHECK");
+        attached.del();
+    }
+    sandbox.assert_detached();
+}
+
+/// An announcement has reached every container when ADD returns: the kernel delivers it at once.
+#[test]
+fn an_address_is_announced_if_the_host_knows_another_mac_for_it() {
+    let sandbox = with_neighbour();
+    let neighbour = sandbox.attachment("c2", DUAL).added();
+    let (host, c2) = (&sandbox.host, sandbox.netns("c2"));
+    remember(&c2, "10.1.0.3", "eth0");
+    remember(host, "10.1.0.3", &sandbox.bridge);
+    let attached = sandbox.attachment("c1", DUAL).added();
+    assert_eq!(mac(&attached), "0a:58:0a:01:00:03");
+    assert_eq!(known_mac(&c2, "10.1.0.3"), mac(&attached));
+    assert_eq!(known_mac(host, "10.1.0.3"), mac(&attached));
+    attached.del();
+    neighbour.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn a_mac_of_the_caller_and_a_container_without_ipv6_are_announced() {
+    let sandbox = with_neighbour();
+    let neighbour = sandbox.attachment("c2", DUAL).added();
+    let (c1, c2) = (sandbox.netns("c1"), sandbox.netns("c2"));
+    let with_mac =
+        Attachment { args: "IgnoreUnknown=1;MAC=02:00:00:00:07:89", ..sandbox.attachment("c1", DUAL) };
+    remember(&c2, "10.1.0.3", "eth0");
+    let attached = with_mac.added();
+    assert_eq!(known_mac(&c2, "10.1.0.3"), "02:00:00:00:07:89");
+    attached.del();
+
+    run_in(&c1, "sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
+    let v4 = r#"{"ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}"#;
+    remember(&c2, "10.1.0.4", "eth0");
+    let attached = sandbox.attachment("c1", v4).added();
+    assert_eq!(mac(&attached), "0a:58:0a:01:00:04");
+    assert_eq!(known_mac(&c2, "10.1.0.4"), mac(&attached));
+    attached.del();
+    neighbour.del();
+    sandbox.assert_detached();
+}
+
+/// A switch that knew the MAC at another port learns the new one, although the container's
+/// programs send nothing.
+#[test]
+fn a_container_that_is_not_announced_is_heard_by_all_the_same() {
+    let sandbox = with_neighbour();
+    let neighbour = sandbox.attachment("c2", DUAL).added();
+    let c2 = sandbox.netns("c2");
+    let index = Sandbox::ip(&c2, "link show dev eth0")[0]["ifindex"].as_u64().unwrap();
+    let all_routers: Ipv6Addr = "ff02::16".parse().unwrap();
+    let socket = c2
+        .run(|| {
+            let socket =
+                rustix::net::socket(AddressFamily::INET6, SocketType::RAW, Some(ipproto::ICMPV6)).unwrap();
+            sockopt::set_ipv6_add_membership(&socket, &all_routers, u32::try_from(index).unwrap()).unwrap();
+            sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(TIMEOUT)).unwrap();
+            socket
+        })
+        .unwrap();
+    let attached = sandbox.attachment("c1", DUAL).added();
+    // fe80::/64 and the MAC 0a:58:0a:01:00:03 (RFC 4291, appendix A).
+    let wanted: Ipv6Addr = "fe80::858:aff:fe01:3".parse().unwrap();
+    loop {
+        let mut packet = [0; 2048];
+        let (_, _, sender) = rustix::net::recvfrom(&socket, &mut packet[..], RecvFlags::empty())
+            .expect("no report of c1 arrived");
+        let sender = SocketAddr::try_from(sender.unwrap()).unwrap();
+        if sender.ip() == wanted {
+            break;
+        }
+    }
+    attached.del();
+    neighbour.del();
+    sandbox.assert_detached();
+}
