@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "mount_setattr(2) has no safe wrapper")]
 
 mod device;
+mod empty_mounts;
 mod mask;
 mod target;
 
@@ -20,6 +21,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 pub use device::{Device, make_device, make_link, verify_device};
+pub use empty_mounts::EmptyMounts;
 pub(crate) use mask::verify_magic;
 pub use mask::{KernelFs, Masks, open_kernel_fs};
 pub use target::{Target, ensure_target, resolve};

@@ -1,4 +1,4 @@
-//! The native launcher: from an OCI bundle to a running process, in one clone3.
+//! The native launcher: from an OCI specification to a running process, in one clone3.
 //!
 //! All decisions are made before the clone ([`plan`]). The child ([`child`]) only acts, and reports
 //! a failed step through a pipe that execve(2) closes.
@@ -21,11 +21,12 @@ pub(crate) mod sysctl;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use linux::cgroup::{Cgroup, Hierarchies, Limits};
 use linux::pid_namespace::with_children_in;
 use linux::process::{self, Child};
+use linux::rootfs::EmptyMounts;
 use nix::errno::Errno;
 use nix::sched::CloneFlags;
 use oci_spec::runtime::Spec;
@@ -85,14 +86,14 @@ pub(crate) struct Launched {
 pub(crate) struct Surroundings<'a> {
     pub(crate) overlay: &'a Overlay,
     pub(crate) hierarchies: &'a Hierarchies,
+    pub(crate) mounts: &'a EmptyMounts,
     pub(crate) ends: Ends,
     pub(crate) without_device_control: WithoutControl,
 }
 
-/// Clones the container's first process. `bundle` has config.json and the root directory named in
-/// it.
-pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Result<Launched> {
-    let mut plan = Plan::new(bundle, spec)?;
+/// Clones the container's first process.
+pub(crate) fn launch(spec: &Spec, with: Surroundings<'_>) -> Result<Launched> {
+    let mut plan = Plan::new(spec)?;
     let hierarchies = with.hierarchies;
     let (cgroup, warnings) = hierarchies.create_everywhere(&plan.cgroup_path, &plan.limits)?;
     let limited = if plan.own_cgroup_namespace {
@@ -106,7 +107,7 @@ pub(crate) fn launch(bundle: &Path, spec: &Spec, with: Surroundings<'_>) -> Resu
     let launched = limited
         .and_then(|()| device_control::establish(&mut plan, &cgroup, with.without_device_control))
         .and_then(|not_enforced| {
-            let (child, outcome) = clone(&plan, with.overlay, &cgroup, &with.ends)?;
+            let (child, outcome) = clone(&plan, &with, &cgroup)?;
             Ok((child, outcome, not_enforced))
         });
     match launched {
@@ -141,13 +142,12 @@ pub(crate) struct Running<'a> {
 
 /// Starts a further program in a running container.
 pub(crate) fn launch_beside(
-    bundle: &Path,
     spec: &Spec,
     args: &[String],
     container: Running<'_>,
     ends: &Ends,
 ) -> Result<LaunchedBeside> {
-    let plan = Plan::new(bundle, spec)?.with_args(args)?;
+    let plan = Plan::new(spec)?.with_args(args)?;
     let plan = if matches!(ends, Ends::Terminal(_)) { plan.with_terminal() } else { plan };
     let Running { cgroup, pid, pidfd } = container;
     let (outcome, report) = pipe()?;
@@ -174,13 +174,13 @@ pub(crate) fn launch_beside(
     Ok(LaunchedBeside { first: child, outcome: outcome.into(), number: number.into() })
 }
 
-fn clone(plan: &Plan, overlay: &Overlay, cgroup: &Cgroup, ends: &Ends) -> Result<(Child, OwnedFd)> {
+fn clone(plan: &Plan, with: &Surroundings<'_>, cgroup: &Cgroup) -> Result<(Child, OwnedFd)> {
     let (outcome, report) = pipe()?;
     let group = cgroup.open_v2()?;
     let group = group.as_ref().map(AsFd::as_fd);
     let start = || {
-        process::clone_child(plan.new_namespaces, group, || {
-            let Err(problem) = child::run(plan, overlay, cgroup, ends, report.as_fd());
+        process::clone_child(plan.new_namespaces - CloneFlags::CLONE_NEWNS, group, || {
+            let Err(problem) = child::run(plan, with, cgroup, report.as_fd());
             reported(&report, &problem)
         })
     };

@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 
 use linux::cgroup::{Cgroup, Hierarchies};
 use linux::process::{self, Exit};
+use linux::rootfs::EmptyMounts;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sched::CloneFlags;
 use nix::sys::signal::Signal;
@@ -65,6 +66,8 @@ struct Shim {
     config: ShimConfig,
     listener: UnixListener,
     signals: SignalFd,
+    /// For the containers' roots.
+    mounts: EmptyMounts,
     clients: BTreeMap<u64, Client>,
     next_client: u64,
     containers: BTreeMap<String, Container>,
@@ -101,8 +104,8 @@ enum Ready {
     Output(String),
 }
 
-/// Runs the shim of the sandbox in `dir`; its listening socket is stdin. Returns after a Shutdown
-/// call.
+/// Runs the shim of the sandbox in `dir`; its listening socket is stdin, and the [`EmptyMounts`] are
+/// stdout. Returns after a Shutdown call.
 pub(crate) fn run(dir: &Path) -> std::result::Result<(), Error> {
     // Not by the runtime: a process that is started in another directory is a copy of the whole runtime
     // (std's Command: fork(2) instead of posix_spawn(3)), and the larger that is, the longer it takes.
@@ -121,6 +124,8 @@ pub(crate) fn run(dir: &Path) -> std::result::Result<(), Error> {
     let ignored = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
     let signals = process::signal_descriptor(&[&[Signal::SIGCHLD], &ignored[..]].concat())?;
     let stdin = io::stdin().as_fd().try_clone_to_owned().map_err(|e| Error::io("clone stdin", dir, e))?;
+    let stdout = io::stdout().as_fd().try_clone_to_owned().map_err(|e| Error::io("clone stdout", dir, e))?;
+    let mounts = EmptyMounts::inherited(stdout);
     let listener = UnixListener::from(stdin);
     listener.set_nonblocking(true).map_err(|e| Error::io("listen", dir, e))?;
     let mut shim = Shim {
@@ -128,6 +133,7 @@ pub(crate) fn run(dir: &Path) -> std::result::Result<(), Error> {
         config,
         listener,
         signals,
+        mounts,
         clients: BTreeMap::new(),
         next_client: 0,
         containers: BTreeMap::new(),
@@ -353,9 +359,14 @@ impl Shim {
                 false => WithoutControl::Refuse,
             };
             let hierarchies = self.hierarchies()?;
-            let with =
-                Surroundings { overlay: &overlay, hierarchies: &hierarchies, ends, without_device_control };
-            let launched = launcher::launch(&bundle, &spec, with)?;
+            let with = Surroundings {
+                overlay: &overlay,
+                hierarchies: &hierarchies,
+                mounts: &self.mounts,
+                ends,
+                without_device_control,
+            };
+            let launched = launcher::launch(&spec, with)?;
             let status = ShimStatus {
                 pid: launched.child.pid,
                 started_at: now(),

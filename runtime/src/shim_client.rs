@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use linux::rootfs::EmptyMounts;
 use linux::{process, rootfs};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
@@ -106,7 +107,7 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
         .arg0(SHIM_NAME)
         .arg(dir)
         .stdin(Stdio::from(OwnedFd::from(socket)))
-        .stdout(Stdio::null())
+        .stdout(empty_mounts()?)
         .stderr(log)
         .spawn()
         .map_err(|source| failed(ShimProblem::Start { source }))?;
@@ -117,6 +118,20 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
     });
     let process = pid.map(ProcessId::of).transpose()?.flatten();
     process.ok_or_else(|| failed(ShimProblem::EndedAtOnce))
+}
+
+/// For all shims: [`EmptyMounts`].
+fn empty_mounts() -> Result<OwnedFd> {
+    static MOUNTS: OnceLock<EmptyMounts> = OnceLock::new();
+    let mounts = match MOUNTS.get() {
+        Some(mounts) => mounts,
+        None => {
+            let made = EmptyMounts::make(Path::new("/"))?;
+            MOUNTS.get_or_init(|| made)
+        }
+    };
+    let copy = mounts.as_fd().try_clone_to_owned();
+    copy.map_err(|e| Error::io("duplicate mount namespace", Path::new("/"), e))
 }
 
 /// This program, through a read-only mount that no path leads to. A container that obtains the file

@@ -7,7 +7,7 @@
 //! Invariant: every mask is verified by descriptor when it is made, and again by [`Masks::verify`]
 //! after everything else is mounted.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -43,6 +43,8 @@ pub enum KernelFs {
 #[derive(Debug)]
 pub struct Masks {
     null: OwnedFd,
+    /// The same, opened to be read.
+    readable: OwnedFd,
     masked: Vec<PathBuf>,
     read_only: Vec<PathBuf>,
 }
@@ -57,30 +59,23 @@ impl Masks {
         // 6.15).
         attach(&tmpfs, at, name)?;
         device::make_device(&tmpfs, "null", NULL, 0o666)?;
-        let null = rustix::fs::openat(
-            &tmpfs,
-            "null",
-            OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|e| Error::at("open mask", name, e))?;
-        NULL.verify(&null, name)?;
-        Ok(Self { null, masked: Vec::new(), read_only: Vec::new() })
+        // The node must not be changed by a descriptor that the container's program gets.
+        set_attributes(&tmpfs, READ_ONLY)?;
+        let open = |access| {
+            let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let null = rustix::fs::openat(&tmpfs, "null", flags, Mode::empty())
+                .map_err(|e| Error::at("open mask", name, e))?;
+            NULL.verify(&null, name)?;
+            Ok(null)
+        };
+        let (null, readable) = (open(OFlags::PATH)?, open(OFlags::RDONLY)?);
+        Ok(Self { null, readable, masked: Vec::new(), read_only: Vec::new() })
     }
 
     /// The null device, to read from. Its node is this container's own, and it cannot be changed by the
-    /// descriptor: it is on a read-only mount. Called in the host's root directory.
-    pub fn open_null(&self) -> Result<OwnedFd> {
-        const OP: &str = "open null device";
-        let name = Path::new("null");
-        let tree = clone_tree_at(self.null.as_fd(), Path::new(""), false)?;
-        NULL.verify(&tree, name)?;
-        set_attributes(&tree, READ_ONLY)?;
-        let path = format!("/proc/self/fd/{}", tree.as_raw_fd());
-        let null = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|e| Error::at(OP, name, e))?;
-        NULL.verify(&null, name)?;
-        Ok(null)
+    /// descriptor: it is on a read-only mount.
+    pub fn into_null(self) -> OwnedFd {
+        self.readable
     }
 
     /// Covers `path` in `root` so that nothing in it can be read: a null device over a file, an

@@ -1,10 +1,10 @@
 //! The child between clone3(2) and execve(2): from the shim's copy to the
 //! container's first process.
 //!
-//! Invariant: the order. Sources are opened before any mount becomes a slave (Bidirectional needs
-//! the peer group). The groups of cgroup v1 are joined before the namespaces change what is visible
-//! (the child starts in its v2 group). Then every descriptor of the host is closed, and privileges are
-//! dropped last.
+//! Invariant: the order. The groups of cgroup v1 are joined before the namespaces change what is
+//! visible (the child starts in its v2 group). Everything that has a path of the host is opened before
+//! the child moves into a mount namespace of its own. Then every descriptor of the host is closed, and
+//! privileges are dropped last.
 
 use std::convert::Infallible;
 use std::ffi::{CString, OsStr};
@@ -15,23 +15,22 @@ use std::path::{Path, PathBuf};
 use linux::cgroup::Cgroup;
 use linux::credentials::CapabilitySet;
 use linux::process::Capabilities;
-use linux::rootfs::{self, Attributes, Propagation};
+use linux::rootfs;
 use linux::{process, procfs};
 use nix::errno::Errno;
 use nix::sched::CloneFlags;
 
-use super::Overlay;
+use super::Surroundings;
 use super::ends::{Ends, Stdio, control_terminal, take_terminal};
 use super::error::{ExecProblem, LaunchError, Result};
-use super::plan::{Plan, PlannedMount, What};
-use super::root::Root;
+use super::plan::Plan;
+use super::root::{Root, Source};
 
 /// Returns only if the program does not run, with the reason, which goes to `report`.
 pub(super) fn run(
     plan: &Plan,
-    overlay: &Overlay,
+    with: &Surroundings<'_>,
     cgroup: &Cgroup,
-    ends: &Ends,
     report: BorrowedFd<'_>,
 ) -> Result<Infallible> {
     process::set_undumpable()?;
@@ -50,9 +49,9 @@ pub(super) fn run(
             .map_err(|source| LaunchError::Namespace { path: path.clone(), source })?;
         process::enter_namespace(file, *kind)?;
     }
-    let null = build_root(plan, overlay)?;
+    let null = build_root(plan, with)?;
     let take_stdio = || {
-        match ends {
+        match &with.ends {
             Ends::Pipes(Stdio { stdin, stdout, stderr }) => {
                 process::set_stdio(stdin.as_ref().unwrap_or(&null), stdout, stderr)?;
             }
@@ -91,13 +90,9 @@ pub(super) fn become_program(plan: &Plan) -> Result<Infallible> {
 }
 
 /// Returns a null device of the container's own.
-fn build_root(plan: &Plan, overlay: &Overlay) -> Result<OwnedFd> {
-    let sources = plan.mounts.iter().map(source).collect::<Result<Vec<_>>>()?;
-    rootfs::make_all_slaves()?;
-    let mut root = Root::mount(plan, overlay)?;
-    for (mount, tree) in plan.mounts.iter().zip(sources) {
-        root.attach(mount, tree)?;
-    }
+fn build_root(plan: &Plan, with: &Surroundings<'_>) -> Result<OwnedFd> {
+    let sources = plan.mounts.iter().map(|mount| Source::open(plan, mount)).collect::<Result<Vec<_>>>()?;
+    let overlay = with.overlay.view().mount()?;
     for (name, value) in &plan.sysctls {
         procfs::write(&Path::new("sys").join(name), value).map_err(|e| LaunchError::Sysctl {
             name: name.clone(),
@@ -105,25 +100,13 @@ fn build_root(plan: &Plan, overlay: &Overlay) -> Result<OwnedFd> {
             cause: e.source,
         })?;
     }
+    let mut root = Root::mount(plan, overlay, with.mounts)?;
+    for (mount, source) in plan.mounts.iter().zip(sources) {
+        root.attach(mount, source)?;
+    }
     root.ensure_directory(&plan.cwd)?;
     root.protect()?;
-    let null = root.open_null()?;
-    root.enter()?;
-    Ok(null)
-}
-
-/// A bind mount's tree, opened while its peer group is still known; file systems are made later.
-fn source(mount: &PlannedMount) -> Result<Option<OwnedFd>> {
-    let What::Bind { source, recursive } = &mount.what else { return Ok(None) };
-    let problem = |e: linux::Error| LaunchError::from(e).mounting(&mount.target);
-    let tree = rootfs::clone_tree_without_links(source, *recursive).map_err(problem)?;
-    if let Some(propagation) = mount.propagation.filter(|p| *p != Propagation::Shared) {
-        // A shared tree is left unchanged: it is already in its source's peer group.
-        let change =
-            Attributes { propagation: Some(propagation), recursive: *recursive, ..Attributes::default() };
-        rootfs::set_attributes(&tree, change).map_err(problem)?;
-    }
-    Ok(Some(tree))
+    root.enter()
 }
 
 /// By descriptor: a link of /proc in the image's path would lead to a directory

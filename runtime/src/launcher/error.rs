@@ -59,8 +59,6 @@ pub(crate) enum LaunchError {
     NoSource,
     #[error("no type")]
     NoType,
-    #[error("the source was not opened")]
-    SourceNotOpened,
     #[error("the image has a link there, to {}", .place.display())]
     LinkInImage { place: PathBuf },
     #[error("a link in the volume at {} leads elsewhere", .volume.display())]

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use linux::cgroup::Limits;
 use linux::cgroup::view::View;
@@ -31,7 +31,6 @@ pub(super) struct Plan {
     pub(super) limits: Limits,
     /// `None`: no device control.
     pub(super) devices_policy: Option<Policy>,
-    pub(super) rootfs: PathBuf,
     pub(super) read_only_root: bool,
     /// Device nodes work in the container's own /dev alone.
     pub(super) nodev: bool,
@@ -96,7 +95,7 @@ pub(super) struct Rlimit {
 }
 
 impl Plan {
-    pub(super) fn new(bundle: &Path, spec: &Spec) -> Result<Self> {
+    pub(super) fn new(spec: &Spec) -> Result<Self> {
         let missing = |field| LaunchError::NoField { field };
         let process = spec.process().as_ref().ok_or_else(|| missing("process"))?;
         let linux = spec.linux().as_ref().ok_or_else(|| missing("linux"))?;
@@ -128,7 +127,6 @@ impl Plan {
             devices_policy: device_policy::policy(
                 linux.resources().as_ref().and_then(|r| r.devices().as_deref()),
             )?,
-            rootfs: bundle.join(root.path()),
             read_only_root: root.readonly().unwrap_or(false),
             nodev: false,
             mounts: spec.mounts().iter().flatten().map(planned_mount).collect::<Result<_>>()?,

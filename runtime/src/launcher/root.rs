@@ -13,13 +13,12 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use linux::mount::AccessTimes;
-use linux::rootfs::{self, Attributes, KernelFs, Kind, Masks};
+use linux::rootfs::{self, Attributes, EmptyMounts, KernelFs, Kind, Masks, Propagation};
 
-use super::Overlay;
 use super::cgroup_mount::CgroupTree;
 use super::error::{LaunchError, Result};
 use super::plan::{Plan, PlannedMount, What};
-use crate::spec::mount_policy::Source;
+use crate::spec::mount_policy;
 
 /// What every container has in /dev.
 const DEVICES: &[(&str, rootfs::Device)] = &[
@@ -50,6 +49,39 @@ const NODEV: Attributes = Attributes {
     recursive: true,
 };
 
+/// What is mounted, not attached yet.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// A new one of the container's own.
+    FileSystem(OwnedFd),
+    Cgroups(CgroupTree),
+    Bind(OwnedFd),
+}
+
+impl Source {
+    /// Called in the host's mount namespace, whose paths sources have.
+    pub(super) fn open(plan: &Plan, mount: &PlannedMount) -> Result<Self> {
+        let opened = match &mount.what {
+            What::FileSystem { fs_type, options } => {
+                rootfs::new_fs(fs_type, options).map(Self::FileSystem).map_err(LaunchError::from)
+            }
+            What::Cgroup => CgroupTree::new(&plan.cgroup_view, mount.attributes).map(Self::Cgroups),
+            What::Bind { source, recursive } => bind_source(mount, source, *recursive).map(Self::Bind),
+        };
+        opened.map_err(|problem| problem.mounting(&mount.target))
+    }
+}
+
+fn bind_source(mount: &PlannedMount, source: &Path, recursive: bool) -> Result<OwnedFd> {
+    let tree = rootfs::clone_tree_without_links(source, recursive)?;
+    if let Some(propagation) = mount.propagation.filter(|p| *p != Propagation::Shared) {
+        // A shared tree is left unchanged: it is already in its source's peer group.
+        let change = Attributes { propagation: Some(propagation), recursive, ..Attributes::default() };
+        rootfs::set_attributes(&tree, change)?;
+    }
+    Ok(tree)
+}
+
 #[derive(Debug)]
 pub(super) struct Root<'a> {
     plan: &'a Plan,
@@ -58,37 +90,32 @@ pub(super) struct Root<'a> {
 }
 
 impl<'a> Root<'a> {
-    /// Mounts the overlay; nothing is mounted in it yet. This process's mount namespace must be its
-    /// own, and a slave.
-    pub(super) fn mount(plan: &'a Plan, overlay: &Overlay) -> Result<Self> {
+    /// Moves this process into a mount namespace of its own, and mounts the overlay there; nothing is
+    /// mounted in it yet.
+    pub(super) fn mount(plan: &'a Plan, overlay: OwnedFd, mounts: &EmptyMounts) -> Result<Self> {
         // A umask would remove bits from the modes of device nodes.
         rustix::process::umask(rustix::fs::Mode::empty());
-        let mount_point = rootfs::open_root(&plan.rootfs)?;
+        let (mount_point, name) = mounts.enter_copy()?;
         // Below the root, where the container's processes cannot see it.
-        let masks = Masks::mount(&mount_point, &plan.rootfs)?;
-        let tree = overlay.view().mount()?;
+        let masks = Masks::mount(&mount_point, name)?;
         if plan.nodev {
-            rootfs::set_attributes(&tree, NODEV)?;
+            rootfs::set_attributes(&overlay, NODEV)?;
         }
-        rootfs::attach(tree, mount_point, &plan.rootfs)?;
-        let fd = rootfs::open_root(&plan.rootfs)?;
+        rootfs::attach(overlay, mount_point, name)?;
+        let fd = rootfs::open_root(name)?;
         Ok(Self { plan, fd, masks })
     }
 
-    /// `tree` is set for a bind mount; other file systems are made here.
-    pub(super) fn attach(&self, mount: &PlannedMount, tree: Option<OwnedFd>) -> Result<()> {
-        match (&mount.what, tree) {
-            (What::FileSystem { fs_type, options }, None) => {
-                let tree = rootfs::new_fs(fs_type, options)?;
+    pub(super) fn attach(&self, mount: &PlannedMount, source: Source) -> Result<()> {
+        match source {
+            Source::FileSystem(tree) => {
                 set_attributes(mount, &tree)?;
                 self.attach_file_system(mount, &tree)
             }
-            (What::Cgroup, None) => {
-                let cgroups = CgroupTree::new(&self.plan.cgroup_view, mount.attributes)?;
+            Source::Cgroups(cgroups) => {
                 self.attach_file_system(mount, &cgroups.tree).and_then(|()| cgroups.attach_below())
             }
-            (What::Bind { .. }, Some(tree)) => self.attach_bind(mount, tree),
-            _ => Err(LaunchError::SourceNotOpened),
+            Source::Bind(tree) => self.attach_bind(mount, tree),
         }
         .map_err(|problem| problem.mounting(&mount.target))
     }
@@ -105,13 +132,12 @@ impl<'a> Root<'a> {
     }
 
     fn attach_bind(&self, mount: &PlannedMount, tree: OwnedFd) -> Result<()> {
-        let source = rootfs::file_type(&tree)?;
-        let source = Source::of(source);
+        let source = mount_policy::Source::of(rootfs::file_type(&tree)?);
         set_attributes(mount, &tree)?;
         if self.plan.nodev {
             rootfs::set_attributes(&tree, NODEV)?;
         }
-        let kind = if source == Source::Directory { Kind::Directory } else { Kind::File };
+        let kind = if source == mount_policy::Source::Directory { Kind::Directory } else { Kind::File };
         let place = rootfs::ensure_target(&self.fd, &mount.target, kind)?;
         self.plan
             .mount_policy
@@ -189,11 +215,6 @@ impl<'a> Root<'a> {
         Ok(())
     }
 
-    /// What a program without stdin reads.
-    pub(super) fn open_null(&self) -> Result<OwnedFd> {
-        Ok(self.masks.open_null()?)
-    }
-
     /// Makes the directory in which the program starts, if it is missing.
     pub(super) fn ensure_directory(&self, path: &Path) -> Result<()> {
         if rootfs::open_in_root(&self.fd, path).is_ok() {
@@ -202,10 +223,12 @@ impl<'a> Root<'a> {
         Ok(rootfs::ensure_target(&self.fd, path, Kind::Directory).map(drop)?)
     }
 
-    /// Makes it this process's root. After that, every path is inside the container.
-    pub(super) fn enter(self) -> Result<()> {
+    /// Makes it this process's root. After that, every path is inside the container. Returns a null
+    /// device, which a program without stdin reads.
+    pub(super) fn enter(self) -> Result<OwnedFd> {
         rustix::process::umask(rustix::fs::Mode::from(0o022));
-        Ok(rootfs::pivot_into(self.fd)?)
+        rootfs::pivot_into(self.fd)?;
+        Ok(self.masks.into_null())
     }
 }
 

@@ -131,7 +131,7 @@ impl Shim {
         let spec =
             Spec::load(bundle.join("config.json")).map_err(|source| ShimError::Specification { source })?;
         let Streams { ends, relays, terminal } = streams(sockets, stdin, terminal)?;
-        let launched = launcher::launch_beside(&bundle, &spec, &args, running, &ends)
+        let launched = launcher::launch_beside(&spec, &args, running, &ends)
             .map_err(|problem| if has_ended(first) { ShimError::NotRunning } else { problem.into() })?;
         let LaunchedBeside { first, outcome, number } = launched;
         if let Err(e) = rustix::fs::fcntl_setfl(&number, rustix::fs::OFlags::NONBLOCK) {

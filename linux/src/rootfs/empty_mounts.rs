@@ -1,0 +1,105 @@
+//! A mount namespace with an empty directory, to build containers' roots in.
+//!
+//! A container that starts from a copy of the host's mount namespace pays for each mount of the host
+//! three times: it is copied, checked by pivot_root(2), and unmounted. A pod has two mounts on the
+//! host, so all this takes 1.6 ms beside 300 pods. A copy of this namespace costs the same beside any
+//! number, and none of the host's mounts is ever in the container's namespace.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use nix::sched::CloneFlags;
+use rustix::fs::Mode;
+
+use super::{Attributes, attach, new_fs, open_root, pivot_into, set_attributes};
+use crate::mount::make_private;
+use crate::process::{enter_namespace, unshare};
+use crate::{Error, Result};
+
+/// The calling thread's own mount namespace.
+const CURRENT: &str = "/proc/thread-self/ns/mnt";
+/// The namespace's only directory.
+const PLACE: &str = "/root";
+
+/// It lives as long as this value, or a process in it.
+#[derive(Debug)]
+pub struct EmptyMounts {
+    namespace: OwnedFd,
+}
+
+impl EmptyMounts {
+    /// Makes the namespace on a thread of its own. `at` is any directory.
+    pub fn make(at: &Path) -> Result<Self> {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new()
+                .name("mounts".to_owned())
+                .spawn_scoped(scope, || make_here(at))
+                .map_err(|e| Error::new("start thread", "mounts", e))?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// A namespace of [`Self::make`] that another process has opened.
+    pub fn inherited(namespace: OwnedFd) -> Self {
+        Self { namespace }
+    }
+
+    /// Moves this process, which must be single-threaded, into a copy of the namespace, with its root
+    /// directory. Returns the place for the container's root, and its path.
+    pub fn enter_copy(&self) -> Result<(OwnedFd, &'static Path)> {
+        enter_namespace(&self.namespace, CloneFlags::CLONE_NEWNS)?;
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        let path = Path::new(PLACE);
+        Ok((open_root(path)?, path))
+    }
+}
+
+impl AsFd for EmptyMounts {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.namespace.as_fd()
+    }
+}
+
+fn make_here(at: &Path) -> Result<EmptyMounts> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    make_private(Path::new("/"))?;
+    // Later, no path leads to it.
+    let namespace = File::open(CURRENT).map_err(|e| Error::at("open", Path::new(CURRENT), e))?.into();
+    let tmpfs = new_fs("tmpfs", &["mode=755", "nr_blocks=1", "nr_inodes=2"].map(str::to_owned))?;
+    let name = PLACE.trim_start_matches('/');
+    rustix::fs::mkdirat(&tmpfs, name, Mode::from(0o700)).map_err(|e| Error::new("mkdir", PLACE, e))?;
+    set_attributes(&tmpfs, Attributes { read_only: true, ..Attributes::default() })?;
+    attach(&tmpfs, open_root(at)?, at)?;
+    pivot_into(tmpfs)?;
+    Ok(EmptyMounts { namespace })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mountinfo;
+
+    #[test]
+    fn a_copy_has_none_of_the_hosts_mounts_and_leaves_none_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let before = mountinfo::read().unwrap().len();
+        let empty = EmptyMounts::make(dir.path()).expect("this test makes mount namespaces: run it as root");
+        assert_eq!(mountinfo::read().unwrap().len(), before);
+        // setns(2) is for a thread that shares its root directory with no other.
+        let enter = || {
+            unshare(CloneFlags::CLONE_FS).unwrap();
+            let proc = new_fs("proc", &[]).unwrap();
+            let (place, path) = empty.enter_copy().unwrap();
+            File::open("/proc").unwrap_err();
+            attach(&proc, place, path).unwrap();
+            std::fs::read_to_string(path.join("thread-self/mountinfo")).unwrap()
+        };
+        for _ in 0..2 {
+            let table = std::thread::scope(|scope| scope.spawn(enter).join().unwrap());
+            let points: Vec<&str> = table.lines().filter_map(|line| line.split(' ').nth(4)).collect();
+            assert_eq!(points, [PLACE, "/"]);
+        }
+        assert_eq!(mountinfo::read().unwrap().len(), before);
+    }
+}
