@@ -21,6 +21,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use rustix::fs::{Mode, OFlags};
@@ -104,12 +105,21 @@ pub struct Cgroup {
 }
 
 impl Hierarchies {
+    /// The hierarchies that were mounted when this process first called this: they are mounted when the
+    /// machine starts, and on a node with hundreds of pods the whole mount table takes milliseconds.
     pub fn detect() -> Result<Self> {
-        Self::of(&mountinfo::read()?)
+        static TABLE: OnceLock<Vec<u8>> = OnceLock::new();
+        let table = match TABLE.get() {
+            Some(table) => table,
+            None => {
+                let table = Self::table()?;
+                TABLE.get_or_init(|| table)
+            }
+        };
+        Self::of_table(table)
     }
 
-    /// The part of the mount table that [`Self::detect`] needs, in the form of mountinfo. The whole table is
-    /// long on a node with hundreds of pods, and hierarchies are mounted when the machine starts.
+    /// The part of the mount table that [`Self::detect`] needs, in the form of mountinfo.
     pub fn table() -> Result<Vec<u8>> {
         mountinfo::text_of_types(&[V1_TYPE, V2_TYPE])
     }

@@ -49,7 +49,7 @@ pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
         undoing.detach_all();
     }
     if !runtime.unreadable().is_empty() {
-        runtime.remove_unused_cgroups()?;
+        runtime.remove_unused_cgroups();
     }
     runtime.images.remove_unused_layers_later(&runtime.layers_in_use())
 }

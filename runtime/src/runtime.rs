@@ -1,7 +1,7 @@
 //! The state behind the CRI services: all sandboxes, all containers, the image store, and the
 //! receivers of events.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -12,9 +12,11 @@ use tokio::sync::broadcast;
 
 use crate::Config;
 use crate::cni::{Cni, NetworkList};
+use crate::created_groups::CreatedGroups;
 use crate::error::{Error, Result, chain};
 use crate::exec_ends::Ends;
 use crate::images::ImageStore;
+use crate::kept::Kept;
 use crate::pulls::Pulls;
 use crate::record;
 use crate::registry::Registries;
@@ -72,12 +74,10 @@ pub(crate) struct Runtime {
     /// Clients that are attached to containers, and why that ended.
     pub(crate) attachments: Ends<Option<String>>,
     pub(crate) boot_id: String,
-    sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
-    containers: Mutex<BTreeMap<String, Arc<Container>>>,
+    sandboxes: Mutex<Kept<Sandbox>>,
+    containers: Mutex<Kept<Container>>,
     events: broadcast::Sender<Arc<Event>>,
-    /// Groups that this or an earlier runtime made above its containers' groups, in order of
-    /// creation.
-    created_cgroups: Mutex<Vec<PathBuf>>,
+    created_cgroups: Mutex<CreatedGroups>,
     /// Descriptions of unreadable records.
     unreadable: Mutex<Vec<String>>,
     shim_is_lost: ShimIsLost,
@@ -105,7 +105,7 @@ impl Runtime {
         let trash = Arc::new(Trash::open(root_dir.join("trash"))?);
         let images = ImageStore::open(&root_dir.join("images"), config, Arc::clone(&trash))?;
         let registries = Registries::open(root_dir.join("images/downloads"), config, &trash)?;
-        let created_cgroups = record::find_or_drop(&root_dir.join("cgroups.json"))?.unwrap_or_default();
+        let created_cgroups = CreatedGroups::open(&root_dir)?;
         let cgroup_mounts = Hierarchies::table()?;
         let cgroup_v2 = Hierarchies::of_table(&cgroup_mounts)?.has_in_v2("memory");
         Ok(Arc::new_cyclic(|itself| Self {
@@ -171,15 +171,25 @@ impl Runtime {
     }
 
     pub(crate) fn sandboxes(&self) -> Vec<Arc<Sandbox>> {
-        locked(&self.sandboxes).values().cloned().collect()
+        locked(&self.sandboxes).all().cloned().collect()
+    }
+
+    /// Those that may have all of these labels.
+    pub(crate) fn sandboxes_with(&self, labels: &HashMap<String, String>) -> Vec<Arc<Sandbox>> {
+        locked(&self.sandboxes).candidates(labels)
     }
 
     pub(crate) fn containers(&self) -> Vec<Arc<Container>> {
-        locked(&self.containers).values().cloned().collect()
+        locked(&self.containers).all().cloned().collect()
+    }
+
+    /// Those that may have all of these labels.
+    pub(crate) fn containers_with(&self, labels: &HashMap<String, String>) -> Vec<Arc<Container>> {
+        locked(&self.containers).candidates(labels)
     }
 
     pub(crate) fn containers_of(&self, sandbox: &str) -> Vec<Arc<Container>> {
-        locked(&self.containers).values().filter(|c| c.record.sandbox_id == sandbox).cloned().collect()
+        locked(&self.containers).all().filter(|c| c.record.sandbox_id == sandbox).cloned().collect()
     }
 
     /// The list that other pods have in memory, if there is an equal one: it takes about 10 KiB.
@@ -188,13 +198,13 @@ impl Runtime {
         known.unwrap_or_else(|| Arc::new(list))
     }
 
-    /// By id, or by a unique prefix of one (as crictl users type them).
+    /// By id, or by a unique prefix of one.
     pub(crate) fn find_sandbox(&self, id: &str) -> Option<Arc<Sandbox>> {
-        by_prefix(&locked(&self.sandboxes), id)
+        locked(&self.sandboxes).find(id)
     }
 
     pub(crate) fn find_container(&self, id: &str) -> Option<Arc<Container>> {
-        by_prefix(&locked(&self.containers), id)
+        locked(&self.containers).find(id)
     }
 
     pub(crate) fn sandbox(&self, id: &str) -> Result<Arc<Sandbox>> {
@@ -206,7 +216,8 @@ impl Runtime {
     }
 
     pub(crate) fn insert_sandbox(&self, sandbox: Arc<Sandbox>) {
-        locked(&self.sandboxes).insert(sandbox.id.clone(), sandbox);
+        let (id, labels) = (sandbox.id.clone(), sandbox.labels());
+        locked(&self.sandboxes).insert(&id, &labels, sandbox);
     }
 
     pub(crate) fn forget_sandbox(&self, id: &str) {
@@ -214,7 +225,8 @@ impl Runtime {
     }
 
     pub(crate) fn insert_container(&self, container: Arc<Container>) {
-        locked(&self.containers).insert(container.id.clone(), container);
+        let (id, labels) = (container.id.clone(), container.record.config.labels.clone());
+        locked(&self.containers).insert(&id, &labels, container);
     }
 
     pub(crate) fn forget_container(&self, id: &str) {
@@ -232,24 +244,20 @@ impl Runtime {
         let mut created = locked(&self.created_cgroups);
         let hierarchies = Hierarchies::of_table(&self.cgroup_mounts)?;
         let missing = hierarchies.missing_parents(path);
-        let file = self.root_dir.join("cgroups.json");
         if !missing.is_empty() {
             // Recorded first, so that a runtime killed at this point finds them after its restart.
-            record::save(&file, &[&created[..], &missing].concat())?;
+            created.announce(&missing)?;
         }
         let made = match self.oci_runtime {
             None => hierarchies.ensure_parent_of_containers(path)?,
             Some(_) => hierarchies.ensure_parent_everywhere(path)?,
         };
-        if made.is_empty() && missing.is_empty() {
-            return Ok(());
-        }
-        created.extend(made);
-        record::save(&file, &*created)
+        created.add(made);
+        Ok(())
     }
 
     /// Removes those of our groups that no pod needs.
-    pub(crate) fn remove_unused_cgroups(&self) -> Result<()> {
+    pub(crate) fn remove_unused_cgroups(&self) {
         // All groups above it too, without the leading slash.
         let mut needed: HashSet<PathBuf> = HashSet::new();
         for sandbox in self.sandboxes() {
@@ -263,16 +271,7 @@ impl Runtime {
             let mut names = dir.components();
             std::iter::from_fn(|| names.next().map(|_| names.as_path())).any(|rest| needed.contains(rest))
         };
-        let mut created = locked(&self.created_cgroups);
-        let (mut kept, unused): (Vec<PathBuf>, Vec<PathBuf>) =
-            created.drain(..).partition(|dir| is_needed(dir));
-        kept.extend(linux::cgroup::remove_dirs(&unused));
-        *created = kept;
-        if let Err(error) = record::save(&self.root_dir.join("cgroups.json"), &*created) {
-            // Harmless: the list may have groups that are gone.
-            tracing::warn!(error = %chain(&error), "list of cgroups");
-        }
-        Ok(())
+        locked(&self.created_cgroups).remove_unused(is_needed);
     }
 
     /// Sends an event to all receivers.
@@ -351,18 +350,6 @@ pub(crate) fn ended(status: &ShimStatus) -> Option<Ended> {
         reason: reason.to_owned(),
         message: String::new(),
     })
-}
-
-fn by_prefix<T>(all: &BTreeMap<String, Arc<T>>, id: &str) -> Option<Arc<T>> {
-    if let Some(found) = all.get(id) {
-        return Some(Arc::clone(found));
-    }
-    if id.is_empty() {
-        return None;
-    }
-    let mut matches = all.range(id.to_owned()..).take_while(|(known, _)| known.starts_with(id));
-    let first = matches.next()?.1;
-    matches.next().is_none().then(|| Arc::clone(first))
 }
 
 /// Receives shims' messages without keeping the runtime alive.

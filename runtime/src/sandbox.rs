@@ -327,7 +327,14 @@ pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) ->
     if errors.is_empty() && sandbox.dir.is_dir() {
         sandbox.update_on_the_way_down(|r| (r.phase, r.shim) = (Phase::Stopped, None));
         let rt = Arc::clone(runtime);
-        errors.extend(blocking("remove cgroups", move || rt.remove_unused_cgroups()).await.err());
+        errors.extend(
+            blocking("remove cgroups", move || {
+                rt.remove_unused_cgroups();
+                Ok(())
+            })
+            .await
+            .err(),
+        );
     }
     if errors.is_empty() {
         return Ok(());
@@ -382,7 +389,8 @@ fn release(dir: &Path, netns: Option<&Path>) -> Result<()> {
 pub(crate) fn forget(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
     record::remove_tree(&sandbox.dir)?;
     runtime.forget_sandbox(&sandbox.id);
-    runtime.remove_unused_cgroups()
+    runtime.remove_unused_cgroups();
+    Ok(())
 }
 
 /// Cleans up after a shim that ended although its pod should run.

@@ -164,7 +164,7 @@ impl RuntimeService for Service {
         let filter = request.into_inner().filter.unwrap_or_default();
         let wanted_state = filter.state.as_ref().map(|s| s.state);
         // Filtered before anything is copied: a kubelet asks for one pod of many.
-        let items = self.runtime.sandboxes().into_iter().filter(|sandbox| {
+        let items = self.runtime.sandboxes_with(&filter.label_selector).into_iter().filter(|sandbox| {
             sandbox.id.starts_with(&filter.id)
                 && wanted_state.is_none_or(|state| i32::from(sandbox.state()) == state)
                 && sandbox.has_labels(&filter.label_selector)
@@ -220,13 +220,14 @@ impl RuntimeService for Service {
     ) -> Reply<ListContainersResponse> {
         let filter = request.into_inner().filter.unwrap_or_default();
         let wanted_state = filter.state.as_ref().map(|s| s.state);
-        let containers = self.runtime.containers().into_iter().filter(|container| {
-            let record = &container.record;
-            record.id.starts_with(&filter.id)
-                && record.sandbox_id.starts_with(&filter.pod_sandbox_id)
-                && wanted_state.is_none_or(|state| i32::from(container.state().cri()) == state)
-                && selected(&record.config.labels, &filter.label_selector)
-        });
+        let containers =
+            self.runtime.containers_with(&filter.label_selector).into_iter().filter(|container| {
+                let record = &container.record;
+                record.id.starts_with(&filter.id)
+                    && record.sandbox_id.starts_with(&filter.pod_sandbox_id)
+                    && wanted_state.is_none_or(|state| i32::from(container.state().cri()) == state)
+                    && selected(&record.config.labels, &filter.label_selector)
+            });
         let containers = containers.map(|container| status::container_item(&container));
         Ok(Response::new(ListContainersResponse { containers: containers.collect() }))
     }

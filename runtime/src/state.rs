@@ -102,6 +102,10 @@ impl Sandbox {
         let _sender_is_here = phases.wait_for(|phase| *phase != Phase::Ready).await;
     }
 
+    pub(crate) fn labels(&self) -> HashMap<String, String> {
+        locked(&self.record).config.labels.clone()
+    }
+
     /// Whether the pod has all of `wanted`.
     pub(crate) fn has_labels(&self, wanted: &HashMap<String, String>) -> bool {
         selected(&locked(&self.record).config.labels, wanted)
