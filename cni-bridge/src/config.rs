@@ -7,6 +7,8 @@ use crate::keys::Keys;
 use crate::vlan;
 
 const DEFAULT_BRIDGE: &str = "cni0";
+/// IPAM plugins that only choose addresses.
+const PLAIN_IPAM: [&str; 2] = ["host-local", "static"];
 
 /// The settings of ADD.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,9 +66,15 @@ pub(crate) enum MasqueradeBackend {
 
 impl Config {
     /// Whether the bridge ignores the container until its addresses and rules are complete. Not
-    /// while it detects duplicate addresses, which needs the answers of other hosts.
+    /// while duplicate addresses are detected, which needs the answers of other hosts.
     pub(crate) fn starts_locked(&self) -> bool {
-        self.ipam().is_some() && self.duplicate_detection == DuplicateDetection::Off
+        self.has_plain_ipam() && self.duplicate_detection == DuplicateDetection::Off
+    }
+
+    /// Whether the IPAM plugin does not use the container's interface. Others may send frames with its
+    /// MAC, and lease addresses for it (`dhcp`).
+    pub(crate) fn has_plain_ipam(&self) -> bool {
+        self.ipam().is_some_and(|ipam| PLAIN_IPAM.contains(&ipam))
     }
 
     /// Reads and validates it for ADD, CHECK and STATUS.

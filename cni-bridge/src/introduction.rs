@@ -19,7 +19,7 @@ const DERIVED: [u8; 2] = [0x0a, 0x58];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Introduction {
     pub(crate) mac: Mac,
-    /// Whether the kernel broadcasts the IPv4 addresses when the link goes up (gratuitous ARP).
+    /// Whether the IPv4 addresses are broadcast at the end (gratuitous ARP).
     pub(crate) announced: bool,
 }
 
@@ -45,8 +45,12 @@ impl Introduction {
     }
 }
 
-/// `None` if the configuration names a MAC, or unless there is exactly one IPv4 address.
+/// `None` if the configuration names a MAC, if the IPAM plugin has used the current one, or unless
+/// there is exactly one IPv4 address.
 fn derived_mac(config: &Config, ips: &[IpConfig]) -> Option<Mac> {
+    if !config.has_plain_ipam() {
+        return None;
+    }
     let mut v4 = ipv4(ips);
     match (config.container_mac, v4.next(), v4.next()) {
         (None, Some(ip), None) => {
@@ -71,6 +75,7 @@ fn ipv4(ips: &[IpConfig]) -> impl Iterator<Item = Ipv4Addr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Container;
     use crate::config::tests::plain;
 
     const RANDOM: Mac = [2, 1, 2, 3, 4, 5];
@@ -80,7 +85,8 @@ mod tests {
             .iter()
             .map(|text| IpConfig { interface: None, address: text.parse().unwrap(), gateway: None })
             .collect();
-        let (mut config, mut known) = (plain(), Known { current: RANDOM, earlier: None, has_ipv6: true });
+        let mut config = Config { container: Container::Layer3 { ipam: "host-local".to_owned() }, ..plain() };
+        let mut known = Known { current: RANDOM, earlier: None, has_ipv6: true };
         change(&mut config, &mut known);
         Introduction::new(&config, &ips, known)
     }
@@ -105,6 +111,9 @@ mod tests {
         assert!(introduced(&one, |_, known| known.has_ipv6 = false).announced);
         let two = introduced(&["10.1.0.2/24", "10.2.0.2/24"], |_, _| ());
         assert_eq!(two, Introduction { mac: RANDOM, announced: true });
+        let leased =
+            introduced(&one, |config, _| config.container = Container::Layer3 { ipam: "dhcp".to_owned() });
+        assert_eq!(leased, two, "the lease is for the current MAC");
         let named = introduced(&one, |config, known| {
             config.container_mac = Some(given);
             known.current = given;

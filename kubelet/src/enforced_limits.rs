@@ -23,7 +23,7 @@ pub(crate) fn fill(observed: &mut Observed, pod: &Pod, group: &str) {
         let Some(container) = pod.spec.all_containers().find(|c| c.name == name_of(status)) else { continue };
         if hierarchies.is_none() {
             // Without control groups there is nothing to add.
-            let Ok(found) = Hierarchies::detect() else { return };
+            let Ok(found) = Hierarchies::known() else { return };
             hierarchies = Some(found);
         }
         let enforced = hierarchies.as_ref().and_then(|all| all.enforced(&Path::new(group).join(&status.id)));

@@ -105,18 +105,23 @@ pub struct Cgroup {
 }
 
 impl Hierarchies {
-    /// The hierarchies that were mounted when this process first called this: they are mounted when the
-    /// machine starts, and on a node with hundreds of pods the whole mount table takes milliseconds.
     pub fn detect() -> Result<Self> {
+        Self::of(&mountinfo::read()?)
+    }
+
+    /// The hierarchies that were mounted when this process first found any. They are mounted when the
+    /// machine starts, and the whole mount table takes milliseconds on a node with hundreds of pods.
+    pub fn known() -> Result<Self> {
         static TABLE: OnceLock<Vec<u8>> = OnceLock::new();
-        let table = match TABLE.get() {
-            Some(table) => table,
-            None => {
-                let table = Self::table()?;
-                TABLE.get_or_init(|| table)
-            }
-        };
-        Self::of_table(table)
+        if let Some(table) = TABLE.get() {
+            return Self::of_table(table);
+        }
+        let table = Self::table()?;
+        let found = Self::of_table(&table)?;
+        if !table.is_empty() {
+            TABLE.get_or_init(|| table);
+        }
+        Ok(found)
     }
 
     /// The part of the mount table that [`Self::detect`] needs, in the form of mountinfo.

@@ -162,7 +162,7 @@ pub struct PortSpec<'a> {
     pub alias: Option<&'a str>,
     pub flags: PortFlags,
     /// The bridge drops all frames that arrive through the port until [`Netlink::unlock_port`]
-    /// (`IFLA_BRPORT_LOCKED`). Kernels before 5.16 ignore it.
+    /// (`IFLA_BRPORT_LOCKED`). Kernels before 5.18 ignore it.
     pub locked: bool,
 }
 

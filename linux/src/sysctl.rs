@@ -56,7 +56,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Without the privilege to mount, the settings of /proc are used.
+    /// Without the privilege to mount, the settings of /proc are used. The own /proc is writable, also
+    /// where /proc/sys is mounted read-only.
     pub fn open() -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let sys = |proc: OwnedFd| rustix::fs::openat(&proc, "sys", flags, Mode::empty());

@@ -313,8 +313,7 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
     let begun = Instant::now();
     loop {
         let path = container.record.cgroup_path.clone();
-        let killed =
-            blocking("kill cgroup", move || Ok(Cgroup::find(&Hierarchies::detect()?, &path).kill()?));
+        let killed = blocking("kill cgroup", move || Ok(Cgroup::find(&Hierarchies::known()?, &path).kill()?));
         if let Err(error) = killed.await {
             tracing::warn!(container_id = container.id, error = %chain(&error), "kill cgroup");
         }
@@ -343,7 +342,7 @@ pub(crate) async fn kill(runtime: &Runtime, container: &Container) -> Result<()>
 /// Whether its control group could be removed. An error counts as no: the next round tries again.
 async fn has_no_process(container: &Container) -> bool {
     let path = container.record.cgroup_path.clone();
-    let ended = move || Ok(Cgroup::find(&Hierarchies::detect()?, &path).end(KILL_ROUND)?);
+    let ended = move || Ok(Cgroup::find(&Hierarchies::known()?, &path).end(KILL_ROUND)?);
     blocking("remove cgroup", ended).await.is_ok()
 }
 
@@ -417,7 +416,7 @@ fn end_as_killed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, me
 
 pub(crate) fn kill_group(path: &std::path::Path) -> Result<()> {
     // A process that has not ended by then causes EBUSY.
-    Ok(Cgroup::find(&Hierarchies::detect()?, path).end(Duration::from_secs(5))?)
+    Ok(Cgroup::find(&Hierarchies::known()?, path).end(Duration::from_secs(5))?)
 }
 
 pub(crate) async fn reopen_log(runtime: &Runtime, id: &str) -> Result<()> {

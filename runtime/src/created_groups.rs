@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use linux::atomic_file;
 
-use crate::error::{Error, Result, chain};
+use crate::error::{Result, chain};
 use crate::record;
 
 const NAME: &str = "cgroups.json";
@@ -21,41 +21,47 @@ pub(crate) struct CreatedGroups {
     file: PathBuf,
     /// In order of creation.
     groups: Vec<PathBuf>,
+    /// The file's last line must not be continued.
+    is_torn: bool,
 }
 
 impl CreatedGroups {
-    /// Reads the list of an earlier runtime. What was written last may be torn, and is dropped.
-    pub(crate) fn open(root_dir: &Path) -> Result<Self> {
+    /// Reads the list of an earlier runtime. What was written last may be torn, and is dropped. Writes
+    /// nothing if it need not: a node must start on a full disk.
+    pub(crate) fn open(root_dir: &Path) -> Self {
         let file = root_dir.join(NAME);
-        let content = match atomic_file::read(&file) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-            read => read.map_err(|e| Error::io("read", &file, e))?,
-        };
-        let mut groups = Vec::new();
-        for part in serde_json::Deserializer::from_slice(&content).into_iter::<Vec<PathBuf>>() {
-            match part {
-                Ok(part) => groups.extend(part),
-                Err(error) => {
-                    tracing::warn!(path = %file.display(), %error, "dropped the rest of the list of cgroups");
-                    break;
+        let mut list = Self { file, groups: Vec::new(), is_torn: false };
+        match atomic_file::read(&list.file) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => list.drop_the_rest(&error),
+            Ok(content) => {
+                for part in serde_json::Deserializer::from_slice(&content).into_iter::<Vec<PathBuf>>() {
+                    match part {
+                        Ok(part) => list.groups.extend(part),
+                        Err(error) => list.drop_the_rest(&error),
+                    }
                 }
             }
         }
-        groups.retain(|group| group.exists());
-        let list = Self { file, groups };
-        // The next line must not follow a torn one.
-        list.save()?;
-        Ok(list)
+        list.groups.retain(|group| group.exists());
+        list
+    }
+
+    fn drop_the_rest(&mut self, error: &dyn std::error::Error) {
+        tracing::warn!(path = %self.file.display(), %error, "dropped the rest of the list of cgroups");
+        self.is_torn = true;
     }
 
     /// Adds groups to the file before they are made.
-    pub(crate) fn announce(&self, missing: &[PathBuf]) -> Result<()> {
+    pub(crate) fn announce(&mut self, missing: &[PathBuf]) -> Result<()> {
         let mut line = serde_json::to_vec(missing).expect("paths are strings");
         line.push(b'\n');
-        if atomic_file::append(&self.file, &line, MOST_BYTES)? {
+        if !self.is_torn && atomic_file::append(&self.file, &line, MOST_BYTES)? {
             return Ok(());
         }
-        record::save(&self.file, &[&self.groups[..], missing].concat())
+        record::save(&self.file, &[&self.groups[..], missing].concat())?;
+        self.is_torn = false;
+        Ok(())
     }
 
     /// Adds groups that were announced and then made.
@@ -69,14 +75,11 @@ impl CreatedGroups {
             self.groups.drain(..).partition(|group| is_needed(group));
         kept.extend(linux::cgroup::remove_dirs(&unused));
         self.groups = kept;
-        if let Err(error) = self.save() {
+        match record::save(&self.file, &self.groups) {
+            Ok(()) => self.is_torn = false,
             // Harmless: the list may have groups that are gone.
-            tracing::warn!(error = %chain(&error), "list of cgroups");
+            Err(error) => tracing::warn!(error = %chain(&error), "list of cgroups"),
         }
-    }
-
-    fn save(&self) -> Result<()> {
-        record::save(&self.file, &self.groups)
     }
 }
 
@@ -85,7 +88,7 @@ mod tests {
     use super::*;
 
     fn list(dir: &Path) -> Vec<PathBuf> {
-        CreatedGroups::open(dir).unwrap().groups
+        CreatedGroups::open(dir).groups
     }
 
     #[test]
@@ -93,19 +96,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let made = ["a", "b", "c"].map(|name| dir.path().join(name));
         made.iter().for_each(|group| std::fs::create_dir(group).unwrap());
-        let mut groups = CreatedGroups::open(dir.path()).unwrap();
+        let mut groups = CreatedGroups::open(dir.path());
         groups.announce(&made[..1]).unwrap();
         groups.add(made[..1].to_vec());
         groups.announce(&[made[1].clone(), dir.path().join("never-made")]).unwrap();
         drop(groups);
         assert_eq!(list(dir.path()), made[..2]);
 
-        let groups = CreatedGroups::open(dir.path()).unwrap();
+        let mut groups = CreatedGroups::open(dir.path());
         groups.announce(&made[2..]).unwrap();
         let file = dir.path().join(NAME);
         let content = std::fs::read(&file).unwrap();
         std::fs::write(&file, &content[..content.len() - 3]).unwrap();
-        assert_eq!(list(dir.path()), made[..2], "the last line is torn");
+        let mut groups = CreatedGroups::open(dir.path());
+        assert_eq!(groups.groups, made[..2], "the last line is torn");
         groups.announce(&made[2..]).unwrap();
         assert_eq!(list(dir.path()), made);
     }
@@ -115,7 +119,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let made = ["a", "b"].map(|name| dir.path().join(name));
         made.iter().for_each(|group| std::fs::create_dir(group).unwrap());
-        let mut groups = CreatedGroups::open(dir.path()).unwrap();
+        let mut groups = CreatedGroups::open(dir.path());
         groups.announce(&made).unwrap();
         groups.add(made.to_vec());
         groups.remove_unused(|group| group.ends_with("a"));

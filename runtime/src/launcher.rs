@@ -165,7 +165,7 @@ pub(crate) fn launch_beside(
         match &child {
             // The container has moved its processes into groups below its own.
             Err(e) if matches!(e.errno(), Errno::EBUSY | Errno::EOPNOTSUPP) => {
-                child = clone(Some(&Hierarchies::detect()?.open_group_of(cgroup, pid)?));
+                child = clone(Some(&Hierarchies::known()?.open_group_of(cgroup, pid)?));
             }
             Ok(_) | Err(_) => break,
         }

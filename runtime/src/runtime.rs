@@ -105,7 +105,7 @@ impl Runtime {
         let trash = Arc::new(Trash::open(root_dir.join("trash"))?);
         let images = ImageStore::open(&root_dir.join("images"), config, Arc::clone(&trash))?;
         let registries = Registries::open(root_dir.join("images/downloads"), config, &trash)?;
-        let created_cgroups = CreatedGroups::open(&root_dir)?;
+        let created_cgroups = CreatedGroups::open(&root_dir);
         let cgroup_mounts = Hierarchies::table()?;
         let cgroup_v2 = Hierarchies::of_table(&cgroup_mounts)?.has_in_v2("memory");
         Ok(Arc::new_cyclic(|itself| Self {

@@ -77,7 +77,7 @@ async fn of_all(
 /// What these groups use: nothing known where there is none.
 async fn usages<P: AsRef<Path> + Send + 'static>(groups: Vec<Option<P>>) -> Result<Vec<Usage>> {
     blocking("read control groups", move || {
-        let hierarchies = Hierarchies::detect()?;
+        let hierarchies = Hierarchies::known()?;
         let usage = |group: Option<P>| group.map(|path| hierarchies.usage(path.as_ref())).unwrap_or_default();
         Ok(groups.into_iter().map(usage).collect())
     })

@@ -83,7 +83,7 @@ async fn end_processes(runtime: &Arc<Runtime>, id: &str, dir: &Path) -> Vec<Erro
     for pid in pids.into_iter().chain(shims_of(dir)) {
         errors.extend(end_process(pid).err());
     }
-    let hierarchies = Hierarchies::detect();
+    let hierarchies = Hierarchies::known();
     for path in holders {
         let ended = hierarchies.as_ref().map(|found| Cgroup::find(found, &path).end(END_DEADLINE));
         errors.extend(ended.ok().and_then(|ended| ended.err()).map(Error::from));
@@ -104,7 +104,7 @@ fn group_of(dir: &Path) -> Option<PathBuf> {
 
 fn end_group(dir: &Path) -> Result<()> {
     let Some(path) = group_of(dir) else { return Ok(()) };
-    Ok(Cgroup::find(&Hierarchies::detect()?, &path).end(END_DEADLINE)?)
+    Ok(Cgroup::find(&Hierarchies::known()?, &path).end(END_DEADLINE)?)
 }
 
 fn end_process(pid: i32) -> Result<()> {

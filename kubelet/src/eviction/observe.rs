@@ -52,7 +52,7 @@ pub(super) async fn node(tools: &Tools) -> Observations {
 fn memory(cgroup_root: &str) -> Vec<Left> {
     let machine = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_of_machine(&text));
     let pods = Path::new("/").join(cgroup_root.trim_matches('/')).join("kubepods");
-    let limited = linux::cgroup::Hierarchies::detect().ok().into_iter().flat_map(|hierarchies| {
+    let limited = linux::cgroup::Hierarchies::known().ok().into_iter().flat_map(|hierarchies| {
         let groups = pods.ancestors().filter_map(move |group| {
             let memory = hierarchies.usage(group).memory?;
             let capacity = memory.limit?;
@@ -133,7 +133,7 @@ async fn memory_of_pods(tools: &Tools, pods: &[Arc<Pod>]) -> Usages {
 }
 
 fn tasks_of_pods(tools: &Tools, pods: &[Arc<Pod>]) -> Usages {
-    let Ok(hierarchies) = linux::cgroup::Hierarchies::detect() else { return Usages::new() };
+    let Ok(hierarchies) = linux::cgroup::Hierarchies::known() else { return Usages::new() };
     let usage = |pod: &Arc<Pod>| {
         let group = crate::resources::cgroup_path(&tools.cgroup_root, pod);
         // A pod that has not started has no group.

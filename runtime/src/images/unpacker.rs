@@ -39,7 +39,7 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// If the group cannot be made (no cgroups, or read-only ones), only the resource limits restrict
 /// the child: its address space.
 pub(crate) fn run_in_child(job: &Job, parent: &Path) -> Result<Used> {
-    let hierarchies = Hierarchies::detect()?;
+    let hierarchies = Hierarchies::known()?;
     let limits = Limits {
         memory_bytes: (!is_in_memory(&job.target)).then_some(MEMORY_BYTES.cast_signed()),
         pids: Some(4),
@@ -75,7 +75,7 @@ fn cgroup_of(parent: &Path, digest: &str) -> PathBuf {
 
 /// Removes the groups below `parent` whose runtimes were killed while they unpacked.
 pub(crate) fn remove_abandoned_cgroups(parent: &Path) {
-    let Ok(hierarchies) = Hierarchies::detect() else { return };
+    let Ok(hierarchies) = Hierarchies::known() else { return };
     let names = hierarchies.names_below(parent).unwrap_or_else(|error| {
         tracing::warn!(error = %chain(&error), "the control groups of ended unpackers stay");
         BTreeSet::default()
@@ -152,7 +152,7 @@ fn confine(job: &Job, parent: &str, cgroup: Option<&Path>) -> Result<()> {
         return Err(ImageError::NoParent);
     }
     if let Some(cgroup) = cgroup {
-        let hierarchies = Hierarchies::detect()?;
+        let hierarchies = Hierarchies::known()?;
         Cgroup::find(&hierarchies, cgroup).join()?;
     }
     for (resource, most) in [

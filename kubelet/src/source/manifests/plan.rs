@@ -88,9 +88,9 @@ fn wanted<'a>(files: &'a Files, holders: &HashMap<Name<'_>, &Path>) -> HashMap<N
     wanted
 }
 
-/// For paths of one listing, which are equal only with the same bytes.
+/// [`PartialEq`] of paths, sooner for the same bytes.
 fn is_same(one: &Path, other: &Path) -> bool {
-    one.as_os_str() == other.as_os_str()
+    one.as_os_str() == other.as_os_str() || one == other
 }
 
 fn object_name(object: &AnyObject) -> Name<'_> {
