@@ -1,5 +1,6 @@
 //! `get`: objects as JSON, status included.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use proto::kubelet::{GetRequest, GetResponse};
@@ -16,11 +17,26 @@ pub(super) struct Listed {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) uid: String,
+    /// Empty if the caller has it: [`Seen`].
     pub(super) json: Vec<u8>,
+    /// `None` if a change may leave it the same.
+    pub(super) version: Option<Version>,
 }
 
+impl Listed {
+    pub(super) fn is(&self, version: &Version) -> bool {
+        self.version.as_ref().is_some_and(|own| std::ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(version)))
+    }
+}
+
+/// An object as the store has it. A changed one is another allocation, as long as this is held.
+pub(super) type Version = Arc<dyn Any + Send + Sync>;
+
+/// Whether the caller has the JSON of this version of a namespace's object.
+pub(super) type Seen<'a> = &'a dyn Fn(&str, &str, &Version) -> bool;
+
 pub(super) fn get(store: &Store, engine: &Handle, request: &GetRequest) -> Result<GetResponse, Error> {
-    let objects = listed(store, engine, request)?;
+    let objects = listed(store, engine, request, &|_, _, _| false)?;
     if objects.is_empty() && !request.name.is_empty() {
         return Err(Error::NotFound { plural: plural(request.kind.parse()?), name: request.name.clone() });
     }
@@ -28,20 +44,25 @@ pub(super) fn get(store: &Store, engine: &Handle, request: &GetRequest) -> Resul
 }
 
 /// By namespace and name.
-pub(super) fn listed(store: &Store, engine: &Handle, request: &GetRequest) -> Result<Vec<Listed>, Error> {
+pub(super) fn listed(
+    store: &Store,
+    engine: &Handle,
+    request: &GetRequest,
+    seen: Seen<'_>,
+) -> Result<Vec<Listed>, Error> {
     let kind: Kind = request.kind.parse()?;
     Ok(match kind {
-        Kind::Pod => select(store, store.pods(), request),
-        Kind::PersistentVolumeClaim => select(store, store.claims(), request),
-        Kind::PersistentVolume => select(store, store.volumes(), request),
-        Kind::StorageClass => select(store, store.classes(), request),
-        Kind::CsiDriver => select(store, store.csi_drivers(), request),
-        Kind::VolumeSnapshot => select(store, store.snapshots(), request),
-        Kind::VolumeSnapshotClass => select(store, store.snapshot_classes(), request),
-        Kind::VolumeSnapshotContent => select(store, store.snapshot_contents(), request),
-        Kind::ConfigMap => select(store, store.config_maps(), request),
-        Kind::Secret => select(store, store.secrets(), request),
-        Kind::Event => select(store, store.events(), request),
+        Kind::Pod => select(store, store.pods(), request, seen),
+        Kind::PersistentVolumeClaim => select(store, store.claims(), request, seen),
+        Kind::PersistentVolume => select(store, store.volumes(), request, seen),
+        Kind::StorageClass => select(store, store.classes(), request, seen),
+        Kind::CsiDriver => select(store, store.csi_drivers(), request, seen),
+        Kind::VolumeSnapshot => select(store, store.snapshots(), request, seen),
+        Kind::VolumeSnapshotClass => select(store, store.snapshot_classes(), request, seen),
+        Kind::VolumeSnapshotContent => select(store, store.snapshot_contents(), request, seen),
+        Kind::ConfigMap => select(store, store.config_maps(), request, seen),
+        Kind::Secret => select(store, store.secrets(), request, seen),
+        Kind::Event => select(store, store.events(), request, seen),
         Kind::Node => node(store.node_name(), engine, request),
     })
 }
@@ -64,7 +85,12 @@ pub(super) fn plural(kind: Kind) -> String {
     }
 }
 
-fn select<T: Object>(store: &Store, objects: Vec<Arc<T>>, request: &GetRequest) -> Vec<Listed> {
+fn select<T: Object>(
+    store: &Store,
+    objects: Vec<Arc<T>>,
+    request: &GetRequest,
+    seen: Seen<'_>,
+) -> Vec<Listed> {
     let wanted = objects.into_iter().filter(|object| {
         let meta = object.metadata();
         let in_namespace =
@@ -75,7 +101,11 @@ fn select<T: Object>(store: &Store, objects: Vec<Arc<T>>, request: &GetRequest) 
     let listed = wanted.map(|object| {
         let meta = object.metadata();
         let (namespace, name, uid) = (meta.namespace.clone(), meta.name.clone(), meta.uid.clone());
-        Listed { namespace, name, uid, json: json(&object) }
+        // The fields on which the kubelet does not act are kept elsewhere.
+        let version: Option<Version> = (!request.whole).then(|| Arc::clone(&object) as Version);
+        let is_seen = version.as_ref().is_some_and(|version| seen(&namespace, &name, version));
+        let json = if is_seen { Vec::new() } else { json(&object) };
+        Listed { namespace, name, uid, json, version }
     });
     listed.collect()
 }
@@ -116,7 +146,7 @@ fn node(name: &str, engine: &Handle, request: &GetRequest) -> Vec<Listed> {
         },
     });
     let name = name.to_owned();
-    vec![Listed { namespace: String::new(), uid: name.clone(), name, json: to_json(&node) }]
+    vec![Listed { namespace: String::new(), uid: name.clone(), name, json: to_json(&node), version: None }]
 }
 
 fn to_json(object: &impl serde::Serialize) -> Vec<u8> {
