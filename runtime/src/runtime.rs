@@ -23,7 +23,7 @@ use crate::registry::Registries;
 use crate::samples::Tree;
 use crate::shim::log::LogCeiling;
 use crate::shim::protocol::{Answer, Message, ShimStatus, now};
-use crate::shim_client::Listener;
+use crate::shim_client::{Listener, empty_mounts};
 use crate::state::{Container, Ended, Phase, RunState, Sandbox, locked};
 use crate::trash::Trash;
 
@@ -106,6 +106,10 @@ impl Runtime {
         let images = ImageStore::open(&root_dir.join("images"), config, Arc::clone(&trash))?;
         let registries = Registries::open(root_dir.join("images/downloads"), config, &trash)?;
         let created_cgroups = CreatedGroups::open(&root_dir);
+        if let Err(error) = empty_mounts() {
+            // The start of a pod tries again, and reports it.
+            tracing::warn!(error = %chain(&error), "mount namespace for containers");
+        }
         let cgroup_mounts = Hierarchies::table()?;
         let cgroup_v2 = Hierarchies::of_table(&cgroup_mounts)?.has_in_v2("memory");
         Ok(Arc::new_cyclic(|itself| Self {

@@ -120,8 +120,8 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
     process.ok_or_else(|| failed(ShimProblem::EndedAtOnce))
 }
 
-/// For all shims: [`EmptyMounts`].
-fn empty_mounts() -> Result<OwnedFd> {
+/// A descriptor of the [`EmptyMounts`] of all shims, which are made with the first one.
+pub(crate) fn empty_mounts() -> Result<OwnedFd> {
     static MOUNTS: OnceLock<EmptyMounts> = OnceLock::new();
     let mounts = match MOUNTS.get() {
         Some(mounts) => mounts,
