@@ -67,13 +67,14 @@ fn try_add(
     if pending.as_ref().is_some_and(PendingAdd::has_refused) {
         undo.keep_addresses();
     }
-    let (mut connection, addresses) = (connected?, addresses?);
+    let ((mut connection, has_ipv6), addresses) = (connected?, addresses?);
 
     let mut is_announced = false;
     let result = match addresses {
         Some(addresses) => {
             let plan = Plan::new(config, addresses)?;
-            let Introduction { mac, announced } = introduction(config, sockets, &plan, &connection)?;
+            let Introduction { mac, announced } =
+                introduction(config, sockets, &plan, &connection, has_ipv6)?;
             (connection.container_veth.mac, is_announced) = (mac, announced);
             sockets.configure(config, call, &plan, connection.container_veth)?;
             // After a failure at this point, nothing that other containers use was touched.
@@ -105,17 +106,16 @@ fn try_add(
     Ok(result)
 }
 
+/// Makes the links. Also returns whether the container's interface has IPv6.
 fn connect(
     config: &Config,
     call: &Invocation,
     sockets: &Sockets,
     undo: &mut Undo,
-) -> Result<Connection, Error> {
-    let mut connection = sockets.connect(config, call, undo)?;
-    if config.ipam().is_some() {
-        connection.has_ipv6 = sockets.prepare(config, &call.ifname)?;
-    }
-    Ok(connection)
+) -> Result<(Connection, bool), Error> {
+    let connection = sockets.connect(config, call, undo)?;
+    let has_ipv6 = config.ipam().is_some() && sockets.prepare(config, &call.ifname)?;
+    Ok((connection, has_ipv6))
 }
 
 /// The MAC and the announcement of a container with these addresses.
@@ -124,13 +124,14 @@ fn introduction(
     sockets: &Sockets,
     plan: &Plan,
     connection: &Connection,
+    has_ipv6: bool,
 ) -> Result<Introduction, Error> {
     let ips = &plan.result.ips;
     let neighbour = |ip: Ipv4Addr| sockets.host.neighbour(connection.bridge.index, ip.into());
     let known = Known {
         current: connection.container_veth.mac,
         earlier: introduction::first_ipv4(ips).map(neighbour).transpose()?.flatten(),
-        has_ipv6: connection.has_ipv6 || plan.has_ipv6(),
+        has_ipv6: has_ipv6 || plan.has_ipv6(),
     };
     Ok(Introduction::new(config, ips, known))
 }

@@ -49,8 +49,6 @@ pub(crate) struct Connection {
     pub(crate) bridge_addresses: Vec<Address>,
     pub(crate) host_veth: Link,
     pub(crate) container_veth: ContainerVeth,
-    /// Whether the container's interface has IPv6.
-    pub(crate) has_ipv6: bool,
 }
 
 /// Who made the bridge.
@@ -97,25 +95,18 @@ impl Sockets {
         let alias = alias(call);
         let locked = config.starts_locked();
         let port = PortSpec { index: host_veth.index, alias: Some(&alias), flags: config.port, locked };
-        self.host.bring_port_up(&port).map_err(|source| Error::ConnectPort {
-            veth: host_veth.name.clone(),
-            bridge: bridge.name.clone(),
-            source,
-        })?;
+        self.host.bring_port_up(&port).map_err(|e| not_connected(&host_veth, &bridge, e))?;
         let bridge_addresses = match config.is_gateway() {
             true => self.host.addresses(bridge.index)?,
             false => Vec::new(),
         };
-        Ok(Connection { bridge, bridge_addresses, host_veth, container_veth, has_ipv6: false })
+        Ok(Connection { bridge, bridge_addresses, host_veth, container_veth })
     }
 
     /// Lets the frames of the container through.
     pub(crate) fn unlock(&self, connection: &Connection) -> Result<(), Error> {
-        self.host.unlock_port(connection.host_veth.index).map_err(|source| Error::ConnectPort {
-            veth: connection.host_veth.name.clone(),
-            bridge: connection.bridge.name.clone(),
-            source,
-        })
+        let Connection { bridge, host_veth, .. } = connection;
+        self.host.unlock_port(host_veth.index).map_err(|e| not_connected(host_veth, bridge, e))
     }
 
     fn ensure_bridge(&self, config: &Config, undo: &mut Undo) -> Result<Link, Error> {
@@ -272,6 +263,10 @@ impl Sockets {
     fn detect_no_duplicates(&self, bridge: &Link) {
         tolerate(self.settings.write(&format!("{IPV6}/{}/accept_dad", bridge.name), "0"));
     }
+}
+
+fn not_connected(port: &Link, bridge: &Link, source: linux::Error) -> Error {
+    Error::ConnectPort { veth: port.name.clone(), bridge: bridge.name.clone(), source }
 }
 
 /// Ignores failures of settings whose result the reference ignores too: a host without IPv6 has

@@ -27,7 +27,9 @@ use crate::netns::NetNs;
 use crate::{Error, Result};
 
 pub use changes::{Changes, Watch};
-use messages::{address_message, address_of, broadcast, link_of, route_message, route_of, up_message};
+use messages::{
+    address_message, address_of, broadcast, link_message, link_of, route_message, route_of, up_message,
+};
 use socket::Socket;
 
 /// A dump during which the tables changed is repeated this often; then the last result is used.
@@ -220,8 +222,7 @@ impl Netlink {
     }
 
     pub fn link_by_index(&self, index: u32) -> Result<Option<Link>> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
+        let message = link_message(index);
         self.find_link(message, &index.to_string())
     }
 
@@ -293,29 +294,17 @@ impl Netlink {
     pub fn bring_port_up(&self, want: &PortSpec<'_>) -> Result<()> {
         let mut message = up_message(want.index);
         message.attributes.extend(want.alias.map(|alias| LinkAttribute::IfAlias(alias.to_owned())));
-        message.attributes.push(LinkAttribute::LinkInfo(vec![
-            LinkInfo::PortKind(InfoPortKind::Bridge),
-            LinkInfo::PortData(InfoPortData::BridgePort(vec![
-                InfoBridgePort::HairpinMode(want.flags.hairpin),
-                InfoBridgePort::Isolated(want.flags.isolated),
-                InfoBridgePort::Locked(want.locked),
-            ])),
-        ]));
-        // RTM_NEWLINK on an existing index: RTM_SETLINK ignores the port's data.
-        self.change(RouteNetlinkMessage::NewLink(message), 0)
-            .map_err(|e| Error::new("bring up bridge port", want.index, e))
+        let settings = vec![
+            InfoBridgePort::HairpinMode(want.flags.hairpin),
+            InfoBridgePort::Isolated(want.flags.isolated),
+            InfoBridgePort::Locked(want.locked),
+        ];
+        self.set_port("bring up bridge port", message, settings)
     }
 
     /// Forwards the frames that arrive through a port made with [`PortSpec::locked`].
     pub fn unlock_port(&self, index: u32) -> Result<()> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
-        message.attributes.push(LinkAttribute::LinkInfo(vec![
-            LinkInfo::PortKind(InfoPortKind::Bridge),
-            LinkInfo::PortData(InfoPortData::BridgePort(vec![InfoBridgePort::Locked(false)])),
-        ]));
-        self.change(RouteNetlinkMessage::NewLink(message), 0)
-            .map_err(|e| Error::new("unlock bridge port", index, e))
+        self.set_port("unlock bridge port", link_message(index), vec![InfoBridgePort::Locked(false)])
     }
 
     pub fn set_up(&self, index: u32) -> Result<()> {
@@ -344,15 +333,13 @@ impl Netlink {
     }
 
     pub fn set_down(&self, index: u32) -> Result<()> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
+        let mut message = link_message(index);
         message.header.change_mask = LinkFlags::Up;
         self.set_link("set link down", message)
     }
 
     pub fn set_promiscuous(&self, index: u32, on: bool) -> Result<()> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
+        let mut message = link_message(index);
         message.header.flags = if on { LinkFlags::Promisc } else { LinkFlags::empty() };
         message.header.change_mask = LinkFlags::Promisc;
         self.set_link("set link promiscuous", message)
@@ -363,8 +350,7 @@ impl Netlink {
     pub fn ignore_link_local_sources(&self, index: u32) -> Result<()> {
         let option = BridgeBooleanOptionFlags::NoLinkLocalLearn;
         let options = BridgeBooleanOptions { value: option, mask: option };
-        let mut message = LinkMessage::default();
-        message.header.index = index;
+        let mut message = link_message(index);
         message.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::Kind(InfoKind::Bridge),
             LinkInfo::Data(InfoData::Bridge(vec![InfoBridge::MultiBoolOpt(options)])),
@@ -375,16 +361,14 @@ impl Netlink {
     }
 
     pub fn set_mac(&self, index: u32, mac: Mac) -> Result<()> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
+        let mut message = link_message(index);
         message.attributes.push(LinkAttribute::Address(mac.to_vec()));
         self.set_link("set link address", message)
     }
 
     /// `ENODEV` if it is gone already. Deleting a veth deletes its peer too.
     pub fn delete_link(&self, index: u32) -> Result<()> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
+        let message = link_message(index);
         self.change(RouteNetlinkMessage::DelLink(message), 0).map_err(|e| Error::new("delete link", index, e))
     }
 
@@ -465,6 +449,21 @@ impl Netlink {
             Err(e) if e.raw_os_error() == Some(nix::libc::ENODEV) => Ok(None),
             Err(e) => Err(Error::new("look up link", object, e)),
         }
+    }
+
+    fn set_port(
+        &self,
+        op: &'static str,
+        mut message: LinkMessage,
+        settings: Vec<InfoBridgePort>,
+    ) -> Result<()> {
+        let index = message.header.index;
+        message.attributes.push(LinkAttribute::LinkInfo(vec![
+            LinkInfo::PortKind(InfoPortKind::Bridge),
+            LinkInfo::PortData(InfoPortData::BridgePort(settings)),
+        ]));
+        // RTM_NEWLINK on an existing index: RTM_SETLINK ignores the port's data.
+        self.change(RouteNetlinkMessage::NewLink(message), 0).map_err(|e| Error::new(op, index, e))
     }
 
     fn set_link(&self, op: &'static str, message: LinkMessage) -> Result<()> {

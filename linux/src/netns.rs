@@ -166,7 +166,8 @@ pub fn remove_persistent(path: &Path) -> Result<()> {
     }
 }
 
-fn on_new_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+/// Runs `work` on a thread whose namespaces it may change, and waits. A panic continues in the caller.
+pub(crate) fn on_new_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
             .name("netns".to_owned())

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 const ROOT: &str = "/proc/sys";
 
-/// Whether [`ensure`] changed the value.
+/// Whether [`Settings::ensure`] changed the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ensured {
     Written,
@@ -33,14 +33,6 @@ pub fn read(name: &str) -> Result<String> {
 /// Sets `name` to `value`.
 pub fn write(name: &str, value: &str) -> Result<()> {
     write_opened(name, path_of(name).and_then(|path| OpenOptions::new().write(true).open(path)), value)
-}
-
-/// Sets `name` to `value` if it differs: a host may allow reading `ip_forward` but not writing it.
-pub fn ensure(name: &str, value: &str) -> Result<Ensured> {
-    if read(name)? == value {
-        return Ok(Ensured::AlreadyThere);
-    }
-    write(name, value).map(|()| Ensured::Written)
 }
 
 /// The settings, for a program that lives about a millisecond: by a /proc of its own that is mounted
@@ -76,7 +68,7 @@ impl Settings {
         write_opened(name, self.at(name, OFlags::WRONLY), value)
     }
 
-    /// As [`ensure`].
+    /// Sets `name` to `value` if it differs: a host may allow reading `ip_forward` but not writing it.
     pub fn ensure(&self, name: &str, value: &str) -> Result<Ensured> {
         if self.read(name)? == value {
             return Ok(Ensured::AlreadyThere);
@@ -136,11 +128,10 @@ mod tests {
         let path = dir.path().join("ns");
         let netns = crate::netns::create_persistent(&path).unwrap();
         let name = "net/ipv4/conf/lo/arp_notify";
-        let (first, second) = netns.run(|| (ensure(name, "1").unwrap(), ensure(name, "1").unwrap())).unwrap();
-        assert_eq!((first, second), (Ensured::Written, Ensured::AlreadyThere));
         netns
             .run(|| {
                 let settings = Settings::open().unwrap();
+                assert_eq!(settings.ensure(name, "1").unwrap(), Ensured::Written);
                 assert_eq!(settings.ensure(name, "1").unwrap(), Ensured::AlreadyThere);
                 settings.write(name, "0").unwrap();
                 assert_eq!(read(name).unwrap(), "0");

@@ -327,14 +327,11 @@ pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) ->
     if errors.is_empty() && sandbox.dir.is_dir() {
         sandbox.update_on_the_way_down(|r| (r.phase, r.shim) = (Phase::Stopped, None));
         let rt = Arc::clone(runtime);
-        errors.extend(
-            blocking("remove cgroups", move || {
-                rt.remove_unused_cgroups();
-                Ok(())
-            })
-            .await
-            .err(),
-        );
+        let removed = blocking("remove cgroups", move || {
+            rt.remove_unused_cgroups();
+            Ok(())
+        });
+        errors.extend(removed.await.err());
     }
     if errors.is_empty() {
         return Ok(());

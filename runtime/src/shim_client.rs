@@ -120,13 +120,13 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
     process.ok_or_else(|| failed(ShimProblem::EndedAtOnce))
 }
 
-/// A descriptor of the [`EmptyMounts`] of all shims, which are made with the first one.
+/// A descriptor of the [`EmptyMounts`] of all shims, which the first call makes.
 pub(crate) fn empty_mounts() -> Result<OwnedFd> {
     static MOUNTS: OnceLock<EmptyMounts> = OnceLock::new();
     let mounts = match MOUNTS.get() {
         Some(mounts) => mounts,
         None => {
-            let made = EmptyMounts::make(Path::new("/"))?;
+            let made = EmptyMounts::make()?;
             MOUNTS.get_or_init(|| made)
         }
     };

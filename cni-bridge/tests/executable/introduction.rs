@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use linux::netns::NetNs;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, RecvFlags, SocketType, ipproto};
-
 use serde_json::json;
 
 use crate::sandbox::{Attachment, DUAL, Sandbox, run_in};
@@ -36,8 +35,7 @@ fn remember(netns: &NetNs, address: &str, link: &str) {
     run_in(netns, &format!("ip neigh replace {address} lladdr {OTHER} nud stale dev {link}"));
 }
 
-/// Two containers, of which c2 is attached with the first address.
-fn with_neighbour() -> Sandbox {
+fn with_two_containers() -> Sandbox {
     let mut sandbox = Sandbox::new().with_host_local();
     sandbox.add_container("c2");
     sandbox
@@ -45,7 +43,7 @@ fn with_neighbour() -> Sandbox {
 
 #[test]
 fn the_mac_follows_from_the_only_ipv4_address_and_the_port_is_open_afterwards() {
-    let sandbox = with_neighbour();
+    let sandbox = with_two_containers();
     let first = sandbox.attachment("c1", DUAL).added();
     assert_eq!(mac(&first), "0a:58:0a:01:00:02");
     let link = Sandbox::ip(&sandbox.netns("c1"), "link show dev eth0");
@@ -66,7 +64,7 @@ fn the_mac_follows_from_the_only_ipv4_address_and_the_port_is_open_afterwards() 
 
 #[test]
 fn several_ipv4_addresses_or_none_leave_the_mac_random() {
-    let sandbox = with_neighbour();
+    let sandbox = with_two_containers();
     let two = r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "10.2.0.0/24"}]]}}"#;
     let none = r#"{"ipam": {"type": "host-local", "subnet": "fd00:1::/64"}}"#;
     for conf in [two, none] {
@@ -80,7 +78,7 @@ fn several_ipv4_addresses_or_none_leave_the_mac_random() {
 
 #[test]
 fn an_address_is_announced_if_the_host_knows_another_mac_for_it() {
-    let sandbox = with_neighbour();
+    let sandbox = with_two_containers();
     let neighbour = sandbox.attachment("c2", DUAL).added();
     let (host, c2) = (&sandbox.host, sandbox.netns("c2"));
     remember(&c2, "10.1.0.3", "eth0");
@@ -96,7 +94,7 @@ fn an_address_is_announced_if_the_host_knows_another_mac_for_it() {
 
 #[test]
 fn a_mac_of_the_caller_and_a_container_without_ipv6_are_announced() {
-    let sandbox = with_neighbour();
+    let sandbox = with_two_containers();
     let neighbour = sandbox.attachment("c2", DUAL).added();
     let (c1, c2) = (sandbox.netns("c1"), sandbox.netns("c2"));
     let with_mac =
@@ -120,7 +118,7 @@ fn a_mac_of_the_caller_and_a_container_without_ipv6_are_announced() {
 /// Each broadcast would be handled by every container.
 #[test]
 fn nothing_is_announced_if_no_host_can_know_another_mac() {
-    let sandbox = with_neighbour();
+    let sandbox = with_two_containers();
     let neighbour = sandbox.attachment("c2", DUAL).added();
     let c2 = sandbox.netns("c2");
     remember(&c2, "10.1.0.3", "eth0");
@@ -145,13 +143,14 @@ fn an_ipam_plugin_that_may_use_the_link_keeps_its_mac() {
     let attached = sandbox.attachment("c1", r#"{"ipam": {"type": "scripted-ipam"}}"#).added();
     assert_ne!(mac(&attached), "0a:58:0a:01:00:09");
     attached.del();
+    sandbox.assert_detached();
 }
 
 /// A switch that knew the MAC at another port learns the new one, although the container's
 /// programs send nothing.
 #[test]
 fn a_container_that_is_not_announced_is_heard_by_all_the_same() {
-    let sandbox = with_neighbour();
+    let sandbox = with_two_containers();
     let neighbour = sandbox.attachment("c2", DUAL).added();
     let c2 = sandbox.netns("c2");
     let index = Sandbox::ip(&c2, "link show dev eth0")[0]["ifindex"].as_u64().unwrap();

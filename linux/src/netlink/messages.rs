@@ -15,9 +15,14 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::{Address, Link, Mac, OperState, PortFlags, Route, RouteSpec};
 
-pub(super) fn up_message(index: u32) -> LinkMessage {
+pub(super) fn link_message(index: u32) -> LinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;
+    message
+}
+
+pub(super) fn up_message(index: u32) -> LinkMessage {
+    let mut message = link_message(index);
     message.header.flags = LinkFlags::Up;
     message.header.change_mask = LinkFlags::Up;
     message

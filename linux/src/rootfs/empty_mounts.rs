@@ -14,6 +14,7 @@ use rustix::fs::Mode;
 
 use super::{Attributes, attach, new_fs, open_root, pivot_into, set_attributes};
 use crate::mount::make_private;
+use crate::netns::on_new_thread;
 use crate::process::{enter_namespace, unshare};
 use crate::{Error, Result};
 
@@ -29,15 +30,8 @@ pub struct EmptyMounts {
 }
 
 impl EmptyMounts {
-    /// Makes the namespace on a thread of its own. `at` is any directory.
-    pub fn make(at: &Path) -> Result<Self> {
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new()
-                .name("mounts".to_owned())
-                .spawn_scoped(scope, || make_here(at))
-                .map_err(|e| Error::new("start thread", "mounts", e))?;
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+    pub fn make() -> Result<Self> {
+        on_new_thread(make_here)
     }
 
     /// A namespace of [`Self::make`] that another process has opened.
@@ -61,7 +55,8 @@ impl AsFd for EmptyMounts {
     }
 }
 
-fn make_here(at: &Path) -> Result<EmptyMounts> {
+/// Moves the calling thread into the namespace.
+fn make_here() -> Result<EmptyMounts> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     make_private(Path::new("/"))?;
     // Later, no path leads to it.
@@ -70,7 +65,8 @@ fn make_here(at: &Path) -> Result<EmptyMounts> {
     let name = PLACE.trim_start_matches('/');
     rustix::fs::mkdirat(&tmpfs, name, Mode::from(0o700)).map_err(|e| Error::new("mkdir", PLACE, e))?;
     set_attributes(&tmpfs, Attributes { read_only: true, ..Attributes::default() })?;
-    attach(&tmpfs, open_root(at)?, at)?;
+    let host = Path::new("/");
+    attach(&tmpfs, open_root(host)?, host)?;
     pivot_into(tmpfs)?;
     Ok(EmptyMounts { namespace })
 }
@@ -82,12 +78,14 @@ mod tests {
 
     #[test]
     fn a_copy_has_none_of_the_hosts_mounts_and_leaves_none_behind() {
-        let dir = tempfile::tempdir().unwrap();
-        // Other tests mount at the same time.
-        let is_untouched =
-            || !mountinfo::read().unwrap().iter().any(|mount| mount.mount_point.starts_with(dir.path()));
-        let empty = EmptyMounts::make(dir.path()).expect("this test makes mount namespaces: run it as root");
-        assert!(is_untouched());
+        // Other tests mount elsewhere at the same time.
+        let at_root = || {
+            let mounts = mountinfo::read().unwrap();
+            mounts.iter().filter(|mount| mount.mount_point == Path::new("/")).count()
+        };
+        let before = at_root();
+        let empty = EmptyMounts::make().expect("this test makes mount namespaces: run it as root");
+        assert_eq!(at_root(), before);
         // setns(2) is for a thread that shares its root directory with no other.
         let enter = || {
             unshare(CloneFlags::CLONE_FS).unwrap();
@@ -102,6 +100,6 @@ mod tests {
             let points: Vec<&str> = table.lines().filter_map(|line| line.split(' ').nth(4)).collect();
             assert_eq!(points, [PLACE, "/"]);
         }
-        assert!(is_untouched());
+        assert_eq!(at_root(), before);
     }
 }

@@ -42,9 +42,8 @@ pub enum KernelFs {
 /// The masks and read-only paths of one container.
 #[derive(Debug)]
 pub struct Masks {
+    /// Opened to be read.
     null: OwnedFd,
-    /// The same, opened to be read.
-    readable: OwnedFd,
     masked: Vec<PathBuf>,
     read_only: Vec<PathBuf>,
 }
@@ -61,21 +60,17 @@ impl Masks {
         device::make_device(&tmpfs, "null", NULL, 0o666)?;
         // The node must not be changed by a descriptor that the container's program gets.
         set_attributes(&tmpfs, READ_ONLY)?;
-        let open = |access| {
-            let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let null = rustix::fs::openat(&tmpfs, "null", flags, Mode::empty())
-                .map_err(|e| Error::at("open mask", name, e))?;
-            NULL.verify(&null, name)?;
-            Ok(null)
-        };
-        let (null, readable) = (open(OFlags::PATH)?, open(OFlags::RDONLY)?);
-        Ok(Self { null, readable, masked: Vec::new(), read_only: Vec::new() })
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let null = rustix::fs::openat(&tmpfs, "null", flags, Mode::empty())
+            .map_err(|e| Error::at("open mask", name, e))?;
+        NULL.verify(&null, name)?;
+        Ok(Self { null, masked: Vec::new(), read_only: Vec::new() })
     }
 
     /// The null device, to read from. Its node is this container's own, and it cannot be changed by the
     /// descriptor: it is on a read-only mount.
     pub fn into_null(self) -> OwnedFd {
-        self.readable
+        self.null
     }
 
     /// Covers `path` in `root` so that nothing in it can be read: a null device over a file, an
