@@ -1,11 +1,13 @@
 //! The wire contracts between Hawser's parts and their counterparts elsewhere,
 //! generated from the texts in `proto/`. Written by hand are these module
-//! declarations, [`mount_pod`], `signals` and [`versions`]; each contract of messages is a feature, so that
+//! declarations, `deadline`, [`mount_pod`], `signals` and [`versions`]; each contract of messages is a feature, so that
 //! a part links only what it speaks.
 
 // Generated code answers to its generator's taste.
 #![allow(unreachable_pub, missing_debug_implementations, clippy::all, clippy::pedantic)]
 
+#[cfg(feature = "grpc")]
+pub mod deadline;
 pub mod mount_pod;
 #[cfg(feature = "cri")]
 pub mod signals;

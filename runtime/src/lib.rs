@@ -57,6 +57,7 @@ use std::time::{Duration, Instant};
 
 use proto::cri::image_service_server::ImageServiceServer;
 use proto::cri::runtime_service_server::RuntimeServiceServer;
+use proto::deadline::Deadlines;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -176,6 +177,7 @@ async fn answer(
         Streaming::start(Arc::clone(&runtime)).await.map_err(|source| ServeProblem::Listen { source })?;
     let service = Service { runtime, streaming, ending };
     let served = tonic::transport::Server::builder()
+        .layer(Deadlines)
         .add_service(Explained(RuntimeServiceServer::new(service.clone())))
         .add_service(Explained(ImageServiceServer::new(service)))
         .add_service(Former::<false>)

@@ -12,6 +12,7 @@ use proto::admin::{
     DiagnoseRequest, DiagnoseResponse, ListMountsRequest, ListMountsResponse, ListSnapshotsRequest,
     ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse, UpgradeRequest, UpgradeResponse,
 };
+use proto::deadline::Deadlines;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
@@ -47,6 +48,7 @@ pub(crate) async fn serve(driver: Arc<Driver>, socket: Socket, mut stopped: watc
     let service = AdminService { driver, state_dir, looks: Looks::default() };
     let server = Server::builder()
         .concurrency_limit_per_connection(CALLS_AT_ONCE)
+        .layer(Deadlines)
         .add_service(AdminServer::new(service));
     let accepted = ReceiverStream::new(accepted).map(Ok::<_, std::io::Error>);
     tokio::select! {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use proto::csi::controller_server::ControllerServer;
 use proto::csi::identity_server::IdentityServer;
 use proto::csi::node_server::NodeServer;
+use proto::deadline::Deadlines;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch as channel};
 use tokio_stream::StreamExt;
@@ -40,11 +41,11 @@ use stream::RewrittenStream;
 pub(crate) const BACKLOG: usize = 16;
 
 /// A server whose calls are counted.
-type Counting = Router<Stack<CountCalls, Identity>>;
+type Counting = Router<Stack<Deadlines, Stack<CountCalls, Identity>>>;
 
 /// A router without services.
 pub(crate) fn router(calls: Arc<Calls>) -> Counting {
-    Server::builder().layer(CountCalls(calls)).add_routes(Routes::default())
+    Server::builder().layer(CountCalls(calls)).layer(Deadlines).add_routes(Routes::default())
 }
 
 /// Adds the CSI services that the driver offers.

@@ -12,6 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
+use proto::deadline::Deadlines;
 use proto::kubelet::kubelet_server::{Kubelet, KubeletServer};
 use proto::kubelet::{
     ApplyRequest, ApplyResponse, AttachRequest, AttachedAt, DeleteProgress, DeleteRequest, ExecRequest,
@@ -167,7 +168,7 @@ impl ObjectSource for ClientSocket {
         let service = KubeletServer::new(self.api).max_decoding_message_size(FILE_BYTES + AROUND_DOCUMENTS);
         let incoming = UnixListenerStream::new(self.listener);
         Box::pin(async move {
-            let server = tonic::transport::Server::builder().add_service(service);
+            let server = tonic::transport::Server::builder().layer(Deadlines).add_service(service);
             if let Err(error) = server.serve_with_incoming_shutdown(incoming, ended).await {
                 tracing::error!(error = linux::chain(&error), "clients get no more answers");
             }
