@@ -94,6 +94,8 @@ fn try_add(
         rules::ensure(config, call, port)?;
     }
     if config.starts_locked() {
+        // To the kernel's worker on this processor, which sends the first multicast reports.
+        std::thread::yield_now();
         sockets.unlock(&connection)?;
     }
     let interfaces = interfaces(config, call, sockets, &connection)?;

@@ -343,6 +343,13 @@ pub fn pivot_into(root: impl AsFd) -> Result<()> {
     rustix::process::chdir("/").map_err(|e| Error::new(OP, "chdir /", e))
 }
 
+/// Makes the mount at `root`, which is over this process's root directory, its root directory. See
+/// [`EmptyMounts`] for what is below.
+pub fn enter_over_root(root: impl AsFd) -> Result<()> {
+    rustix::process::fchdir(root).map_err(|e| Error::new("fchdir", "new root", e))?;
+    rustix::process::chroot(".").map_err(|e| Error::new("chroot", "new root", e))
+}
+
 /// Whether `path` leads to a file without /proc's magic links, which could lead to the host's
 /// program that starts the container.
 pub fn is_plain_path(path: &Path) -> bool {

@@ -44,7 +44,7 @@ where
     }
 
     /// tonic's timer wakes the call at its deadline, which begins later than the one here. So the
-    /// answer is always from here, and no second timer is needed.
+    /// answer is from here, and no second timer is needed.
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let begun = Instant::now();
         let timeout = request.headers().get(TIMEOUT).and_then(|value| parse(value.as_bytes()));

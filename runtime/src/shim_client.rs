@@ -7,10 +7,11 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use linux::rootfs::EmptyMounts;
@@ -19,7 +20,6 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::process::Command;
 use tokio::sync::oneshot;
 
 use crate::blocking::blocking;
@@ -103,7 +103,7 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
         .mode(0o600)
         .open(&log_path)
         .map_err(|e| Error::io("open", &log_path, e))?;
-    let mut child = Command::new(own_program()?)
+    let child = Command::new(own_program()?)
         .arg0(SHIM_NAME)
         .arg(dir)
         .stdin(Stdio::from(OwnedFd::from(socket)))
@@ -111,13 +111,29 @@ pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<Pr
         .stderr(log)
         .spawn()
         .map_err(|source| failed(ShimProblem::Start { source }))?;
-    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-    // Reaps it when it ends.
+    let pid = child.id().cast_signed();
+    children().insert(sandbox.to_owned(), child);
+    ProcessId::of(pid)?.ok_or_else(|| failed(ShimProblem::EndedAtOnce))
+}
+
+/// Children of this process that are not reaped yet, by sandbox. No descriptor shows their end, since
+/// every plugin that is started closes all descriptors: their connection shows it.
+fn children() -> MutexGuard<'static, BTreeMap<String, Child>> {
+    static CHILDREN: Mutex<BTreeMap<String, Child>> = Mutex::new(BTreeMap::new());
+    CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reaps the sandbox's shim once it has ended, after its connection. That may last: the shim waits for
+/// a pipe that another pod holds, or is traced.
+fn reap(sandbox: &str) {
+    let Some(mut child) = children().remove(sandbox) else { return };
     tokio::spawn(async move {
-        let _connection_shows_its_end = child.wait().await;
+        let mut pause = Duration::from_millis(2);
+        while let Ok(None) = child.try_wait() {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
     });
-    let process = pid.map(ProcessId::of).transpose()?.flatten();
-    process.ok_or_else(|| failed(ShimProblem::EndedAtOnce))
 }
 
 /// A descriptor of the [`EmptyMounts`] of all shims, which the first call makes.
@@ -161,7 +177,13 @@ pub(crate) async fn connect(
     limit: Duration,
 ) -> Result<(ShimClient, BTreeMap<String, ShimStatus>)> {
     let failed = |e| Error::io("connect", &dir.join(SOCKET), e);
-    let stream = in_directory(dir, |path| StdStream::connect(path)).map_err(failed)?;
+    let stream = in_directory(dir, |path| StdStream::connect(path)).map_err(|e| {
+        reap(sandbox);
+        // Its socket was bound before it was started.
+        let has_ended = e.kind() == std::io::ErrorKind::ConnectionRefused;
+        let ended = || Error::Shim { sandbox: sandbox.to_owned(), source: ShimProblem::Ended };
+        if has_ended { ended() } else { failed(e) }
+    })?;
     stream.set_nonblocking(true).map_err(failed)?;
     let (reader, writer) = UnixStream::from_std(stream).map_err(failed)?.into_split();
     let waiting = Arc::default();
@@ -351,6 +373,7 @@ async fn listen(
         }
     }
     listener.lost(&sandbox);
+    reap(&sandbox);
     waiting.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 

@@ -167,15 +167,14 @@ impl ScanState {
     }
 
     fn scan(&mut self, scope: Scope) {
-        let declared = self.store.declared_by_files();
         self.scan_again_at = None;
-        match self.directory.list(!declared.is_empty()) {
+        match self.directory.list(self.store.has_declared()) {
             Err(unreadable) => self.report_unreadable(unreadable.to_string()),
             Ok(files) => {
                 self.report_readable();
                 self.scan_again_at = files.is_unread().then(|| Instant::now() + UNREAD_RETRY);
-                let plan = Plan::new(&files, &declared);
-                self.apply(&plan, scope);
+                let plan = self.store.look_at_declared(|declared| Plan::new(&files, scope, declared));
+                self.apply(&plan);
                 self.report_duplicates(&plan);
                 self.confirm_findings(plan.findings, &files);
                 self.directory.remember(files);
@@ -183,11 +182,8 @@ impl ScanState {
         }
     }
 
-    fn apply(&self, plan: &Plan<'_>, scope: Scope) {
+    fn apply(&self, plan: &Plan<'_>) {
         for wanted in &plan.wanted {
-            if !wanted.is_new && scope == Scope::ChangedFiles {
-                continue;
-            }
             let source = Source::File(wanted.path.to_owned());
             let reference = wanted.manifest.object.reference();
             let result = self.store.apply(wanted.manifest.described(), source);

@@ -40,7 +40,7 @@ use disk::{Disk, Durability};
 use entries::{Entries, Entry, Key, PodEntries, PodEntry};
 use events::EventLog;
 
-pub use desired::{AnyObject, Declared, Described, Outcome};
+pub use desired::{AnyObject, Declaration, Declared, Described, Outcome};
 pub(crate) use outcome::{DEADLINE_EXCEEDED, EVICTED};
 pub(crate) use snapshots::CLASS_PARAMETERS;
 pub(crate) use update::BindError;

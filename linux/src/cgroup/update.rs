@@ -110,6 +110,15 @@ mod tests {
         assert_eq!(read("cpuset", "cpuset.cpus", "cpuset.cpus").trim(), "0");
         assert_eq!(read("pids", "pids.max", "pids.max").trim(), "17");
 
+        if let Some((Version::V1, dir)) = hierarchies.group_of("cpuset", &path) {
+            // Beside it, a group begins with processors.
+            let beside = dir.with_file_name("beside");
+            fs::create_dir(&beside).unwrap();
+            let processors = fs::read_to_string(beside.join("cpuset.cpus")).unwrap();
+            fs::remove_dir(&beside).unwrap();
+            assert_ne!(processors.trim(), "");
+        }
+
         let wrong = Limits { cpuset_cpus: Some("4095".to_owned()), ..Limits::default() };
         assert!(hierarchies.update(&path, &wrong).unwrap_err().to_string().contains("\"4095\""));
         let unified = vec![("cgroup.procs".to_owned(), "0".to_owned())];

@@ -101,10 +101,14 @@ fn files_of_some_kernels(limit: &Limit<'_>) -> Files {
 }
 
 /// A cpuset group accepts no process until it has cpus and mems. A new one is empty, so it gets
-/// those of the nearest group above that has some.
+/// those of the nearest group above that has some. From then on, the kernel gives them to the groups
+/// made beside it (Documentation/admin-guide/cgroup-v1/cgroups.rst, "clone_children"): each write of
+/// ours makes it look at all groups.
 pub(super) fn inherit_cpuset(root: &Path, path: &Path) -> Result<()> {
+    let group = under(root, path);
+    let mut was_empty = false;
     for file in ["cpuset.cpus", "cpuset.mems"] {
-        let mut dir = under(root, path);
+        let mut dir = group.clone();
         let mut empty = Vec::new();
         let value = loop {
             let value = read(&dir.join(file))?;
@@ -114,7 +118,12 @@ pub(super) fn inherit_cpuset(root: &Path, path: &Path) -> Result<()> {
             empty.push(dir.join(file));
             dir.pop();
         };
+        was_empty |= !empty.is_empty();
         empty.iter().rev().try_for_each(|file| write(file, value.trim()))?;
+    }
+    if let Some(parent) = group.parent().filter(|parent| was_empty && *parent != root) {
+        // Without it, the next group is filled as this one was.
+        let _only_slower = write(&parent.join("cgroup.clone_children"), "1");
     }
     Ok(())
 }

@@ -4,13 +4,16 @@
 //! three times: it is copied, checked by pivot_root(2), and unmounted. A pod has two mounts on the
 //! host, so all this takes 1.6 ms beside 300 pods. A copy of this namespace costs the same beside any
 //! number, and none of the host's mounts is ever in the container's namespace.
+//!
+//! A container's root is mounted over the namespace's only directory, and entered by chroot(2). That
+//! is as strong as pivot_root(2) here: no path leads below the root directory, and who unmounts it finds
+//! none of the host's files. pivot_root(2) would look at every task of the machine: 0.3 ms beside 300 pods.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use nix::sched::CloneFlags;
-use rustix::fs::Mode;
 
 use super::{Attributes, attach, new_fs, open_root, pivot_into, set_attributes};
 use crate::mount::make_private;
@@ -21,7 +24,7 @@ use crate::{Error, Result};
 /// The calling thread's own mount namespace.
 const CURRENT: &str = "/proc/thread-self/ns/mnt";
 /// The namespace's only directory.
-const PLACE: &str = "/root";
+const PLACE: &str = "/";
 
 /// It lives as long as this value, or a process in it.
 #[derive(Debug)]
@@ -40,7 +43,8 @@ impl EmptyMounts {
     }
 
     /// Moves this process, which must be single-threaded, into a copy of the namespace, with its root
-    /// directory. Returns the place for the container's root, and its path.
+    /// directory. Returns the place for the container's root, which [`super::enter_over_root`] makes this
+    /// process's, and its path.
     pub fn enter_copy(&self) -> Result<(OwnedFd, &'static Path)> {
         enter_namespace(&self.namespace, CloneFlags::CLONE_NEWNS)?;
         unshare(CloneFlags::CLONE_NEWNS)?;
@@ -61,9 +65,7 @@ fn make_here() -> Result<EmptyMounts> {
     make_private(Path::new("/"))?;
     // Later, no path leads to it.
     let namespace = File::open(CURRENT).map_err(|e| Error::at("open", Path::new(CURRENT), e))?.into();
-    let tmpfs = new_fs("tmpfs", &["mode=755", "nr_blocks=1", "nr_inodes=2"].map(str::to_owned))?;
-    let name = PLACE.trim_start_matches('/');
-    rustix::fs::mkdirat(&tmpfs, name, Mode::from(0o700)).map_err(|e| Error::new("mkdir", PLACE, e))?;
+    let tmpfs = new_fs("tmpfs", &["mode=700", "nr_blocks=1", "nr_inodes=1"].map(str::to_owned))?;
     set_attributes(&tmpfs, Attributes { read_only: true, ..Attributes::default() })?;
     let host = Path::new("/");
     attach(&tmpfs, open_root(host)?, host)?;
@@ -75,6 +77,7 @@ fn make_here() -> Result<EmptyMounts> {
 mod tests {
     use super::*;
     use crate::mountinfo;
+    use crate::rootfs::enter_over_root;
 
     #[test]
     fn a_copy_has_none_of_the_hosts_mounts_and_leaves_none_behind() {
@@ -93,12 +96,16 @@ mod tests {
             let (place, path) = empty.enter_copy().unwrap();
             File::open("/proc").unwrap_err();
             attach(&proc, place, path).unwrap();
-            std::fs::read_to_string(path.join("thread-self/mountinfo")).unwrap()
+            // Not the mount over it.
+            File::open("/thread-self").unwrap_err();
+            enter_over_root(proc).unwrap();
+            assert!(Path::new("/../../thread-self").exists());
+            std::fs::read_to_string("/thread-self/mountinfo").unwrap()
         };
         for _ in 0..2 {
             let table = std::thread::scope(|scope| scope.spawn(enter).join().unwrap());
             let points: Vec<&str> = table.lines().filter_map(|line| line.split(' ').nth(4)).collect();
-            assert_eq!(points, [PLACE, "/"]);
+            assert_eq!(points, ["/"]);
         }
         assert_eq!(at_root(), before);
     }

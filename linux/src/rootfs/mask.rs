@@ -1,8 +1,8 @@
 //! Paths that a container must not read or write: masks, read-only paths, and
 //! the check that a kernel file system is what its name says.
 //!
-//! The source of a mask comes from a tmpfs that no container sees. Taken from the container's own
-//! /dev, it could be a file of a volume (CVE-2025-31133).
+//! The source of a mask comes from a tmpfs below the container's root, to which no path leads. Taken
+//! from the container's own /dev, it could be a file of a volume (CVE-2025-31133).
 //!
 //! Invariant: every mask is verified by descriptor when it is made, and again by [`Masks::verify`]
 //! after everything else is mounted.

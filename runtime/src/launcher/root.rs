@@ -101,9 +101,8 @@ impl<'a> Root<'a> {
         if plan.nodev {
             rootfs::set_attributes(&overlay, NODEV)?;
         }
-        rootfs::attach(overlay, mount_point, name)?;
-        let fd = rootfs::open_root(name)?;
-        Ok(Self { plan, fd, masks })
+        rootfs::attach(&overlay, mount_point, name)?;
+        Ok(Self { plan, fd: overlay, masks })
     }
 
     pub(super) fn attach(&self, mount: &PlannedMount, source: Source) -> Result<()> {
@@ -227,7 +226,7 @@ impl<'a> Root<'a> {
     /// device, which a program without stdin reads.
     pub(super) fn enter(self) -> Result<OwnedFd> {
         rustix::process::umask(rustix::fs::Mode::from(0o022));
-        rootfs::pivot_into(self.fd)?;
+        rootfs::enter_over_root(self.fd)?;
         Ok(self.masks.into_null())
     }
 }

@@ -1,10 +1,12 @@
 //! Sandboxes: made, stopped, removed, and nothing left.
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use proto::cri::{
     ContainerEventType, ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest,
     RemoveContainerRequest, RemovePodSandboxRequest, StopContainerRequest, StopPodSandboxRequest,
 };
-use tests::cri::{Host, IMAGE, container};
+use tests::cri::{Host, IMAGE, container, eventually};
 use tonic::Code;
 
 #[tokio::test]
@@ -42,6 +44,23 @@ async fn removing_a_sandbox_kills_what_runs_in_it() {
     let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
     cri.start(&id).await.unwrap();
     cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_shim_that_has_ended_is_reaped() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    for is_killed in [false, true] {
+        let pod = cri.run_pod(&host.pod("one")).await.unwrap();
+        let shim = host.shims()[0];
+        if is_killed {
+            kill(Pid::from_raw(shim), Signal::SIGKILL).unwrap();
+        }
+        cri.remove_pod(&pod).await;
+        let is_there = || std::path::Path::new(&format!("/proc/{shim}")).exists();
+        eventually("not even a zombie is left", || (!is_there()).then_some(())).await;
+    }
     host.assert_clean();
 }
 

@@ -5,8 +5,8 @@ use super::sources;
 use super::{Describe, Table};
 use crate::cli::rows::or_none;
 use crate::objects::{
-    Container, ContainerState, ContainerStatus, EnvVar, Handler, Pod, Probe, Volume, VolumeMount,
-    VolumeSource,
+    Container, ContainerPort, ContainerState, ContainerStatus, EnvVar, Handler, Pod, Probe, Volume,
+    VolumeMount, VolumeSource,
 };
 
 impl Describe for Pod {
@@ -45,14 +45,22 @@ impl Describe for Pod {
     }
 }
 
+fn describe_ports(ports: &[ContainerPort], report: &mut Report) {
+    let join = |number: fn(&ContainerPort) -> String| {
+        let each = ports.iter().map(|port| format!("{}/{}", number(port), port.protocol));
+        each.collect::<Vec<_>>().join(", ")
+    };
+    let (title, host_title) = if ports.len() > 1 { ("Ports", "Host Ports") } else { ("Port", "Host Port") };
+    report.field(2, title, &join(|port| port.container_port.to_string()));
+    report.field(2, host_title, &join(|port| port.host_port.to_string()));
+}
+
 fn describe_container(container: &Container, status: Option<&ContainerStatus>, report: &mut Report) {
     report.title(1, &container.name);
     report.field(2, "Container ID", status.map_or("", |status| &status.container_id));
     report.field(2, "Image", &container.image);
     report.field(2, "Image ID", status.map_or("", |status| &status.image_id));
-    let ports: Vec<String> =
-        container.ports.iter().map(|port| format!("{}/{}", port.container_port, port.protocol)).collect();
-    report.field(2, "Ports", &ports.join(", "));
+    describe_ports(&container.ports, report);
     report.list(2, "Command", &container.command);
     report.list(2, "Args", &container.args);
     if let Some(status) = status {

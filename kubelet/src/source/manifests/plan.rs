@@ -1,16 +1,20 @@
 //! Compares the files with the store's objects from files. Pure.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
+use super::Scope;
 use super::directory::Files;
 use crate::manifest::Manifest;
 use crate::objects::Kind;
-use crate::standalone::store::{AnyObject, Declared};
+use crate::standalone::store::{AnyObject, Declaration, Declared};
 
 /// The result of one scan.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
+    /// What the scan applies.
     pub(super) wanted: Vec<Wanted<'a>>,
     /// Further descriptions of a wanted object in changed files, each with the file that is used.
     pub(super) duplicates: Vec<(Wanted<'a>, &'a Path)>,
@@ -34,36 +38,49 @@ pub(super) enum Finding {
     Broken(PathBuf),
 }
 
-type Name<'a> = (Kind, &'a str, &'a str);
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Name<'a> {
+    kind: Kind,
+    namespace: &'a str,
+    name: &'a str,
+}
+
+/// Few objects differ in nothing else, and every scan hashes all objects twice.
+impl Hash for Name<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
 
 impl<'a> Plan<'a> {
-    pub(super) fn new(files: &'a Files, declared: &'a [Declared]) -> Self {
-        let holders: HashMap<Name<'_>, &Path> =
-            declared.iter().map(|known| (declared_name(known), known.path.as_path())).collect();
-        let wanted = wanted(files, &holders);
+    pub(super) fn new(files: &'a Files, scope: Scope, declared: &[Declaration<'_>]) -> Self {
+        let described = described(files, declared);
         let mut findings = Vec::new();
         for known in declared {
             // A file with mistakes, or one that is still being read, may describe any object.
-            let is_wanted = wanted.contains_key(&declared_name(known));
-            if !is_wanted && !files.is_incomplete(&known.path) {
-                findings.push(Finding::Gone(known.clone()));
+            let is_described = described.contains_key(&declared_name(known));
+            if !is_described && !files.is_incomplete(known.path) {
+                findings.push(Finding::Gone(known.to_declared()));
             }
         }
         let broken = files.iter().filter(|(_, file)| !file.mistakes.is_empty());
         findings.extend(broken.map(|(path, _)| Finding::Broken(path.to_owned())));
-        let duplicates = duplicates(files, &wanted);
-        let mut wanted: Vec<Wanted<'_>> = wanted.into_values().collect();
-        // By bytes: paths compare component by component, which takes a quarter of a millisecond for 300 pods.
-        wanted.sort_by_key(|wanted| (wanted.path.as_os_str(), wanted.manifest.line));
+        let duplicates = duplicates(files, &described);
+        let in_scope = |wanted: &Wanted<'_>| wanted.is_new || scope == Scope::Everything;
+        let mut wanted: Vec<Wanted<'_>> = described.into_values().filter(in_scope).collect();
+        wanted.sort_by_key(|wanted| (wanted.path, wanted.manifest.line));
         Self { wanted, duplicates, findings }
     }
 }
 
-fn duplicates<'a>(files: &'a Files, wanted: &HashMap<Name<'a>, Wanted<'a>>) -> Vec<(Wanted<'a>, &'a Path)> {
+fn duplicates<'a>(
+    files: &'a Files,
+    described: &HashMap<Name<'a>, Wanted<'a>>,
+) -> Vec<(Wanted<'a>, &'a Path)> {
     let mut duplicates = Vec::new();
     for (path, file) in files.iter().filter(|(_, file)| file.is_new) {
         for manifest in file.manifests.iter() {
-            let winner = wanted.get(&object_name(&manifest.object));
+            let winner = described.get(&object_name(&manifest.object));
             if let Some(winner) = winner.filter(|winner| !std::ptr::eq(winner.manifest, manifest)) {
                 duplicates.push((Wanted { path, manifest, is_new: true }, winner.path));
             }
@@ -73,31 +90,32 @@ fn duplicates<'a>(files: &'a Files, wanted: &HashMap<Name<'a>, Wanted<'a>>) -> V
 }
 
 /// One description per object: its current file takes precedence, then the first file by name.
-fn wanted<'a>(files: &'a Files, holders: &HashMap<Name<'_>, &Path>) -> HashMap<Name<'a>, Wanted<'a>> {
-    let mut wanted: HashMap<Name<'a>, Wanted<'a>> = HashMap::new();
+fn described<'a>(files: &'a Files, declared: &[Declaration<'_>]) -> HashMap<Name<'a>, Wanted<'a>> {
+    let mut described = HashMap::with_capacity(declared.len());
     for (path, file) in files.iter() {
         for manifest in file.manifests.iter() {
-            let name = object_name(&manifest.object);
-            let is_holder = holders.get(&name).is_some_and(|holder| is_same(holder, path));
-            let has_better = wanted.get(&name).is_some_and(|other| is_same(other.path, path) || !is_holder);
-            if !has_better {
-                wanted.insert(name, Wanted { path, manifest, is_new: file.is_new });
+            let wanted = Wanted { path, manifest, is_new: file.is_new };
+            match described.entry(object_name(&manifest.object)) {
+                Entry::Vacant(entry) => drop(entry.insert(wanted)),
+                Entry::Occupied(mut entry) => {
+                    // Rare.
+                    let holder = declared.iter().find(|known| declared_name(known) == *entry.key());
+                    let is_holder = holder.is_some_and(|holder| holder.path == path);
+                    if is_holder && entry.get().path != path {
+                        entry.insert(wanted);
+                    }
+                }
             }
         }
     }
-    wanted
-}
-
-/// [`PartialEq`] of paths, sooner for the same bytes.
-fn is_same(one: &Path, other: &Path) -> bool {
-    one.as_os_str() == other.as_os_str() || one == other
+    described
 }
 
 fn object_name(object: &AnyObject) -> Name<'_> {
     let meta = object.metadata();
-    (object.kind(), &meta.namespace, &meta.name)
+    Name { kind: object.kind(), namespace: &meta.namespace, name: &meta.name }
 }
 
-fn declared_name(declared: &Declared) -> Name<'_> {
-    (declared.kind, &declared.namespace, &declared.name)
+fn declared_name<'a>(declared: &Declaration<'a>) -> Name<'a> {
+    Name { kind: declared.kind, namespace: declared.namespace, name: declared.name }
 }

@@ -114,9 +114,25 @@ impl View<'_> {
             None => Decision::Wait {
                 event_type: EventType::Normal,
                 reason: "FailedBinding",
-                message: "no persistent volumes available for this claim and no storage class is set"
-                    .to_owned(),
+                message: self.no_class_is_set(),
             },
+        }
+    }
+
+    /// kubelet's words, and what to do.
+    fn no_class_is_set(&self) -> String {
+        let said = "no persistent volumes available for this claim and no storage class is set";
+        if self.claim.spec.storage_class_name.is_some() {
+            return format!("{said}: apply a volume without a class that fits");
+        }
+        let mut names: Vec<&str> = self.classes.iter().map(|class| class.metadata.name.as_str()).collect();
+        names.sort_unstable();
+        match names.as_slice() {
+            [] => format!("{said}: apply a default StorageClass, or a volume that fits"),
+            names => format!(
+                "{said}: make the claim anew with spec.storageClassName, or make a class the default; classes: {}",
+                names.join(", ")
+            ),
         }
     }
 
@@ -419,6 +435,22 @@ mod tests {
         wants.spec.storage_class_name = None;
         let newest = Decision::Provision { class: Arc::clone(&classes[2]) };
         assert_eq!(decide(&wants, &[], &classes, false), newest);
+    }
+
+    #[test]
+    fn a_claim_without_a_class_learns_which_there_are() {
+        let message = |class_name: Option<&str>, classes: &[Arc<StorageClass>]| {
+            let mut wants = wanting_1gi("");
+            wants.spec.storage_class_name = class_name.map(str::to_owned);
+            match decide(&wants, &[], classes, true) {
+                Decision::Wait { reason: "FailedBinding", message, .. } => message,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(message(None, &[]).ends_with("apply a default StorageClass, or a volume that fits"));
+        let two = [class("slow", "Immediate"), class("fast", "Immediate")];
+        assert!(message(None, &two).ends_with("classes: fast, slow"));
+        assert!(message(Some(""), &two).ends_with("apply a volume without a class that fits"));
     }
 
     #[test]

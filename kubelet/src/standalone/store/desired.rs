@@ -1,7 +1,7 @@
 //! Compares the manifests of sources with the store: an object is new, unchanged, changed, or
 //! belongs to another source.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::disk::Durability;
 use super::entries::{Entry, Key, PodEntry};
 use super::in_place::{self, FixedField};
-use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Source, Store, Stored};
+use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Source, State, Store, Stored};
 use crate::admission;
 use crate::objects::{
     ConfigMap, CsiDriver, Document, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume,
@@ -105,6 +105,22 @@ pub struct Declared {
     pub name: String,
 }
 
+/// [`Declared`], in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Declaration<'a> {
+    pub path: &'a Path,
+    pub kind: Kind,
+    pub namespace: &'a str,
+    pub name: &'a str,
+}
+
+impl Declaration<'_> {
+    pub fn to_declared(self) -> Declared {
+        let Self { path, kind, namespace, name } = self;
+        Declared { path: path.to_owned(), kind, namespace: namespace.to_owned(), name: name.to_owned() }
+    }
+}
+
 impl Store {
     /// Applies a valid object from `source`.
     pub fn apply(&self, described: Described, source: Source) -> Result<Outcome, Error> {
@@ -145,32 +161,31 @@ impl Store {
         }
     }
 
-    /// Every object that a file describes.
-    pub fn declared_by_files(&self) -> Vec<Declared> {
+    /// Every object that a file describes, in the order of kinds and names. The store waits for `look`.
+    pub fn look_at_declared<T>(&self, look: impl FnOnce(&[Declaration<'_>]) -> T) -> T {
         let state = self.state();
-        let mut all = Vec::new();
-        for (key, entry) in state.pods.iter() {
-            all.extend(entry.wanted().and_then(|wanted| declared(Kind::Pod, key, &wanted.source)));
-        }
-        all.extend(present(&state.claims));
-        all.extend(present(&state.volumes));
-        all.extend(present(&state.classes));
-        all.extend(present(&state.csi_drivers));
-        all.extend(present(&state.snapshots));
-        all.extend(present(&state.snapshot_classes));
-        all.extend(present(&state.snapshot_contents));
-        all.extend(present(&state.config_maps));
-        all.extend(present(&state.secrets));
-        all
+        let all: Vec<Declaration<'_>> = declarations(&state).collect();
+        look(&all)
+    }
+
+    /// Whether a file describes any object.
+    pub fn has_declared(&self) -> bool {
+        declarations(&self.state()).next().is_some()
+    }
+
+    /// [`Self::look_at_declared`], copied.
+    pub fn declared_by_files(&self) -> Vec<Declared> {
+        self.look_at_declared(|all| all.iter().map(|known| known.to_declared()).collect())
     }
 
     /// The file that describes an object, as of the last scan.
     pub fn describing_file(&self, kind: Kind, namespace: &str, name: &str) -> Option<PathBuf> {
-        let all = self.declared_by_files();
-        let found = all
-            .into_iter()
-            .find(|known| known.kind == kind && known.namespace == namespace && known.name == name);
-        found.map(|known| known.path)
+        self.look_at_declared(|all| {
+            let found = all
+                .iter()
+                .find(|known| known.kind == kind && known.namespace == namespace && known.name == name);
+            found.map(|known| known.path.to_owned())
+        })
     }
 
     /// The uid of the object of this name; `None` where there is none.
@@ -529,19 +544,28 @@ fn is_marked_missing(object: &impl Object) -> bool {
     object.metadata().annotations.get(SOURCE_ANNOTATION).is_some_and(|value| value == SOURCE_MISSING)
 }
 
-fn present<T: Stored>(entries: &super::Entries<T>) -> Vec<Declared> {
-    let still_there = entries.iter().filter(|(_, entry)| !is_marked_missing(&*entry.object));
-    still_there.filter_map(|(key, entry)| declared(T::KIND, key, &entry.source)).collect()
+fn declarations(state: &State) -> impl Iterator<Item = Declaration<'_>> {
+    let pods = state.pods.iter().filter_map(|(key, entry)| Some((key, entry.wanted()?)));
+    pods.filter_map(|(key, wanted)| declaration(Kind::Pod, key, &wanted.source))
+        .chain(present(&state.claims))
+        .chain(present(&state.volumes))
+        .chain(present(&state.classes))
+        .chain(present(&state.csi_drivers))
+        .chain(present(&state.snapshots))
+        .chain(present(&state.snapshot_classes))
+        .chain(present(&state.snapshot_contents))
+        .chain(present(&state.config_maps))
+        .chain(present(&state.secrets))
 }
 
-fn declared(kind: Kind, key: &Key, source: &Source) -> Option<Declared> {
+fn present<T: Stored>(entries: &super::Entries<T>) -> impl Iterator<Item = Declaration<'_>> {
+    let still_there = entries.iter().filter(|(_, entry)| !is_marked_missing(&*entry.object));
+    still_there.filter_map(|(key, entry)| declaration(T::KIND, key, &entry.source))
+}
+
+fn declaration<'a>(kind: Kind, key: &'a Key, source: &'a Source) -> Option<Declaration<'a>> {
     match source {
-        Source::File(path) => Some(Declared {
-            path: path.clone(),
-            kind,
-            namespace: key.namespace.clone(),
-            name: key.name.clone(),
-        }),
+        Source::File(path) => Some(Declaration { path, kind, namespace: &key.namespace, name: &key.name }),
         Source::Api | Source::Kubelet => None,
     }
 }
