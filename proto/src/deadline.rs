@@ -1,6 +1,6 @@
 //! A server's answer to a call whose caller waits no longer: DEADLINE_EXCEEDED, as the gRPC
-//! specification has it. tonic itself answers CANCELLED, and whoever hears that before its own
-//! clock has run out takes it for a call that somebody gave up.
+//! specification has it. tonic itself answers CANCELLED. A client that receives this before its own
+//! timer has run out reports a call that was given up.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -1,6 +1,7 @@
 //! `describe`: one object in detail, with its events.
 
 mod configuration;
+mod node;
 mod pod;
 mod report;
 mod snapshots;
@@ -10,6 +11,8 @@ mod storage;
 use std::io::Write;
 
 use proto::kubelet::kubelet_client::KubeletClient;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tonic::transport::Channel;
 
 use super::table::Table;
@@ -48,9 +51,8 @@ pub(super) async fn describe(args: &DescribeArgs, out: &mut dyn Write) -> Result
             }
             Kind::ConfigMap => describe_kind::<ConfigMap>(&mut kubelet, args, &names).await?,
             Kind::Secret => describe_kind::<Secret>(&mut kubelet, args, &names).await?,
-            Kind::Event | Kind::Node => {
-                return Err(Error::Usage("describe does not support events and nodes: use get"));
-            }
+            Kind::Node => describe_nodes(&mut kubelet, args, &names).await?,
+            Kind::Event => return Err(Error::Usage("describe does not support events: use get")),
         };
         for text in texts {
             let gap = if printed > 0 { "\n\n" } else { "" };
@@ -66,30 +68,62 @@ async fn describe_kind<T: Describe>(
     args: &DescribeArgs,
     names: &[String],
 ) -> Result<Vec<String>, Error> {
+    let objects: Vec<T> = wanted(kubelet, T::KIND, args, names).await?;
+    let events: Vec<Event> = client::get(kubelet, Kind::Event, "", "").await?;
+    let now = now();
+    Ok(objects.iter().map(|object| describe_object(object, &events, now)).collect())
+}
+
+async fn describe_nodes(
+    kubelet: &mut KubeletClient<Channel>,
+    args: &DescribeArgs,
+    names: &[String],
+) -> Result<Vec<String>, Error> {
+    let nodes: Vec<Value> = wanted(kubelet, Kind::Node, args, names).await?;
+    let pods: Vec<Pod> = client::get(kubelet, Kind::Pod, "", "").await?;
+    let events: Vec<Event> = client::get(kubelet, Kind::Event, "", "").await?;
+    let now = now();
+    Ok(nodes.iter().map(|node| node::describe(node, &pods, &events, now)).collect())
+}
+
+/// The objects that the command line names or selects.
+async fn wanted<T: DeserializeOwned>(
+    kubelet: &mut KubeletClient<Channel>,
+    kind: Kind,
+    args: &DescribeArgs,
+    names: &[String],
+) -> Result<Vec<T>, Error> {
     let namespace = if args.scope.all_namespaces { "" } else { &args.scope.namespace };
     if !names.is_empty() && !args.selection.is_empty() {
         return Err(Error::Usage("name cannot be provided when a selector is specified"));
     }
-    let mut objects: Vec<T> = Vec::new();
     if names.is_empty() {
-        let selected = client::select(kubelet, T::KIND, &args.scope, &args.selection).await?;
+        let selected = client::select(kubelet, kind, &args.scope, &args.selection).await?;
         let typed = selected.into_iter().map(|object| serde_json::from_value(object).map_err(Error::Answer));
-        objects = typed.collect::<Result<_, _>>()?;
+        return typed.collect();
     }
+    let mut objects = Vec::new();
     for name in names {
-        objects.extend(client::get::<T>(kubelet, T::KIND, namespace, name).await?);
+        objects.extend(client::get(kubelet, kind, namespace, name).await?);
     }
-    let events: Vec<Event> = client::get(kubelet, Kind::Event, "", "").await?;
-    let now = now();
-    Ok(objects.iter().map(|object| describe_object(object, &events, now)).collect())
+    Ok(objects)
 }
 
 fn describe_object<T: Describe>(object: &T, events: &[Event], now: Time) -> String {
     let mut report = Report::default();
     describe_metadata(object.metadata(), T::KIND, &mut report);
     object.describe(&mut report);
-    describe_events(object, events, now, &mut report);
+    let ObjectMeta { namespace, name, uid, .. } = object.metadata();
+    describe_events(&Subject { kind: T::KIND, namespace, name, uid }, events, now, &mut report);
     report.into_text()
+}
+
+/// The object of events.
+struct Subject<'a> {
+    kind: Kind,
+    namespace: &'a str,
+    name: &'a str,
+    uid: &'a str,
 }
 
 fn describe_metadata(meta: &ObjectMeta, kind: Kind, report: &mut Report) {
@@ -105,17 +139,16 @@ fn describe_metadata(meta: &ObjectMeta, kind: Kind, report: &mut Report) {
     }
 }
 
-fn describe_events<T: Object>(object: &T, events: &[Event], now: Time, report: &mut Report) {
-    let meta = object.metadata();
+fn describe_events(wanted: &Subject<'_>, events: &[Event], now: Time, report: &mut Report) {
     let own: Vec<&Event> = events
         .iter()
         .filter(|event| {
             let subject = &event.involved_object;
-            subject.kind == T::KIND.as_str()
-                && subject.namespace == meta.namespace
-                && subject.name == meta.name
+            subject.kind == wanted.kind.as_str()
+                && subject.namespace == wanted.namespace
+                && subject.name == wanted.name
                 // An earlier object may have had the name.
-                && (subject.uid == meta.uid || subject.uid.is_empty())
+                && (subject.uid == wanted.uid || subject.uid.is_empty())
         })
         .collect();
     if own.is_empty() {

@@ -296,6 +296,39 @@ async fn describe_shows_state_and_events() {
 }
 
 #[tokio::test]
+async fn describe_node_shows_who_takes_what_of_it() {
+    let fixture = Fixture::new();
+    let asking = POD.replace("web", "asks").replace(
+        "    image: demo:1",
+        "    image: demo:1\n    resources: {requests: {cpu: 250m, memory: 64Mi}}",
+    );
+    assert_ne!(asking, POD.replace("web", "asks"));
+    for (name, manifest) in [("pod.yaml", POD), ("asks.yaml", &asking)] {
+        let file = fixture.file(name, manifest);
+        fixture.run(&format!("apply -f {file}")).await.unwrap();
+    }
+    let node = ObjectRef::node(fixture.store.node_name());
+    fixture.store.record(&node, EventType::Warning, "ManifestDirectoryMissing", "it is gone");
+    let text = fixture.run("describe node").await.unwrap();
+    let lines: Vec<String> =
+        text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for line in [
+        "Ready False KubeletNotReady container runtime status check may not have completed yet",
+        "Capacity:",
+        "Non-terminated Pods (2 in total):",
+        "cpu 250m",
+        "memory 64Mi",
+    ] {
+        assert!(lines.iter().any(|found| found == line), "{line} in\n{text}");
+    }
+    for beginning in ["default asks 250m 64Mi ", "default web 0 0 ", "Warning ManifestDirectoryMissing"] {
+        assert!(lines.iter().any(|found| found.starts_with(beginning)), "{beginning} in\n{text}");
+    }
+    let unknown = fixture.run("describe node other").await.unwrap_err();
+    assert_eq!(unknown, "Error from server (NotFound): nodes \"other\" not found");
+}
+
+#[tokio::test]
 async fn delete_waits_until_the_object_is_gone() {
     let fixture = Arc::new(Fixture::new());
     let file = fixture.file("pod.yaml", POD);

@@ -1,0 +1,89 @@
+//! `describe node`: conditions, capacity, and the pods that take part of it.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::report::Report;
+use super::{Subject, Table};
+use crate::cli::age;
+use crate::objects::{Event, Kind, Pod, PodPhase, Quantity, Time};
+use crate::resources::{self, Requests};
+
+pub(super) fn describe(node: &Value, pods: &[Pod], events: &[Event], now: Time) -> String {
+    let name = text(&node["metadata"]["name"]);
+    let status = &node["status"];
+    let mut report = Report::default();
+    report.field(0, "Name", name);
+    describe_conditions(&status["conditions"], &mut report);
+    for (title, amounts) in [("Capacity", "capacity"), ("Allocatable", "allocatable")] {
+        let amounts: BTreeMap<String, String> =
+            serde_json::from_value(status[amounts].clone()).unwrap_or_default();
+        report.title(0, title);
+        amounts.iter().for_each(|(resource, amount)| report.field(1, resource, amount));
+    }
+    report.title(0, "System Info");
+    report.field(1, "Kubelet Version", text(&status["nodeInfo"]["kubeletVersion"]));
+    // The others' requests are free again.
+    let running: Vec<&Pod> = pods
+        .iter()
+        .filter(|pod| !matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed))
+        .collect();
+    describe_pods(&running, now, &mut report);
+    describe_allocated(&running, &mut report);
+    let subject = Subject { kind: Kind::Node, namespace: "", name, uid: "" };
+    super::describe_events(&subject, events, now, &mut report);
+    report.into_text()
+}
+
+fn describe_conditions(conditions: &Value, report: &mut Report) {
+    let Some(conditions) = conditions.as_array() else { return };
+    report.title(0, "Conditions");
+    let columns = ["Type", "Status", "Reason", "Message"];
+    let mut table = Table::new(Some(columns.map(str::to_owned).to_vec()));
+    for condition in conditions {
+        let fields = ["type", "status", "reason", "message"];
+        table.push(fields.map(|field| text(&condition[field]).to_owned()).to_vec());
+    }
+    report.table(1, table);
+}
+
+fn describe_pods(pods: &[&Pod], now: Time, report: &mut Report) {
+    report.title(0, &format!("Non-terminated Pods ({} in total)", pods.len()));
+    let columns = ["Namespace", "Name", "CPU Requests", "Memory Requests", "Age"];
+    let mut table = Table::new(Some(columns.map(str::to_owned).to_vec()));
+    for pod in pods {
+        let meta = &pod.metadata;
+        let [cpu, memory, _] = amounts(resources::requests(pod));
+        let age = age::since(meta.creation_timestamp, now);
+        table.push(vec![meta.namespace.clone(), meta.name.clone(), cpu, memory, age]);
+    }
+    report.table(1, table);
+}
+
+fn describe_allocated(pods: &[&Pod], report: &mut Report) {
+    let sum =
+        pods.iter().map(|pod| resources::requests(pod)).fold(Requests::default(), |sum, more| Requests {
+            cpu_millis: sum.cpu_millis.saturating_add(more.cpu_millis),
+            memory_bytes: sum.memory_bytes.saturating_add(more.memory_bytes),
+            storage_bytes: sum.storage_bytes.saturating_add(more.storage_bytes),
+        });
+    report.title(0, "Allocated resources");
+    let mut table = Table::new(Some(["Resource", "Requests"].map(str::to_owned).to_vec()));
+    for (resource, amount) in ["cpu", "memory", "ephemeral-storage"].into_iter().zip(amounts(sum)) {
+        table.push(vec![resource.to_owned(), amount]);
+    }
+    report.table(1, table);
+}
+
+/// Of processors, memory and storage.
+fn amounts(requests: Requests) -> [String; 3] {
+    let Requests { cpu_millis, memory_bytes, storage_bytes } = requests;
+    let of_bytes = |bytes: i64| Quantity::from_bytes(bytes.unsigned_abs()).to_string();
+    let cpu = if cpu_millis % 1000 == 0 { (cpu_millis / 1000).to_string() } else { format!("{cpu_millis}m") };
+    [cpu, of_bytes(memory_bytes), of_bytes(storage_bytes)]
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
