@@ -22,6 +22,8 @@ use crate::worker::Tools;
 
 /// How often the images in use are recorded while there is space.
 const IMAGE_SCAN_PERIOD: Duration = Duration::from_secs(60);
+/// How often an event says that the images that may go do not suffice (kubelet's ImageGCPeriod).
+const REPORT_PERIOD: Duration = Duration::from_secs(5 * 60);
 
 /// `--image-gc-high-threshold`, `--image-gc-low-threshold`, `--minimum-image-ttl-duration`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +73,7 @@ impl Garbage {
 
 pub(super) async fn collect_forever(tools: Arc<Tools>, garbage: Arc<Garbage>, period: Duration) {
     let limits = garbage.limits;
-    let mut scanned_at: Option<Instant> = None;
+    let (mut scanned_at, mut reported_at): (Option<Instant>, Option<Instant>) = (None, None);
     loop {
         tokio::time::sleep(period).await;
         let directories = match tools.cri.image_directories().await {
@@ -95,18 +97,28 @@ pub(super) async fn collect_forever(tools: Arc<Tools>, garbage: Arc<Garbage>, pe
         let mut images = garbage.images.lock().await;
         let collected = collect_images(&tools, limits, &mut images, &directories).await;
         drop(images);
-        if let Err(error) = collected {
-            warn!(%error, "unused images not removed");
+        match collected {
+            Ok(missing) if reported_at.is_none_or(|at| at.elapsed() >= REPORT_PERIOD) => {
+                let node = ObjectRef::node(tools.store.node_name());
+                for message in &missing {
+                    tools.sinks.record(&node, EventType::Warning, "FreeDiskSpaceFailed", message);
+                    reported_at = Some(Instant::now());
+                }
+            }
+            Ok(_) => {}
+            Err(error) => warn!(%error, "unused images not removed"),
         }
     }
 }
 
+/// Returns a message for each directory whose disk stays too full.
 async fn collect_images(
     tools: &Tools,
     limits: ImageGc,
     images: &mut Images,
     directories: &[PathBuf],
-) -> crate::cri::Result<()> {
+) -> crate::cri::Result<Vec<String>> {
+    let mut too_full = Vec::new();
     let present = tools.cri.images().await?;
     let containers = tools.cri.list_containers(None).await?;
     images.record_use(&present, &containers, Instant::now());
@@ -125,18 +137,20 @@ async fn collect_images(
                 warn!(%error, "unused image not removed");
             }
         }
-        let missing = Space::of(directory).map_or(0, |now| now.missing_for(limits.low_percent));
-        if missing > 0 {
-            let message = format!(
-                "Failed to garbage collect required amount of images. Attempted to free {wanted} bytes, \
-                 but only found {} bytes eligible to free.",
-                wanted.saturating_sub(missing)
-            );
-            let node = ObjectRef::node(tools.store.node_name());
-            tools.sinks.record(&node, EventType::Warning, "FreeDiskSpaceFailed", &message);
-        }
+        let Some(now) = Space::of(directory).filter(|now| now.missing_for(limits.low_percent) > 0) else {
+            continue;
+        };
+        // The first sentences are kubelet's.
+        too_full.push(format!(
+            "Failed to garbage collect required amount of images. Attempted to free {wanted} bytes, but only \
+             found {} bytes eligible to free. The disk of {} is used to {} %, and images go until {} % are used.",
+            wanted.saturating_sub(now.missing_for(limits.low_percent)),
+            directory.display(),
+            now.percent_used(),
+            limits.low_percent,
+        ));
     }
-    Ok(())
+    Ok(too_full)
 }
 
 async fn remove_dead_containers(tools: &Tools) {

@@ -20,7 +20,9 @@ pub(super) fn describe(node: &Value, pods: &[Pod], events: &[Event], now: Time) 
         let amounts: BTreeMap<String, String> =
             serde_json::from_value(status[amounts].clone()).unwrap_or_default();
         report.title(0, title);
-        amounts.iter().for_each(|(resource, amount)| report.field(1, resource, amount));
+        let mut table = Table::new(None);
+        amounts.into_iter().for_each(|(resource, amount)| table.push(vec![format!("{resource}:"), amount]));
+        report.table(1, table);
     }
     report.title(0, "System Info");
     report.field(1, "Kubelet Version", text(&status["nodeInfo"]["kubeletVersion"]));

@@ -108,7 +108,9 @@ impl View<'_> {
                 event_type: EventType::Warning,
                 reason: "ProvisioningFailed",
                 message: format!(
-                    "storageclass.storage.k8s.io \"{name}\" not found: apply it, or correct spec.storageClassName"
+                    "storageclass.storage.k8s.io \"{name}\" not found: apply it, or correct spec.storageClassName; \
+                     classes: {}",
+                    self.class_names().as_deref().unwrap_or("none")
                 ),
             },
             None => Decision::Wait {
@@ -122,18 +124,24 @@ impl View<'_> {
     /// kubelet's words, and what to do.
     fn no_class_is_set(&self) -> String {
         let said = "no persistent volumes available for this claim and no storage class is set";
-        if self.claim.spec.storage_class_name.is_some() {
-            return format!("{said}: apply a volume without a class that fits");
-        }
-        let mut names: Vec<&str> = self.classes.iter().map(|class| class.metadata.name.as_str()).collect();
-        names.sort_unstable();
-        match names.as_slice() {
-            [] => format!("{said}: apply a default StorageClass, or a volume that fits"),
-            names => format!(
-                "{said}: make the claim anew with spec.storageClassName, or make a class the default; classes: {}",
-                names.join(", ")
+        // A default class is not for a claim that has an empty name.
+        let may_have_default = self.claim.spec.storage_class_name.is_none();
+        match (self.class_names(), may_have_default) {
+            (None, true) => format!("{said}: apply a default StorageClass, or a volume that fits"),
+            (None, false) => format!("{said}: apply a volume without a class that fits"),
+            (Some(names), true) => format!(
+                "{said}: make the claim anew with spec.storageClassName, or make a class the default; classes: {names}"
+            ),
+            (Some(names), false) => format!(
+                "{said}: make the claim anew with a class, or apply a volume without one that fits; classes: {names}"
             ),
         }
+    }
+
+    fn class_names(&self) -> Option<String> {
+        let mut names: Vec<&str> = self.classes.iter().map(|class| class.metadata.name.as_str()).collect();
+        names.sort_unstable();
+        (!names.is_empty()).then(|| names.join(", "))
     }
 
     fn own_volume(&self) -> Own {
@@ -450,7 +458,8 @@ mod tests {
         assert!(message(None, &[]).ends_with("apply a default StorageClass, or a volume that fits"));
         let two = [class("slow", "Immediate"), class("fast", "Immediate")];
         assert!(message(None, &two).ends_with("classes: fast, slow"));
-        assert!(message(Some(""), &two).ends_with("apply a volume without a class that fits"));
+        assert!(message(Some(""), &[]).ends_with("apply a volume without a class that fits"));
+        assert!(message(Some(""), &two).ends_with("one that fits; classes: fast, slow"));
     }
 
     #[test]
