@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::critical::{is_critical, serves_volumes};
-use crate::objects::{Pod, PodPhase};
+use crate::objects::Pod;
 use crate::preemption::{self, Missing, Resource};
 use crate::pressure::{EVICTED, NodePressure};
 use crate::resources::{self, Requests};
@@ -134,7 +134,7 @@ pub(crate) fn fits_resized(
 }
 
 fn has_ended(pod: &Pod) -> bool {
-    matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed)
+    pod.status.phase.has_ended()
 }
 
 /// Whether a pod frees its share without being preempted.

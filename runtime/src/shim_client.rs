@@ -177,13 +177,16 @@ pub(crate) async fn connect(
     limit: Duration,
 ) -> Result<(ShimClient, BTreeMap<String, ShimStatus>)> {
     let failed = |e| Error::io("connect", &dir.join(SOCKET), e);
-    let stream = in_directory(dir, |path| StdStream::connect(path)).map_err(|e| {
-        reap(sandbox);
-        // Its socket was bound before it was started.
-        let has_ended = e.kind() == std::io::ErrorKind::ConnectionRefused;
-        let ended = || Error::Shim { sandbox: sandbox.to_owned(), source: ShimProblem::Ended };
-        if has_ended { ended() } else { failed(e) }
-    })?;
+    let stream = match in_directory(dir, |path| StdStream::connect(path)) {
+        Ok(stream) => stream,
+        Err(e) => {
+            reap(sandbox);
+            // Its socket was bound before it was started.
+            let has_ended = e.kind() == std::io::ErrorKind::ConnectionRefused;
+            let ended = || Error::Shim { sandbox: sandbox.to_owned(), source: ShimProblem::Ended };
+            return Err(if has_ended { ended() } else { failed(e) });
+        }
+    };
     stream.set_nonblocking(true).map_err(failed)?;
     let (reader, writer) = UnixStream::from_std(stream).map_err(failed)?.into_split();
     let waiting = Arc::default();

@@ -1,4 +1,5 @@
 use super::*;
+use crate::objects::PodPhase;
 
 fn admission() -> Admission {
     let capacity = Capacity { cpu_millis: 2000, memory_bytes: 1 << 30, storage_bytes: 1 << 30, pods: 3 };

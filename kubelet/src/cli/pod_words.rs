@@ -1,9 +1,7 @@
 //! kubectl's READY, STATUS and RESTARTS columns of a pod (kubernetes, printers/internalversion: printPod).
 
 use super::age;
-use crate::objects::{
-    ConditionStatus, ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodPhase, Time,
-};
+use crate::objects::{ConditionStatus, ContainerState, ContainerStateTerminated, ContainerStatus, Pod, Time};
 
 /// The READY column: containers and sidecars.
 pub(super) fn ready(pod: &Pod) -> String {
@@ -26,7 +24,7 @@ pub(super) fn readiness_gates(pod: &Pod) -> String {
 /// The STATUS column: the phase, or a more specific reason of a container.
 pub(super) fn status(pod: &Pod) -> String {
     let status = &pod.status;
-    let ended = matches!(status.phase, PodPhase::Succeeded | PodPhase::Failed);
+    let ended = status.phase.has_ended();
     if pod.metadata.is_deleted() && !ended {
         return "Terminating".to_owned();
     }

@@ -17,7 +17,7 @@ use tracing::{debug, info, warn};
 use super::disk::Space;
 use super::images::Images;
 use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
-use crate::objects::{EventType, ObjectRef, PodPhase};
+use crate::objects::{EventType, ObjectRef};
 use crate::worker::Tools;
 
 /// How often the images in use are recorded while there is space.
@@ -164,7 +164,7 @@ async fn remove_dead_containers(tools: &Tools) {
         let of_pod = containers.iter().filter(|c| label(c, POD_UID_LABEL) == uid);
         let mut dead: Vec<&Container> = of_pod.clone().filter(|c| is_dead(c)).collect();
         let newest = newest(of_pod.collect());
-        let has_ended = matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
+        let has_ended = pod.status.phase.has_ended();
         if has_ended {
             if dead.is_empty() || !tools.store.keep_pod_status(uid) {
                 continue;

@@ -62,6 +62,11 @@ impl PodPhase {
             Self::Unknown => "Unknown",
         }
     }
+
+    /// Whether its containers have ended for good.
+    pub fn has_ended(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

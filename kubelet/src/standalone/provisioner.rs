@@ -26,7 +26,7 @@ use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 use crate::objects::{
-    EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim, Pod, PodPhase, VolumeSource,
+    EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim, Pod, VolumeSource,
 };
 use crate::plugins::Plugins;
 use crate::standalone::store::{Change, Store};
@@ -370,7 +370,7 @@ fn pods_naming(store: &Store, claim: &PersistentVolumeClaim) -> Vec<Arc<Pod>> {
             _ => false,
         })
     };
-    let ended = |pod: &Pod| matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
+    let ended = |pod: &Pod| pod.status.phase.has_ended();
     let pods = store.pods().into_iter();
     pods.filter(|p| p.metadata.namespace == metadata.namespace && names(p) && !ended(p)).collect()
 }

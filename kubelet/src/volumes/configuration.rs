@@ -27,7 +27,7 @@ use super::layout::Layout;
 use super::projected::Source;
 use super::{Volumes, files};
 use crate::backoff::Backoff;
-use crate::objects::{Kind, Pod, PodPhase, Volume, VolumeSource};
+use crate::objects::{Kind, Pod, Volume, VolumeSource};
 use crate::pod_fields::Capacity;
 use crate::standalone::store::{Change, Store};
 
@@ -162,7 +162,7 @@ impl Volumes {
         let shared = &self.shared;
         let mut are_written = true;
         for pod in shared.store.pods() {
-            let has_ended = matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
+            let has_ended = pod.status.phase.has_ended();
             if pod.metadata.is_deleted() || has_ended {
                 continue;
             }

@@ -27,7 +27,7 @@ use super::configuration::Target;
 use super::error::Error;
 use super::layout;
 use super::{Volumes, resolve};
-use crate::objects::{Pod, PodPhase, Volume, VolumeSource};
+use crate::objects::{Pod, Volume, VolumeSource};
 
 /// kubelet's volumeStatsAggPeriod.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -233,7 +233,7 @@ impl Volumes {
 
 /// The volumes of a pod that has ended are unmounted.
 fn is_measured(pod: &Pod) -> bool {
-    !pod.spec.volumes.is_empty() && !matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed)
+    !pod.spec.volumes.is_empty() && !pod.status.phase.has_ended()
 }
 
 fn claim_of(pod: &Pod, volume: &Volume) -> Option<String> {

@@ -9,7 +9,7 @@ use super::device::{Device, DeviceKey, Stage};
 use super::mounted::check_nothing_mounted;
 use super::{Error, Volumes, csi_unmount, files, resolve};
 use crate::backoff::Backoff;
-use crate::objects::{Pod, PodPhase};
+use crate::objects::Pod;
 
 impl Volumes {
     /// Enters every volume on disk as uncertain and returns the uids of the pods with a directory.
@@ -68,9 +68,7 @@ impl Volumes {
     /// Unstage.
     fn uids_wanting(&self, key: &DeviceKey) -> Vec<String> {
         let store = &self.shared.store;
-        let may_mount = |pod: &Pod| {
-            !pod.metadata.is_deleted() && !matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed)
-        };
+        let may_mount = |pod: &Pod| !pod.metadata.is_deleted() && !pod.status.phase.has_ended();
         let names_it = |pod: &Pod| {
             let mut claims =
                 pod.spec.volumes.iter().filter_map(|volume| volume.claim_name(&pod.metadata.name));

@@ -16,7 +16,7 @@ use tracing::{Instrument, info_span};
 use super::device::{Device, DeviceKey, Stage};
 use super::{Error, Volumes, csi_mount::CsiMount, resolve};
 use crate::backoff::Backoff;
-use crate::objects::{EventType, Object, Pod, PodPhase, VolumeSource};
+use crate::objects::{EventType, Object, Pod, VolumeSource};
 
 const PERIOD: Duration = Duration::from_secs(60);
 
@@ -181,7 +181,7 @@ impl Volumes {
     /// The pod's published mounts of the volume; none once the pod ends.
     fn published_from(&self, pod: &Arc<Pod>, device: &Arc<Device>) -> Vec<CsiMount> {
         let is_over = pod.metadata.is_deleted()
-            || matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed)
+            || pod.status.phase.has_ended()
             || self.target_of(device, &pod.metadata.uid).is_none();
         let driver = self.shared.plugins.driver(&device.key.driver).filter(|_| !is_over);
         let Some(driver) = driver else { return Vec::new() };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::Worker;
 use super::termination::stop_sandboxes;
 use crate::backoff::Backoff;
-use crate::objects::{EventType, Object, PodPhase};
+use crate::objects::{EventType, Object};
 use crate::observed::Observed;
 use crate::plan::{self, Action};
 use crate::standalone::store::EVICTED;
@@ -30,7 +30,7 @@ impl Worker {
     /// Fails a pod that has nothing left to start although containers have not ended: their sandbox is lost.
     /// Kubelet leaves such a pod Pending for ever. Returns whether it failed the pod.
     pub(super) fn fail_unfinished(&self) -> bool {
-        if matches!(self.pod.status.phase, PodPhase::Succeeded | PodPhase::Failed) {
+        if self.pod.status.phase.has_ended() {
             return false;
         }
         let fails = self.tools.store.fail_pod(self.uid(), SANDBOX_LOST, SANDBOX_LOST_MESSAGE);
@@ -106,7 +106,7 @@ impl Worker {
 
     /// Whether an earlier kubelet saw the pod end and its containers are gone.
     pub(super) fn has_ended_before(&self, observed: &Observed) -> bool {
-        let has_ended = matches!(self.pod.status.phase, PodPhase::Succeeded | PodPhase::Failed);
+        let has_ended = self.pod.status.phase.has_ended();
         has_ended && observed.containers.is_empty()
     }
 }

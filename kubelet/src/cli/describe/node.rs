@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::report::Report;
 use super::{Subject, Table};
 use crate::cli::age;
-use crate::objects::{Event, Kind, Pod, PodPhase, Quantity, Time};
+use crate::objects::{Event, Kind, Pod, Quantity, Time};
 use crate::resources::{self, Requests};
 
 pub(super) fn describe(node: &Value, pods: &[Pod], events: &[Event], now: Time) -> String {
@@ -27,10 +27,7 @@ pub(super) fn describe(node: &Value, pods: &[Pod], events: &[Event], now: Time) 
     report.title(0, "System Info");
     report.field(1, "Kubelet Version", text(&status["nodeInfo"]["kubeletVersion"]));
     // The others' requests are free again.
-    let running: Vec<&Pod> = pods
-        .iter()
-        .filter(|pod| !matches!(pod.status.phase, PodPhase::Succeeded | PodPhase::Failed))
-        .collect();
+    let running: Vec<&Pod> = pods.iter().filter(|pod| !pod.status.phase.has_ended()).collect();
     describe_pods(&running, now, &mut report);
     describe_allocated(&running, &mut report);
     let subject = Subject { kind: Kind::Node, namespace: "", name, uid: "" };

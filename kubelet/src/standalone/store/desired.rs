@@ -14,7 +14,7 @@ use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Source, State, Store, Stor
 use crate::admission;
 use crate::objects::{
     ConfigMap, CsiDriver, Document, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume,
-    PersistentVolumeClaim, Pod, PodPhase, Secret, StorageClass, VolumeSnapshot, VolumeSnapshotClass,
+    PersistentVolumeClaim, Pod, Secret, StorageClass, VolumeSnapshot, VolumeSnapshotClass,
     VolumeSnapshotContent, new_uid, now,
 };
 
@@ -533,7 +533,7 @@ fn replace_document<T>(entry: &mut Entry<T>, document: Document) -> Option<Outco
 }
 
 fn is_active(pod: &PodEntry) -> bool {
-    !matches!(pod.current.object.status.phase, PodPhase::Succeeded | PodPhase::Failed)
+    !pod.current.object.status.phase.has_ended()
 }
 
 fn is_of_a_file<T>(entry: &Entry<T>) -> bool {

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::objects::{Container, Pod, PodPhase, Resources};
+use crate::objects::{Container, Pod, Resources};
 use crate::resources;
 
 /// Resources that a running container can get more or less of.
@@ -53,7 +53,7 @@ pub(super) fn changed(known: &Pod, wanted: &Pod) -> Result<Pod, FixedField> {
         let field = "status.qosClass".to_owned();
         return Err(FixedField { field, before: format!("{before:?}"), after: format!("{after:?}") });
     }
-    let has_ended = matches!(known.status.phase, PodPhase::Succeeded | PodPhase::Failed);
+    let has_ended = known.status.phase.has_ended();
     if has_ended
         && known.spec != pod.spec
         && let Some(fixed) = difference("spec", Some(&json(&known.spec)), Some(&json(&pod.spec)))
@@ -115,7 +115,7 @@ mod tests {
     use serde_json::{from_value, json};
 
     use super::*;
-    use crate::objects::QosClass;
+    use crate::objects::{PodPhase, QosClass};
 
     fn pod() -> Value {
         json!({
