@@ -121,7 +121,9 @@ pub(crate) fn fits_resized(
     wanted: &Pod,
 ) -> Result<(), Rejection> {
     let (before, after) = (resources::requests(known), resources::requests(wanted));
-    let others = pods.iter().filter(|other| other.metadata.uid != known.metadata.uid && !has_ended(other));
+    let others = pods
+        .iter()
+        .filter(|other| other.metadata.uid != known.metadata.uid && !other.status.phase.has_ended());
     let others: Vec<Requests> = others.map(|other| resources::requests(other)).collect();
     let used = |of: fn(&Requests) -> i64| others.iter().map(of).fold(0, i64::saturating_add);
     if after.cpu_millis > before.cpu_millis {
@@ -133,13 +135,9 @@ pub(crate) fn fits_resized(
     Ok(())
 }
 
-fn has_ended(pod: &Pod) -> bool {
-    pod.status.phase.has_ended()
-}
-
 /// Whether a pod frees its share without being preempted.
 fn is_ending(pod: &Pod) -> bool {
-    has_ended(pod) || pod.metadata.is_deleted()
+    pod.status.phase.has_ended() || pod.metadata.is_deleted()
 }
 
 impl Admission {

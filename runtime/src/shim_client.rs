@@ -181,10 +181,13 @@ pub(crate) async fn connect(
         Ok(stream) => stream,
         Err(e) => {
             reap(sandbox);
-            // Its socket was bound before it was started.
-            let has_ended = e.kind() == std::io::ErrorKind::ConnectionRefused;
-            let ended = || Error::Shim { sandbox: sandbox.to_owned(), source: ShimProblem::Ended };
-            return Err(if has_ended { ended() } else { failed(e) });
+            return Err(match e.kind() {
+                // Its socket was bound before it was started.
+                std::io::ErrorKind::ConnectionRefused => {
+                    Error::Shim { sandbox: sandbox.to_owned(), source: ShimProblem::Ended }
+                }
+                _ => failed(e),
+            });
         }
     };
     stream.set_nonblocking(true).map_err(failed)?;

@@ -68,10 +68,7 @@ async fn describe_kind<T: Describe>(
     args: &DescribeArgs,
     names: &[String],
 ) -> Result<Vec<String>, Error> {
-    let objects: Vec<T> = wanted(kubelet, T::KIND, args, names).await?;
-    let events: Vec<Event> = client::get(kubelet, Kind::Event, "", "").await?;
-    let now = now();
-    Ok(objects.iter().map(|object| describe_object(object, &events, now)).collect())
+    describe_each(kubelet, T::KIND, args, names, describe_object::<T>).await
 }
 
 async fn describe_nodes(
@@ -79,34 +76,35 @@ async fn describe_nodes(
     args: &DescribeArgs,
     names: &[String],
 ) -> Result<Vec<String>, Error> {
-    let nodes: Vec<Value> = wanted(kubelet, Kind::Node, args, names).await?;
     let pods: Vec<Pod> = client::get(kubelet, Kind::Pod, "", "").await?;
-    let events: Vec<Event> = client::get(kubelet, Kind::Event, "", "").await?;
-    let now = now();
-    Ok(nodes.iter().map(|node| node::describe(node, &pods, &events, now)).collect())
+    let describe = |node: &Value, events: &[Event], now| node::describe(node, &pods, events, now);
+    describe_each(kubelet, Kind::Node, args, names, describe).await
 }
 
-/// The objects that the command line names or selects.
-async fn wanted<T: DeserializeOwned>(
+/// Of the objects that the command line names or selects.
+async fn describe_each<T: DeserializeOwned>(
     kubelet: &mut KubeletClient<Channel>,
     kind: Kind,
     args: &DescribeArgs,
     names: &[String],
-) -> Result<Vec<T>, Error> {
+    describe: impl Fn(&T, &[Event], Time) -> String,
+) -> Result<Vec<String>, Error> {
     let namespace = if args.scope.all_namespaces { "" } else { &args.scope.namespace };
     if !names.is_empty() && !args.selection.is_empty() {
         return Err(Error::Usage("name cannot be provided when a selector is specified"));
     }
+    let mut objects: Vec<T> = Vec::new();
     if names.is_empty() {
         let selected = client::select(kubelet, kind, &args.scope, &args.selection).await?;
         let typed = selected.into_iter().map(|object| serde_json::from_value(object).map_err(Error::Answer));
-        return typed.collect();
+        objects = typed.collect::<Result<_, _>>()?;
     }
-    let mut objects = Vec::new();
     for name in names {
-        objects.extend(client::get(kubelet, kind, namespace, name).await?);
+        objects.extend(client::get::<T>(kubelet, kind, namespace, name).await?);
     }
-    Ok(objects)
+    let events: Vec<Event> = client::get(kubelet, Kind::Event, "", "").await?;
+    let now = now();
+    Ok(objects.iter().map(|object| describe(object, &events, now)).collect())
 }
 
 fn describe_object<T: Describe>(object: &T, events: &[Event], now: Time) -> String {
@@ -156,7 +154,7 @@ fn describe_events(wanted: &Subject<'_>, events: &[Event], now: Time, report: &m
     }
     report.title(0, "Events");
     let columns = ["Type", "Reason", "Age", "From", "Message"];
-    let mut table = Table::new(Some(columns.map(str::to_owned).to_vec()));
+    let mut table = Table::with_head(columns);
     table.push(columns.map(|name| "-".repeat(name.len())).to_vec());
     for event in own {
         table.push(vec![

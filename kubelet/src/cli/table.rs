@@ -20,6 +20,10 @@ impl Table {
         Self { rows: head.into_iter().collect(), widths: Vec::new() }
     }
 
+    pub(super) fn with_head<const N: usize>(head: [&str; N]) -> Self {
+        Self::new(Some(head.map(str::to_owned).to_vec()))
+    }
+
     pub(super) fn push(&mut self, row: Vec<String>) {
         self.rows.push(row.iter().map(|cell| printable_line(cell).into_owned()).collect());
     }

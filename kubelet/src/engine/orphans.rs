@@ -10,7 +10,7 @@ use tracing::warn;
 
 use crate::container_config::ROOT_DIR_ANNOTATION;
 use crate::cri::{POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL};
-use crate::objects::{Kind, ObjectRef, Pod};
+use crate::objects::{Kind, ObjectRef};
 use crate::worker::Tools;
 
 /// Counts the pods of an earlier kubelet before others are admitted.
@@ -18,9 +18,8 @@ pub(super) async fn expect_running(tools: &Tools) {
     let Ok(sandboxes) = tools.cri.list_pod_sandboxes(None).await else { return };
     let uids: BTreeSet<&str> =
         sandboxes.iter().filter_map(|s| s.labels.get(POD_UID_LABEL)).map(String::as_str).collect();
-    let has_ended = |pod: &Pod| pod.status.phase.has_ended();
     for pod in tools.store.pods() {
-        if uids.contains(pod.metadata.uid.as_str()) && !has_ended(&pod) {
+        if uids.contains(pod.metadata.uid.as_str()) && !pod.status.phase.has_ended() {
             tools.admission.expect(&pod);
         }
     }

@@ -98,14 +98,14 @@ pub(super) async fn collect_forever(tools: Arc<Tools>, garbage: Arc<Garbage>, pe
         let collected = collect_images(&tools, limits, &mut images, &directories).await;
         drop(images);
         match collected {
-            Ok(missing) if reported_at.is_none_or(|at| at.elapsed() >= REPORT_PERIOD) => {
+            Ok(too_full) if reported_at.is_none_or(|at| at.elapsed() >= REPORT_PERIOD) => {
                 let node = ObjectRef::node(tools.store.node_name());
-                for message in &missing {
-                    tools.sinks.record(&node, EventType::Warning, "FreeDiskSpaceFailed", message);
+                for message in too_full {
+                    tools.sinks.record(&node, EventType::Warning, "FreeDiskSpaceFailed", &message);
                     reported_at = Some(Instant::now());
                 }
             }
-            Ok(_) => {}
+            Ok(_reported_recently) => {}
             Err(error) => warn!(%error, "unused images not removed"),
         }
     }

@@ -370,7 +370,7 @@ fn pods_naming(store: &Store, claim: &PersistentVolumeClaim) -> Vec<Arc<Pod>> {
             _ => false,
         })
     };
-    let ended = |pod: &Pod| pod.status.phase.has_ended();
     let pods = store.pods().into_iter();
-    pods.filter(|p| p.metadata.namespace == metadata.namespace && names(p) && !ended(p)).collect()
+    pods.filter(|p| p.metadata.namespace == metadata.namespace && names(p) && !p.status.phase.has_ended())
+        .collect()
 }

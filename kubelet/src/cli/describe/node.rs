@@ -38,8 +38,7 @@ pub(super) fn describe(node: &Value, pods: &[Pod], events: &[Event], now: Time) 
 fn describe_conditions(conditions: &Value, report: &mut Report) {
     let Some(conditions) = conditions.as_array() else { return };
     report.title(0, "Conditions");
-    let columns = ["Type", "Status", "Reason", "Message"];
-    let mut table = Table::new(Some(columns.map(str::to_owned).to_vec()));
+    let mut table = Table::with_head(["Type", "Status", "Reason", "Message"]);
     for condition in conditions {
         let fields = ["type", "status", "reason", "message"];
         table.push(fields.map(|field| text(&condition[field]).to_owned()).to_vec());
@@ -49,8 +48,7 @@ fn describe_conditions(conditions: &Value, report: &mut Report) {
 
 fn describe_pods(pods: &[&Pod], now: Time, report: &mut Report) {
     report.title(0, &format!("Non-terminated Pods ({} in total)", pods.len()));
-    let columns = ["Namespace", "Name", "CPU Requests", "Memory Requests", "Age"];
-    let mut table = Table::new(Some(columns.map(str::to_owned).to_vec()));
+    let mut table = Table::with_head(["Namespace", "Name", "CPU Requests", "Memory Requests", "Age"]);
     for pod in pods {
         let meta = &pod.metadata;
         let [cpu, memory, _] = amounts(resources::requests(pod));
@@ -68,7 +66,7 @@ fn describe_allocated(pods: &[&Pod], report: &mut Report) {
             storage_bytes: sum.storage_bytes.saturating_add(more.storage_bytes),
         });
     report.title(0, "Allocated resources");
-    let mut table = Table::new(Some(["Resource", "Requests"].map(str::to_owned).to_vec()));
+    let mut table = Table::with_head(["Resource", "Requests"]);
     for (resource, amount) in ["cpu", "memory", "ephemeral-storage"].into_iter().zip(amounts(sum)) {
         table.push(vec![resource.to_owned(), amount]);
     }

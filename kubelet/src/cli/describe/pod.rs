@@ -122,7 +122,7 @@ fn describe_gates(pod: &Pod, report: &mut Report) {
         return;
     }
     report.title(0, "Readiness Gates");
-    let mut table = Table::new(Some(["Type", "Status"].map(str::to_owned).to_vec()));
+    let mut table = Table::with_head(["Type", "Status"]);
     for gate in &pod.spec.readiness_gates {
         let condition = pod.status.conditions.iter().find(|c| c.condition_type == gate.condition_type);
         let status = condition.map_or("<none>".to_owned(), |c| format!("{:?}", c.status));
@@ -176,7 +176,7 @@ fn describe_conditions(pod: &Pod, report: &mut Report) {
         return;
     }
     report.title(0, "Conditions");
-    let mut table = Table::new(Some(["Type", "Status", "Reason"].map(str::to_owned).to_vec()));
+    let mut table = Table::with_head(["Type", "Status", "Reason"]);
     for condition in &pod.status.conditions {
         let (kind, status) = (condition.condition_type.clone(), format!("{:?}", condition.status));
         table.push(vec![kind, status, condition.reason.clone()]);
