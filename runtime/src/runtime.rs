@@ -178,6 +178,11 @@ impl Runtime {
         locked(&self.sandboxes).all().cloned().collect()
     }
 
+    /// Those of the pod with this uid in their metadata.
+    pub(crate) fn sandboxes_of(&self, pod_uid: &str) -> Vec<Arc<Sandbox>> {
+        locked(&self.sandboxes).of_owner(pod_uid)
+    }
+
     /// Those that may have all of these labels.
     pub(crate) fn sandboxes_with(&self, labels: &HashMap<String, String>) -> Vec<Arc<Sandbox>> {
         locked(&self.sandboxes).candidates(labels)
@@ -193,12 +198,12 @@ impl Runtime {
     }
 
     pub(crate) fn containers_of(&self, sandbox: &str) -> Vec<Arc<Container>> {
-        locked(&self.containers).all().filter(|c| c.record.sandbox_id == sandbox).cloned().collect()
+        locked(&self.containers).of_owner(sandbox)
     }
 
     /// The list that other pods have in memory, if there is an equal one: it takes about 10 KiB.
     pub(crate) fn shared_network(&self, list: NetworkList) -> Arc<NetworkList> {
-        let known = self.sandboxes().iter().find_map(|sandbox| sandbox.network_like(&list));
+        let known = locked(&self.sandboxes).all().find_map(|sandbox| sandbox.network_like(&list));
         known.unwrap_or_else(|| Arc::new(list))
     }
 
@@ -221,7 +226,8 @@ impl Runtime {
 
     pub(crate) fn insert_sandbox(&self, sandbox: Arc<Sandbox>) {
         let (id, labels) = (sandbox.id.clone(), sandbox.labels());
-        locked(&self.sandboxes).insert(&id, &labels, sandbox);
+        let pod = sandbox.pod_uid();
+        locked(&self.sandboxes).insert(&id, &pod, &labels, sandbox);
     }
 
     pub(crate) fn forget_sandbox(&self, id: &str) {
@@ -230,7 +236,8 @@ impl Runtime {
 
     pub(crate) fn insert_container(&self, container: Arc<Container>) {
         let (id, labels) = (container.id.clone(), container.record.config.labels.clone());
-        locked(&self.containers).insert(&id, &labels, container);
+        let sandbox = container.record.sandbox_id.clone();
+        locked(&self.containers).insert(&id, &sandbox, &labels, container);
     }
 
     pub(crate) fn forget_container(&self, id: &str) {

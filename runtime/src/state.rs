@@ -111,6 +111,12 @@ impl Sandbox {
         selected(&locked(&self.record).config.labels, wanted)
     }
 
+    /// Empty if the sandbox has no metadata.
+    pub(crate) fn pod_uid(&self) -> String {
+        let record = locked(&self.record);
+        record.config.metadata.as_ref().map_or_else(String::new, |metadata| metadata.uid.clone())
+    }
+
     /// Whether it is the sandbox of this pod and attempt.
     pub(crate) fn is_of(&self, wanted: Option<&PodSandboxMetadata>) -> bool {
         locked(&self.record).config.metadata.as_ref() == wanted
