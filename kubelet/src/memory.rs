@@ -12,7 +12,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 /// no pod that starts should wait for it.
 const IDLE: Duration = Duration::from_millis(200);
 /// Processor time after which giving memory back is worth it again.
-const WORTH: Duration = Duration::from_millis(500);
+const WORTH: Duration = Duration::from_millis(250);
 
 /// Must be called before there are threads.
 pub(crate) fn limit_heaps() -> Result<(), linux::Error> {
@@ -83,13 +83,13 @@ mod tests {
             }
             is_done
         };
-        assert!(!is_done(450), "it works");
-        assert!(!is_done(460), "it has worked too little");
+        assert!(!is_done(220), "it works");
+        assert!(!is_done(230), "it has worked too little");
         assert!(!is_done(2_000), "it works");
         assert!(is_done(2_100), "it is idle after work");
         assert!(!is_done(2_150), "there is nothing new");
-        assert!(!is_done(2_340) && !is_done(2_530), "there is little new");
-        assert!(is_done(2_620), "small works add up");
+        assert!(!is_done(2_240) && !is_done(2_330), "there is little new");
+        assert!(is_done(2_420), "small works add up");
     }
 
     #[test]

@@ -260,6 +260,25 @@ async fn unsupported_fields_and_duplicate_descriptions_are_reported() {
     assert!(events.iter().any(|e| e.starts_with("ManifestRefused") && e.contains("a.yaml")), "{events:?}");
 }
 
+/// A scan after which only files were added looks at nothing else.
+#[tokio::test]
+async fn an_added_file_is_used_reported_or_refused_beside_known_ones() {
+    let node = Node::start(|dir| fs::write(dir.join("a.yaml"), pod("a", "demo:1")).unwrap()).await;
+    node.write("b.yaml", &pod("b", "demo:1"));
+    node.until("the added pod", |node| node.runs("b")).await;
+    node.write("c.yaml", &(pod("a", "demo:2") + "---\n" + &pod("c", "demo:1")));
+    node.until("the pod beside a known one", |node| node.runs("c")).await;
+    node.until("the refusal", |node| node.has_event("ManifestRefused")).await;
+    assert_eq!(node.store.pod("default", "a").unwrap().spec.containers[0].image, "demo:1");
+    node.write("d.yaml", "kind: Pod\n");
+    node.until("the report", |node| node.has_event("InvalidManifest")).await;
+    fs::rename(node.dir.join("b.yaml"), node.dir.join("e.yaml")).unwrap();
+    node.until_looked_twice().await;
+    assert!(node.runs("b") && node.runs("c"));
+    fs::remove_file(node.dir.join("e.yaml")).unwrap();
+    node.until("the end of a pod whose file is gone", |node| !node.runs("b")).await;
+}
+
 #[tokio::test]
 async fn truncating_a_file_in_place_removes_nothing() {
     let node = Node::start(|dir| fs::write(dir.join("web.yaml"), pod("web", "demo:1")).unwrap()).await;

@@ -1,6 +1,6 @@
 //! One worker per pod, and the rules for waking it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use tokio::sync::broadcast::error::RecvError;
@@ -19,6 +19,8 @@ const CONFIG_ERROR: &str = "CreateContainerConfigError";
 pub(super) struct Workers {
     tools: Arc<Tools>,
     by_uid: HashMap<String, Running>,
+    /// Namespace, name and uid of each.
+    by_name: BTreeSet<(String, String, String)>,
     ended: mpsc::UnboundedReceiver<String>,
     end: mpsc::UnboundedSender<String>,
 }
@@ -33,7 +35,7 @@ struct Running {
 impl Workers {
     pub(super) fn new(tools: Arc<Tools>) -> Self {
         let (end, ended) = mpsc::unbounded_channel();
-        Self { tools, by_uid: HashMap::new(), ended, end }
+        Self { tools, by_uid: HashMap::new(), by_name: BTreeSet::new(), ended, end }
     }
 
     /// Starts a worker for every pod of the store.
@@ -46,9 +48,8 @@ impl Workers {
     /// Tears down a pod without an object. A pod of the same name waits until this is done.
     pub(super) fn tear_down(&mut self, orphan: ObjectRef) {
         info!(uid = orphan.uid, name = orphan.name, "tearing down a pod without an object");
-        let (namespace, name) = (orphan.namespace.clone(), orphan.name.clone());
         let (uid, end, tools) = (orphan.uid.clone(), self.end.clone(), Arc::clone(&self.tools));
-        self.by_uid.insert(uid.clone(), Running { namespace, name, wake: Arc::default() });
+        self.insert(&orphan.namespace, &orphan.name, &uid, Arc::default());
         tokio::spawn(async move {
             tear_down_orphan(tools, orphan).await;
             let _receiver_gone = end.send(uid);
@@ -61,9 +62,7 @@ impl Workers {
                 if let Some(pod) = store.pod(&change.namespace, &change.name) {
                     self.ensure(&pod);
                 }
-                let of_this_name =
-                    self.by_uid.values().filter(|w| w.namespace == change.namespace && w.name == change.name);
-                of_this_name.for_each(|worker| worker.wake.notify_one());
+                self.of_name(&change.namespace, &change.name).for_each(|worker| worker.wake.notify_one());
             }
             Ok(change) if matches!(change.kind, Kind::ConfigMap | Kind::Secret) => {
                 self.wake_unconfigured(store, &change.namespace);
@@ -94,22 +93,39 @@ impl Workers {
 
     /// Removes an ended worker; starts a new one if the store still (or again) has its pod.
     pub(super) fn remove(&mut self, uid: &str, store: &Store) {
-        if let Some(gone) = self.by_uid.remove(uid)
-            && let Some(pod) = store.pod(&gone.namespace, &gone.name)
-        {
+        let Some(Running { namespace, name, .. }) = self.by_uid.remove(uid) else { return };
+        let pod = store.pod(&namespace, &name);
+        self.by_name.remove(&(namespace, name, uid.to_owned()));
+        if let Some(pod) = pod {
             self.ensure(&pod);
         }
+    }
+
+    fn of_name(&self, namespace: &str, name: &str) -> impl Iterator<Item = &Running> {
+        let first = (namespace.to_owned(), name.to_owned(), String::new());
+        let names = self.by_name.range(first..);
+        let names = names.take_while(move |(of, named, _)| of == namespace && named == name);
+        names.filter_map(|(_, _, uid)| self.by_uid.get(uid))
+    }
+
+    fn insert(&mut self, namespace: &str, name: &str, uid: &str, wake: Arc<Notify>) {
+        let (namespace, name, uid) = (namespace.to_owned(), name.to_owned(), uid.to_owned());
+        let of_name = (namespace.clone(), name.clone(), uid.clone());
+        if let Some(before) = self.by_uid.insert(uid.clone(), Running { namespace, name, wake }) {
+            self.by_name.remove(&(before.namespace, before.name, uid));
+        }
+        self.by_name.insert(of_name);
     }
 
     fn ensure(&mut self, pod: &Arc<Pod>) {
         let metadata = &pod.metadata;
         // A predecessor with the same name must end first; its end calls this function again.
-        let busy = self.by_uid.values().any(|w| w.namespace == metadata.namespace && w.name == metadata.name);
-        if busy {
+        if self.of_name(&metadata.namespace, &metadata.name).next().is_some() {
             return;
         }
         let wake = Arc::new(Notify::new());
         let worker = Worker::new(Arc::clone(&self.tools), Arc::clone(pod), Arc::clone(&wake));
+        self.insert(&metadata.namespace, &metadata.name, &metadata.uid, wake);
         let (uid, end) = (metadata.uid.clone(), self.end.clone());
         tokio::spawn(async move {
             if let Err(panic) = tokio::spawn(worker.run()).await {
@@ -117,10 +133,6 @@ impl Workers {
             }
             let _receiver_gone = end.send(uid);
         });
-        self.by_uid.insert(
-            metadata.uid.clone(),
-            Running { namespace: metadata.namespace.clone(), name: metadata.name.clone(), wake },
-        );
     }
 
     /// Wakes the pods whose containers wait for a ConfigMap or Secret. Their workers also try again

@@ -24,7 +24,7 @@ use crate::manifest::TIME;
 use crate::objects::{EventType, ObjectRef};
 use crate::standalone::store::{self, Source, Store};
 use directory::{Directory, Files};
-use plan::{Finding, Plan};
+use plan::{Finding, Names, Plan};
 use seen::Fingerprint;
 use watch::Watch;
 
@@ -146,6 +146,8 @@ struct ScanState {
     store: Store,
     /// Removed or broken files, and when a scan first found them.
     findings: HashMap<Finding, Instant>,
+    /// Of the objects of the last plan; `None` before the first.
+    names: Option<Names>,
     /// Files whose mistakes were reported, with their fingerprint at that time.
     reported: HashMap<PathBuf, Fingerprint>,
     /// Why the last scan could not read the directory.
@@ -160,6 +162,7 @@ impl ScanState {
             directory: Directory::open(config.dir.clone(), config.state_file.clone()),
             store,
             findings: HashMap::new(),
+            names: None,
             reported: HashMap::new(),
             unreadable: None,
             scan_again_at: None,
@@ -173,13 +176,22 @@ impl ScanState {
             Ok(files) => {
                 self.report_readable();
                 self.scan_again_at = files.is_unread().then(|| Instant::now() + UNREAD_RETRY);
-                let plan = self.store.look_at_declared(|declared| Plan::new(&files, scope, declared));
+                let plan = self.plan(&files, scope);
                 self.apply(&plan);
                 self.report_duplicates(&plan);
                 self.confirm_findings(plan.findings, &files);
                 self.directory.remember(files);
             }
         }
+    }
+
+    fn plan<'f>(&mut self, files: &'f Files, scope: Scope) -> Plan<'f> {
+        let only_adds = scope == Scope::ChangedFiles && files.keeps_known && self.findings.is_empty();
+        let added = self.names.as_mut().filter(|_| only_adds).and_then(|names| Plan::of_added(files, names));
+        added.unwrap_or_else(|| {
+            self.names = Some(Names::of(files));
+            self.store.look_at_declared(|declared| Plan::new(files, scope, declared))
+        })
     }
 
     fn apply(&self, plan: &Plan<'_>) {

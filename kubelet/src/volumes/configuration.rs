@@ -161,7 +161,7 @@ impl Volumes {
     async fn update(&self, changed: &Changed) -> bool {
         let shared = &self.shared;
         let mut are_written = true;
-        for pod in shared.store.pods() {
+        for pod in changed.pods(&shared.store) {
             let has_ended = pod.status.phase.has_ended();
             if pod.metadata.is_deleted() || has_ended {
                 continue;
@@ -206,6 +206,16 @@ enum Changed {
 }
 
 impl Changed {
+    /// The pods whose volumes may show it: a pod shows no other one.
+    fn pods(&self, store: &Store) -> Vec<Arc<Pod>> {
+        match self {
+            Self::Objects(objects) if objects.iter().all(|(kind, ..)| *kind == Kind::Pod) => {
+                objects.iter().filter_map(|(_, namespace, name)| store.pod(namespace, name)).collect()
+            }
+            Self::Objects(_) | Self::Anything => store.pods(),
+        }
+    }
+
     fn concerns(&self, target: &Target) -> bool {
         let pod = &target.pod.metadata;
         match self {

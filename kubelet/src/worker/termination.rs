@@ -150,7 +150,7 @@ pub(crate) async fn tear_down_orphan(tools: Arc<Tools>, pod: ObjectRef) {
     }
     tear_down(&tools, &pod).await;
     // If the same manifest has created the same pod again, these are its logs.
-    if !tools.store.pods().iter().any(|known| known.metadata.uid == pod.uid) {
+    if !tools.store.has_pod(&pod.uid) {
         find_logs(&tools.log_dir, &pod.uid).iter().for_each(|logs| remove_logs(logs));
     }
 }

@@ -40,6 +40,8 @@ pub(super) struct Files {
     by_path: BTreeMap<PathBuf, SeenFile>,
     /// Files that are still being read; `by_path` has their earlier content.
     unread: BTreeSet<PathBuf>,
+    /// Every file of the last listing is there and unchanged.
+    pub(super) keeps_known: bool,
 }
 
 impl Files {
@@ -134,16 +136,19 @@ impl Directory {
     fn read(&mut self, paths: Vec<PathBuf>) -> Files {
         let mut files = Files::default();
         let mut wanted = Vec::new();
+        let mut unchanged = 0;
         for path in paths {
             let known = self.known.by_path.get(&path);
             let fingerprint = reader::plain_fingerprint(&path);
             match known.filter(|known| fingerprint.as_ref() == Some(&known.fingerprint)) {
                 Some(known) => {
+                    unchanged += 1;
                     files.by_path.insert(path, known.clone());
                 }
                 None => wanted.push((path, known.map(|known| known.fingerprint.clone()))),
             }
         }
+        files.keeps_known = unchanged == self.known.by_path.len();
         let mut finished = self.readers.read(&wanted, Instant::now() + TIMEOUT);
         for (path, _) in wanted {
             let known = || self.known.by_path.get(&path).cloned();

@@ -1,7 +1,7 @@
 //! Compares the files with the store's objects from files. Pure.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
@@ -45,14 +45,53 @@ struct Name<'a> {
     name: &'a str,
 }
 
-/// Few objects differ in nothing else, and every scan hashes all objects twice.
+/// Few objects differ in nothing else, and a plan hashes all objects twice.
 impl Hash for Name<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.name.hash(state);
     }
 }
 
+/// The names of the objects that files describe.
+#[derive(Debug, Default)]
+pub(super) struct Names(HashSet<(Kind, String, String)>);
+
+impl Names {
+    pub(super) fn of(files: &Files) -> Self {
+        let mut names = Self::default();
+        files.iter().flat_map(|(_, file)| file.manifests.iter()).for_each(|manifest| {
+            names.insert(manifest);
+        });
+        names
+    }
+
+    /// Whether it is new.
+    fn insert(&mut self, manifest: &Manifest) -> bool {
+        let meta = manifest.object.metadata();
+        self.0.insert((manifest.object.kind(), meta.namespace.clone(), meta.name.clone()))
+    }
+}
+
 impl<'a> Plan<'a> {
+    /// [`Plan::new`] for files of which only new ones differ from the last plan's; `names` are those of that plan, and
+    /// get the new ones. `None` if a new file describes an object a second time. Beside hundreds of objects, looking
+    /// at each of them takes longer than reading the new file.
+    pub(super) fn of_added(files: &'a Files, names: &mut Names) -> Option<Self> {
+        let mut plan = Self { wanted: Vec::new(), duplicates: Vec::new(), findings: Vec::new() };
+        for (path, file) in files.iter().filter(|(_, file)| file.is_new) {
+            for manifest in file.manifests.iter() {
+                if !names.insert(manifest) {
+                    return None;
+                }
+                plan.wanted.push(Wanted { path, manifest, is_new: true });
+            }
+            if !file.mistakes.is_empty() {
+                plan.findings.push(Finding::Broken(path.to_owned()));
+            }
+        }
+        Some(plan)
+    }
+
     pub(super) fn new(files: &'a Files, scope: Scope, declared: &[Declaration<'_>]) -> Self {
         let described = described(files, declared);
         let mut findings = Vec::new();

@@ -1,6 +1,5 @@
 //! `get`: objects as JSON, status included.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use proto::kubelet::{GetRequest, GetResponse};
@@ -8,61 +7,67 @@ use serde_json::{Value, json};
 
 use super::Error;
 use crate::engine::Handle;
-use crate::objects::{Kind, Object};
+use crate::objects::{Kind, Object, ObjectMeta};
 use crate::standalone::store::Store;
-
-/// An object as JSON.
-#[derive(Debug)]
-pub(super) struct Listed {
-    pub(super) namespace: String,
-    pub(super) name: String,
-    pub(super) uid: String,
-    /// Empty if the caller has it: [`Seen`].
-    pub(super) json: Vec<u8>,
-    /// `None` if a change may leave it the same.
-    pub(super) version: Option<Version>,
-}
-
-impl Listed {
-    pub(super) fn is(&self, version: &Version) -> bool {
-        self.version.as_ref().is_some_and(|own| std::ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(version)))
-    }
-}
+use crate::worker::host_ip;
 
 /// An object as the store has it. A changed one is another allocation, as long as this is held.
-pub(super) type Version = Arc<dyn Any + Send + Sync>;
+pub(super) type Found = Arc<dyn Listable>;
 
-/// Whether the caller has the JSON of this version of a namespace's object.
-pub(super) type Seen<'a> = &'a dyn Fn(&str, &str, &Version) -> bool;
-
-pub(super) fn get(store: &Store, engine: &Handle, request: &GetRequest) -> Result<GetResponse, Error> {
-    let objects = listed(store, engine, request, &|_, _, _| false)?;
-    if objects.is_empty() && !request.name.is_empty() {
-        return Err(Error::NotFound { plural: plural(request.kind.parse()?), name: request.name.clone() });
-    }
-    Ok(GetResponse { objects: objects.into_iter().map(|object| object.json).collect() })
+/// An object of any kind.
+pub(super) trait Listable: Send + Sync {
+    fn metadata(&self) -> &ObjectMeta;
+    fn to_json(&self) -> Vec<u8>;
+    /// With the fields on which the kubelet does not act. The store keeps them elsewhere.
+    fn to_whole_json(&self, store: &Store) -> Vec<u8>;
 }
 
-/// By namespace and name.
-pub(super) fn listed(
-    store: &Store,
-    engine: &Handle,
-    request: &GetRequest,
-    seen: Seen<'_>,
-) -> Result<Vec<Listed>, Error> {
+impl<T: Object> Listable for T {
+    fn metadata(&self) -> &ObjectMeta {
+        Object::metadata(self)
+    }
+
+    fn to_json(&self) -> Vec<u8> {
+        to_json(self)
+    }
+
+    fn to_whole_json(&self, store: &Store) -> Vec<u8> {
+        let mut value = serde_json::to_value(self).expect("objects have string keys only");
+        let meta = Object::metadata(self);
+        if let Some(document) = store.document(T::KIND, &meta.namespace, &meta.name) {
+            document.complete(&mut value, T::KIND);
+        }
+        to_json(&value)
+    }
+}
+
+pub(super) fn get(store: &Store, engine: &Handle, request: &GetRequest) -> Result<GetResponse, Error> {
+    let found = found(store, engine, request)?;
+    if found.is_empty() && !request.name.is_empty() {
+        return Err(Error::NotFound { plural: plural(request.kind.parse()?), name: request.name.clone() });
+    }
+    Ok(GetResponse { objects: found.iter().map(|object| json(&**object, store, request)).collect() })
+}
+
+pub(super) fn json(object: &dyn Listable, store: &Store, request: &GetRequest) -> Vec<u8> {
+    if request.whole { object.to_whole_json(store) } else { object.to_json() }
+}
+
+/// By namespace and name; events by age.
+pub(super) fn found(store: &Store, engine: &Handle, request: &GetRequest) -> Result<Vec<Found>, Error> {
     let kind: Kind = request.kind.parse()?;
     Ok(match kind {
-        Kind::Pod => select(store, store.pods(), request, seen),
-        Kind::PersistentVolumeClaim => select(store, store.claims(), request, seen),
-        Kind::PersistentVolume => select(store, store.volumes(), request, seen),
-        Kind::StorageClass => select(store, store.classes(), request, seen),
-        Kind::CsiDriver => select(store, store.csi_drivers(), request, seen),
-        Kind::VolumeSnapshot => select(store, store.snapshots(), request, seen),
-        Kind::VolumeSnapshotClass => select(store, store.snapshot_classes(), request, seen),
-        Kind::VolumeSnapshotContent => select(store, store.snapshot_contents(), request, seen),
-        Kind::ConfigMap => select(store, store.config_maps(), request, seen),
-        Kind::Secret => select(store, store.secrets(), request, seen),
-        Kind::Event => select(store, store.events(), request, seen),
+        Kind::Pod => select(store.pods(), request),
+        Kind::PersistentVolumeClaim => select(store.claims(), request),
+        Kind::PersistentVolume => select(store.volumes(), request),
+        Kind::StorageClass => select(store.classes(), request),
+        Kind::CsiDriver => select(store.csi_drivers(), request),
+        Kind::VolumeSnapshot => select(store.snapshots(), request),
+        Kind::VolumeSnapshotClass => select(store.snapshot_classes(), request),
+        Kind::VolumeSnapshotContent => select(store.snapshot_contents(), request),
+        Kind::ConfigMap => select(store.config_maps(), request),
+        Kind::Secret => select(store.secrets(), request),
+        Kind::Event => select(store.events(), request),
         Kind::Node => node(store.node_name(), engine, request),
     })
 }
@@ -85,43 +90,37 @@ pub(super) fn plural(kind: Kind) -> String {
     }
 }
 
-fn select<T: Object>(
-    store: &Store,
-    objects: Vec<Arc<T>>,
-    request: &GetRequest,
-    seen: Seen<'_>,
-) -> Vec<Listed> {
+fn select<T: Object>(objects: Vec<Arc<T>>, request: &GetRequest) -> Vec<Found> {
     let wanted = objects.into_iter().filter(|object| {
-        let meta = object.metadata();
+        let meta = Object::metadata(&**object);
         let in_namespace =
             !T::KIND.is_namespaced() || request.namespace.is_empty() || request.namespace == meta.namespace;
         in_namespace && (request.name.is_empty() || request.name == meta.name)
     });
-    let json = |object: &T| if request.whole { to_json(&whole(store, object)) } else { to_json(object) };
-    let listed = wanted.map(|object| {
-        let meta = object.metadata();
-        let (namespace, name, uid) = (meta.namespace.clone(), meta.name.clone(), meta.uid.clone());
-        // The fields on which the kubelet does not act are kept elsewhere.
-        let version: Option<Version> = (!request.whole).then(|| Arc::clone(&object) as Version);
-        let is_seen = version.as_ref().is_some_and(|version| seen(&namespace, &name, version));
-        let json = if is_seen { Vec::new() } else { json(&object) };
-        Listed { namespace, name, uid, json, version }
-    });
-    listed.collect()
+    wanted.map(|object| object as Found).collect()
 }
 
-/// The object with the fields on which the kubelet does not act.
-fn whole<T: Object>(store: &Store, object: &T) -> Value {
-    let mut value = serde_json::to_value(object).expect("objects have string keys only");
-    let meta = object.metadata();
-    if let Some(document) = store.document(T::KIND, &meta.namespace, &meta.name) {
-        document.complete(&mut value, T::KIND);
+struct Node {
+    metadata: ObjectMeta,
+    value: Value,
+}
+
+impl Listable for Node {
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
     }
-    value
+
+    fn to_json(&self) -> Vec<u8> {
+        to_json(&self.value)
+    }
+
+    fn to_whole_json(&self, _: &Store) -> Vec<u8> {
+        self.to_json()
+    }
 }
 
 /// There is one node. All of it is for pods.
-fn node(name: &str, engine: &Handle, request: &GetRequest) -> Vec<Listed> {
+fn node(name: &str, engine: &Handle, request: &GetRequest) -> Vec<Found> {
     if !request.name.is_empty() && request.name != name {
         return Vec::new();
     }
@@ -134,7 +133,7 @@ fn node(name: &str, engine: &Handle, request: &GetRequest) -> Vec<Listed> {
         "ephemeral-storage": format!("{}Ki", capacity.storage_bytes / 1024),
         "pods": capacity.pods.to_string(),
     });
-    let node = json!({
+    let value = json!({
         "apiVersion": Kind::Node.api_version(),
         "kind": Kind::Node.as_str(),
         "metadata": {"name": name},
@@ -142,11 +141,15 @@ fn node(name: &str, engine: &Handle, request: &GetRequest) -> Vec<Listed> {
             "capacity": resources.clone(),
             "allocatable": resources,
             "conditions": conditions,
+            "addresses": [
+                {"type": "InternalIP", "address": host_ip()},
+                {"type": "Hostname", "address": name},
+            ],
             "nodeInfo": {"kubeletVersion": concat!("hawser-", env!("CARGO_PKG_VERSION"))},
         },
     });
-    let name = name.to_owned();
-    vec![Listed { namespace: String::new(), uid: name.clone(), name, json: to_json(&node), version: None }]
+    let metadata = ObjectMeta { name: name.to_owned(), uid: name.to_owned(), ..ObjectMeta::default() };
+    vec![Arc::new(Node { metadata, value })]
 }
 
 fn to_json(object: &impl serde::Serialize) -> Vec<u8> {

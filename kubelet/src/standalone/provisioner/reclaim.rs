@@ -38,8 +38,7 @@ pub(crate) fn users_of_claim(
 
 /// Marks the claims of ephemeral volumes whose pod is gone as deleted. Returns whether all are marked.
 pub(super) fn mark_ownerless(store: &Store) -> bool {
-    let pods = store.pods();
-    let is_gone = |owner: &OwnerReference| !pods.iter().any(|pod| pod.metadata.uid == owner.uid);
+    let is_gone = |owner: &OwnerReference| !store.has_pod(&owner.uid);
     let mut are_marked = true;
     for claim in store.claims() {
         let metadata = &claim.metadata;

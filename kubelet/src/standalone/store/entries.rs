@@ -1,6 +1,6 @@
 //! The store's memory: objects by name, each with its source.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -137,7 +137,11 @@ impl PodEntry {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct PodEntries(BTreeMap<Key, PodEntry>);
+pub(super) struct PodEntries {
+    by_key: BTreeMap<Key, PodEntry>,
+    /// By the uid of `current`.
+    key_of: HashMap<String, Key>,
+}
 
 impl PodEntries {
     /// Inserts `entry` and keeps a status written since it was read. A pod that follows a deleted
@@ -145,32 +149,54 @@ impl PodEntries {
     pub(super) fn replace(&mut self, key: &Key, mut entry: PodEntry) {
         let is_next =
             |before: &Pod| before.metadata.is_deleted() && !entry.current.object.metadata.is_deleted();
-        if let Some(before) = self.0.get(key).map(|before| &before.current.object)
+        if let Some(before) = self.by_key.get(key).map(|before| &before.current.object)
             && before.metadata.uid == entry.current.object.metadata.uid
             && !is_next(before)
         {
             Arc::make_mut(&mut entry.current.object).status = before.status.clone();
         }
-        self.0.insert(key.clone(), entry);
+        self.insert(key.clone(), entry);
+    }
+
+    pub(super) fn remove(&mut self, key: &Key) {
+        if let Some(removed) = self.by_key.remove(key) {
+            self.forget_uid(key, &removed);
+        }
     }
 
     pub(super) fn find_uid(&self, uid: &str) -> Option<&PodEntry> {
-        self.0.values().find(|entry| entry.current.object.metadata.uid == uid)
+        self.by_key.get(self.key_of.get(uid)?)
     }
 
     pub(super) fn find_uid_mut(&mut self, uid: &str) -> Option<&mut PodEntry> {
-        self.0.values_mut().find(|entry| entry.current.object.metadata.uid == uid)
+        self.by_key.get_mut(self.key_of.get(uid)?)
     }
 
     pub(super) fn find_uid_entry(&self, uid: &str) -> Option<(Key, PodEntry)> {
-        let found = self.0.iter().find(|(_, entry)| entry.current.object.metadata.uid == uid);
-        found.map(|(key, entry)| (key.clone(), entry.clone()))
+        self.by_key.get_key_value(self.key_of.get(uid)?).map(|(key, entry)| (key.clone(), entry.clone()))
+    }
+
+    fn insert(&mut self, key: Key, entry: PodEntry) {
+        let uid = entry.current.object.metadata.uid.clone();
+        if let Some(before) = self.by_key.insert(key.clone(), entry) {
+            self.forget_uid(&key, &before);
+        }
+        self.key_of.insert(uid, key);
+    }
+
+    fn forget_uid(&mut self, key: &Key, entry: &PodEntry) {
+        let uid = &entry.current.object.metadata.uid;
+        if self.key_of.get(uid) == Some(key) {
+            self.key_of.remove(uid);
+        }
     }
 }
 
 impl FromIterator<(Key, PodEntry)> for PodEntries {
     fn from_iter<I: IntoIterator<Item = (Key, PodEntry)>>(entries: I) -> Self {
-        Self(entries.into_iter().collect())
+        let mut all = Self::default();
+        entries.into_iter().for_each(|(key, entry)| all.insert(key, entry));
+        all
     }
 }
 
@@ -178,12 +204,6 @@ impl Deref for PodEntries {
     type Target = BTreeMap<Key, PodEntry>;
 
     fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl DerefMut for PodEntries {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
+        &self.by_key
     }
 }

@@ -18,6 +18,10 @@ impl Store {
         self.state().pods.get(&Key::new(namespace, name)).map(|entry| Arc::clone(&entry.current.object))
     }
 
+    pub(crate) fn has_pod(&self, uid: &str) -> bool {
+        self.state().pods.find_uid(uid).is_some()
+    }
+
     /// Sets a pod's status; does nothing for an unknown uid.
     pub fn set_pod_status(&self, uid: &str, status: PodStatus) {
         if let Some(entry) = self.state().pods.find_uid_mut(uid) {
