@@ -13,7 +13,7 @@ use crate::critical::{is_critical, serves_volumes};
 use crate::objects::Pod;
 use crate::preemption::{self, Missing, Resource};
 use crate::pressure::{EVICTED, NodePressure};
-use crate::resources::{self, Requests};
+use crate::resources::{self, Amounts};
 
 /// What the node offers to pods; all of it is allocatable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub(crate) struct Rejection {
 /// What one pod holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Share {
-    requests: Requests,
+    requests: Amounts,
     host_ports: Vec<HostPort>,
     /// The pod was preempted and has not ended yet. kubelet admits no pod meanwhile.
     is_being_freed: bool,
@@ -124,8 +124,8 @@ pub(crate) fn fits_resized(
     let others = pods
         .iter()
         .filter(|other| other.metadata.uid != known.metadata.uid && !other.status.phase.has_ended());
-    let others: Vec<Requests> = others.map(|other| resources::requests(other)).collect();
-    let used = |of: fn(&Requests) -> i64| others.iter().map(of).fold(0, i64::saturating_add);
+    let others: Vec<Amounts> = others.map(|other| resources::requests(other)).collect();
+    let used = |of: fn(&Amounts) -> i64| others.iter().map(of).fold(0, i64::saturating_add);
     if after.cpu_millis > before.cpu_millis {
         fits(Resource::Cpu, after.cpu_millis, used(|r| r.cpu_millis), capacity.cpu_millis)?;
     }
@@ -248,7 +248,7 @@ impl Admission {
 
     fn shortages(&self, share: &Share, others: &[&Share]) -> Vec<(Rejection, Missing)> {
         let Capacity { cpu_millis, memory_bytes, storage_bytes, pods } = self.capacity;
-        let used = |of: fn(&Requests) -> i64| {
+        let used = |of: fn(&Amounts) -> i64| {
             others.iter().map(|share| of(&share.requests)).fold(0, i64::saturating_add)
         };
         let wanted = &share.requests;

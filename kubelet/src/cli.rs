@@ -65,6 +65,8 @@ pub enum Error {
     Refused(#[source] Box<tonic::Status>),
     #[error("the server doesn't have a resource type {kind:?}")]
     UnknownKind { kind: String },
+    #[error("the server doesn't have a resource type {kind:?}: {instead}")]
+    Workload { kind: String, instead: &'static str },
     #[error("{0}")]
     Usage(&'static str),
     #[error("the path {:?} does not exist", path.display().to_string())]

@@ -33,6 +33,7 @@ use limits::{DOCUMENTS, Deadline};
 pub use limits::{FILE_BYTES, TIME};
 use path::FieldPath;
 use tree::Value;
+pub use workloads::instead_of_workload;
 
 /// A file with more mistakes than this shows the first ones, and so does an
 /// object with its warnings.
@@ -224,7 +225,7 @@ fn kind_of(document: &document::Document<'_>) -> Result<Kind, (FieldPath, String
         return Err((at("kind"), "Required value".to_owned()));
     };
     let kind: Kind = name.parse().map_err(|_| {
-        if let Some(instead) = workloads::instead(name) {
+        if let Some(instead) = instead_of_workload(name) {
             return (at("kind"), format!("Unsupported value: {name:?}: {instead}"));
         }
         let known = "Pod, PersistentVolume, PersistentVolumeClaim, StorageClass, CSIDriver, VolumeSnapshot, \
@@ -250,7 +251,7 @@ fn read_object<T: DeserializeOwned>(
     let (object, unknown) = document.object::<T>().map_err(|error| vec![error])?;
     let mut object = wrap(object);
     defaults::fill(&mut object);
-    let title = format!("{} {:?}", object.kind(), object.metadata().name);
+    let title = document.title();
     let mut warnings = Vec::new();
     let mut errors = Vec::new();
     let mut not_shown = 0;

@@ -58,20 +58,29 @@ pub(crate) fn cgroup_paths_of_uid(cgroup_root: &str, uid: &str) -> [String; 3] {
     ["", "/burstable", "/besteffort"].map(|class| format!("{root}/kubepods{class}/pod{uid}"))
 }
 
-/// What a pod takes of the node.
+/// What a pod takes of the node, or may take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Requests {
+pub(crate) struct Amounts {
     pub(crate) cpu_millis: i64,
     pub(crate) memory_bytes: i64,
     pub(crate) storage_bytes: i64,
 }
 
 /// A pod's requests (kubernetes, component-helpers/resource).
-pub(crate) fn requests(pod: &Pod) -> Requests {
-    Requests {
-        cpu_millis: effective(pod, |c| milli_cpu(request(c, "cpu"))),
-        memory_bytes: effective(pod, |c| bytes(request(c, "memory"))),
-        storage_bytes: effective(pod, |c| bytes(request(c, "ephemeral-storage"))),
+pub(crate) fn requests(pod: &Pod) -> Amounts {
+    amounts(pod, request)
+}
+
+/// A pod's limits; a container without one counts 0.
+pub(crate) fn limits(pod: &Pod) -> Amounts {
+    amounts(pod, |container, resource| container.resources.limits.get(resource))
+}
+
+fn amounts(pod: &Pod, of: for<'a> fn(&'a Container, &str) -> Option<&'a Quantity>) -> Amounts {
+    Amounts {
+        cpu_millis: effective(pod, |c| milli_cpu(of(c, "cpu"))),
+        memory_bytes: effective(pod, |c| bytes(of(c, "memory"))),
+        storage_bytes: effective(pod, |c| bytes(of(c, "ephemeral-storage"))),
     }
 }
 
@@ -88,11 +97,6 @@ fn effective(pod: &Pod, amount: impl Fn(&Container) -> i64) -> i64 {
     }
     let containers = pod.spec.containers.iter().map(amount).fold(0, i64::saturating_add);
     most.max(containers.saturating_add(sidecars))
-}
-
-/// Of what containers store on the node, in bytes; a container without a limit counts 0.
-pub(crate) fn storage_limit(pod: &Pod) -> i64 {
-    effective(pod, |container| bytes(container.resources.limits.get("ephemeral-storage")))
 }
 
 /// The pod's own limits, if every container has one. The limit on processes is the node's

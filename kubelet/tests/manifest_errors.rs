@@ -34,7 +34,8 @@ fn a_value_of_the_wrong_type_names_its_field() {
     let text = pod("  containers:\n  - name: c\n    image: demo\n    ports:\n    - containerPort: http\n");
     assert_eq!(
         errors(&text),
-        "web.yaml:10:22: spec.containers[0].ports[0].containerPort: invalid type: string \"http\", expected u16"
+        "web.yaml:10:22: Pod \"web\" is invalid: spec.containers[0].ports[0].containerPort: invalid type: \
+         string \"http\", expected a whole number from 0 to 65535"
     );
 }
 
@@ -89,7 +90,7 @@ fn quantity_errors_name_their_position() {
     let error = errors(&text);
     assert!(
         error.starts_with(
-            "web.yaml:11:17: spec.containers[0].resources.limits.memory: invalid quantity \"64MB\""
+            "web.yaml:11:17: Pod \"web\" is invalid: spec.containers[0].resources.limits.memory: invalid quantity \"64MB\""
         ),
         "{error}"
     );
@@ -137,7 +138,8 @@ fn names_follow_dns() {
 fn a_wrong_enum_value_lists_the_valid_ones() {
     assert_eq!(
         errors(&pod(&format!("{CONTAINER}  restartPolicy: Sometimes\n"))),
-        "web.yaml:9:18: spec.restartPolicy: unknown variant `Sometimes`, expected one of `Always`, `OnFailure`, `Never`"
+        "web.yaml:9:18: Pod \"web\" is invalid: spec.restartPolicy: Unsupported value: \"Sometimes\": supported values: \
+         Always, OnFailure, Never"
     );
 }
 
@@ -296,9 +298,9 @@ fn config_maps_and_secrets_keep_kubernetes_rules() {
     let found = object("Secret", "data: {a: hush!}\n");
     assert!(found.contains("data.a: Invalid value: must be base64") && !found.contains("hush"), "{found}");
     for (fields, expected) in [
-        ("stringData: hush\n", "stringData: invalid type: a string, expected a map"),
+        ("stringData: hush\n", "stringData: invalid type: a string, expected a mapping of fields"),
         ("immutable: hush\n", "immutable: invalid type: a string, expected a boolean"),
-        ("data: 4711\n", "data: invalid type: a number, expected a map"),
+        ("data: 4711\n", "data: invalid type: a number, expected a mapping of fields"),
     ] {
         let found = object("Secret", fields);
         assert!(found.ends_with(expected) && !found.contains("hush") && !found.contains("4711"), "{found}");

@@ -137,7 +137,7 @@ fn scalars_have_the_same_meaning_as_in_kubernetes() {
         assert_eq!(
             error(pod(value)),
             format!(
-                "web.yaml:8:13: spec.nodeName: invalid type: {kind}, expected a string: put it in quotes"
+                "web.yaml:8:13: Pod \"web\" is invalid: spec.nodeName: invalid type: {kind}, expected a string: put it in quotes"
             )
         );
     }

@@ -1,6 +1,7 @@
 //! Resource names on the command line.
 
 use super::Error;
+use crate::manifest::instead_of_workload;
 use crate::objects::Kind;
 
 /// Any of kubectl's names: `po`, `pod`, `pods`, `Pod`.
@@ -21,9 +22,32 @@ pub(super) fn parse(word: &str) -> Result<Kind, Error> {
         "secret" | "secrets" => Kind::Secret,
         "ev" | "event" | "events" => Kind::Event,
         "no" | "node" | "nodes" => Kind::Node,
-        _ => return Err(Error::UnknownKind { kind: word.to_owned() }),
+        other => {
+            let kind = word.to_owned();
+            return Err(match workload(other).and_then(instead_of_workload) {
+                Some(instead) => Error::Workload { kind, instead },
+                None => Error::UnknownKind { kind },
+            });
+        }
     };
     Ok(kind)
+}
+
+/// Kinds of a cluster that this kubelet does not have.
+fn workload(word: &str) -> Option<&'static str> {
+    let kind = match word {
+        "deploy" | "deployment" | "deployments" => "Deployment",
+        "rs" | "replicaset" | "replicasets" => "ReplicaSet",
+        "rc" | "replicationcontroller" | "replicationcontrollers" => "ReplicationController",
+        "sts" | "statefulset" | "statefulsets" => "StatefulSet",
+        "ds" | "daemonset" | "daemonsets" => "DaemonSet",
+        "job" | "jobs" => "Job",
+        "cj" | "cronjob" | "cronjobs" => "CronJob",
+        "svc" | "service" | "services" => "Service",
+        "ing" | "ingress" | "ingresses" => "Ingress",
+        _ => return None,
+    };
+    Some(kind)
 }
 
 /// The kinds and names of `KIND[,KIND] [NAME…]` or `KIND/NAME`. No name is empty: that would mean every

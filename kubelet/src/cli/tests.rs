@@ -218,9 +218,12 @@ async fn pods_are_listed_as_kubectl_lists_them() {
         "Error from server (NotFound): pods \"gone\" not found"
     );
     assert_eq!(
-        fixture.run("get deployments").await.unwrap_err(),
-        "error: the server doesn't have a resource type \"deployments\""
+        fixture.run("get gadgets").await.unwrap_err(),
+        "error: the server doesn't have a resource type \"gadgets\""
     );
+    let service = fixture.run("get svc").await.unwrap_err();
+    let begin = "error: the server doesn't have a resource type \"svc\": there are no addresses of services";
+    assert!(service.starts_with(begin), "{service}");
 }
 
 #[tokio::test]
@@ -300,7 +303,7 @@ async fn describe_node_shows_who_takes_what_of_it() {
     let fixture = Fixture::new();
     let asking = POD.replace("web", "asks").replace(
         "    image: demo:1",
-        "    image: demo:1\n    resources: {requests: {cpu: 250m, memory: 64Mi}}",
+        "    image: demo:1\n    resources: {requests: {cpu: 250m, memory: 64Mi}, limits: {memory: 128Mi}}",
     );
     assert_ne!(asking, POD.replace("web", "asks"));
     for (name, manifest) in [("pod.yaml", POD), ("asks.yaml", &asking)] {
@@ -316,12 +319,17 @@ async fn describe_node_shows_who_takes_what_of_it() {
         "Ready False KubeletNotReady container runtime status check may not have completed yet",
         "Capacity:",
         "Non-terminated Pods (2 in total):",
-        "cpu 250m",
-        "memory 64Mi",
     ] {
         assert!(lines.iter().any(|found| found == line), "{line} in\n{text}");
     }
-    for beginning in ["default asks 250m 64Mi ", "default web 0 0 ", "Warning ManifestDirectoryMissing"] {
+    for beginning in [
+        "InternalIP: ",
+        "default asks 250m 0 64Mi 128Mi ",
+        "default web 0 0 0 0 ",
+        "cpu 250m (",
+        "memory 64Mi (",
+        "Warning ManifestDirectoryMissing",
+    ] {
         assert!(lines.iter().any(|found| found.starts_with(beginning)), "{beginning} in\n{text}");
     }
     let unknown = fixture.run("describe node other").await.unwrap_err();

@@ -53,7 +53,7 @@ fn pod_exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
     if limits.is_empty() {
         return None;
     }
-    let total = u64::try_from(resources::storage_limit(pod)).unwrap_or_default();
+    let total = u64::try_from(resources::limits(pod).storage_bytes).unwrap_or_default();
     let parts = usage.empty_dirs.values().chain(usage.containers.values());
     let used = parts.fold(0, |sum: u64, part| sum.saturating_add(*part));
     let shown = match limits.as_slice() {

@@ -115,10 +115,10 @@ impl<'a> Document<'a> {
         &self.root
     }
 
-    /// The text of a field of the document itself; `None` where it is missing or no text.
+    /// The text of a field; `None` where it is missing or no text.
     pub(super) fn text(&self, field: &FieldPath) -> Option<&str> {
-        let [segment] = field.segments() else { return None };
-        match &self.root.get(segment)?.value {
+        let node = field.segments().iter().try_fold(&*self.root, |node, segment| node.get(segment))?;
+        match &node.value {
             Value::Scalar(Scalar::Text(text)) => Some(text),
             Value::Scalar(_) | Value::Sequence(_) | Value::Mapping(_) => None,
         }
@@ -132,10 +132,17 @@ impl<'a> Document<'a> {
             let message = if field.is_root() { message } else { format!("{field}: {message}") };
             ManifestError {
                 place: at.map_or_else(|| self.place(&field), |at| self.at(at)),
-                object: None,
+                object: Some(self.title()),
                 message: clipped(message),
             }
         })
+    }
+
+    /// The object's kind and name: `Pod "web"`.
+    pub(super) fn title(&self) -> String {
+        let kind = self.text(&FieldPath::root().key("kind")).unwrap_or_default();
+        let name = self.text(&FieldPath::root().key("metadata").key("name")).unwrap_or_default();
+        clipped(format!("{kind} {name:?}"))
     }
 
     pub(super) fn error_at(&self, field: &FieldPath, object: Option<&str>, message: &str) -> ManifestError {

@@ -77,6 +77,7 @@ impl de::Error for ReadError {
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        let expected = in_words(&expected.to_string());
         let kind = match found {
             Unexpected::Unit => {
                 return Self::custom(format_args!("invalid type: null, expected {expected}"));
@@ -88,6 +89,36 @@ impl de::Error for ReadError {
         };
         let without_value = Some(format!("invalid type: {kind}, expected {expected}"));
         Self { without_value, ..Self::custom(format_args!("invalid type: {found}, expected {expected}")) }
+    }
+
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        let expected = in_words(&expected.to_string());
+        let without_value = Some(format!("invalid value: expected {expected}"));
+        Self { without_value, ..Self::custom(format_args!("invalid value: {found}, expected {expected}")) }
+    }
+
+    fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
+        let supported = format!("supported values: {}", expected.join(", "));
+        let without_value = Some(format!("Unsupported value: {supported}"));
+        Self { without_value, ..Self::custom(format_args!("Unsupported value: {variant:?}: {supported}")) }
+    }
+}
+
+/// What a type of Rust expects, for a reader of YAML.
+fn in_words(expected: &str) -> String {
+    let whole = |from: i128, to: i128| format!("a whole number from {from} to {to}");
+    match expected {
+        "u8" => whole(0, u8::MAX.into()),
+        "u16" => whole(0, u16::MAX.into()),
+        "u32" => whole(0, u32::MAX.into()),
+        "i32" => whole(i32::MIN.into(), i32::MAX.into()),
+        "u64" | "usize" => "a whole number that is not negative".to_owned(),
+        "i64" => "a whole number".to_owned(),
+        "f32" | "f64" => "a number".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        "a map" => "a mapping of fields".to_owned(),
+        name if name.starts_with("struct ") => "a mapping of fields".to_owned(),
+        other => other.to_owned(),
     }
 }
 

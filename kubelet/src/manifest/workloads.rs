@@ -1,7 +1,7 @@
 //! Kinds that controllers of a cluster turn into pods, and how to write these pods.
 
 /// What to write instead of an object of this kind; `None` for all other kinds.
-pub(super) fn instead(kind: &str) -> Option<&'static str> {
+pub fn instead_of_workload(kind: &str) -> Option<&'static str> {
     let instead = match kind {
         "Deployment" | "ReplicaSet" | "ReplicationController" => {
             "nothing here makes pods from a template: write metadata and spec of spec.template as a kind: Pod \
