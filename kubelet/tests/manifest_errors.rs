@@ -37,6 +37,30 @@ fn a_value_of_the_wrong_type_names_its_field() {
         "web.yaml:10:22: Pod \"web\" is invalid: spec.containers[0].ports[0].containerPort: invalid type: \
          string \"http\", expected a whole number from 0 to 65535"
     );
+    for (field, mistake) in [
+        ("restartPolicy: {a: b}", "invalid type: a mapping of fields, expected one word"),
+        ("containers: {a: b}", "invalid type: a mapping of fields, expected a list"),
+        (
+            "terminationGracePeriodSeconds: [1]",
+            "invalid type: a list, expected a whole number that is not negative",
+        ),
+    ] {
+        let found =
+            errors(&format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec: {{{field}}}\n"));
+        let field = field.split(':').next().unwrap();
+        assert!(found.ends_with(&format!("Pod \"web\" is invalid: spec.{field}: {mistake}")), "{found}");
+    }
+    let unnamed = errors("apiVersion: v1\nkind: Pod\nmetadata: {name: [x]}\nspec: {containers: []}\n");
+    assert!(unnamed.contains(": Pod is invalid: metadata.name: invalid type: a list"), "{unnamed}");
+}
+
+#[test]
+fn long_names_and_values_do_not_hide_the_mistake() {
+    let long = "x".repeat(5000);
+    let text =
+        format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {long}}}\nspec: {{restartPolicy: {long}}}\n");
+    let found = errors(&text);
+    assert!(found.len() < 1000 && found.ends_with("supported values: Always, OnFailure, Never"), "{found}");
 }
 
 #[test]
@@ -138,7 +162,7 @@ fn names_follow_dns() {
 fn a_wrong_enum_value_lists_the_valid_ones() {
     assert_eq!(
         errors(&pod(&format!("{CONTAINER}  restartPolicy: Sometimes\n"))),
-        "web.yaml:9:18: Pod \"web\" is invalid: spec.restartPolicy: Unsupported value: \"Sometimes\": supported values: \
+        "web.yaml:9:18: Pod \"web\" is invalid: spec.restartPolicy: Unsupported value: \"Sometimes\", supported values: \
          Always, OnFailure, Never"
     );
 }

@@ -203,7 +203,8 @@ impl Runtime {
 
     /// The list that other pods have in memory, if there is an equal one: it takes about 10 KiB.
     pub(crate) fn shared_network(&self, list: NetworkList) -> Arc<NetworkList> {
-        let known = locked(&self.sandboxes).all().find_map(|sandbox| sandbox.network_like(&list));
+        // The lock is not held: a sandbox's record may be on its way to the disk.
+        let known = self.sandboxes().iter().find_map(|sandbox| sandbox.network_like(&list));
         known.unwrap_or_else(|| Arc::new(list))
     }
 

@@ -96,7 +96,8 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
 /// Only one sandbox may exist for each pod attempt.
 fn reserve_name(runtime: &Runtime, sandbox: &Arc<Sandbox>) -> Result<()> {
     let wanted = sandbox.record().config.metadata;
-    let of_pod = runtime.sandboxes_of(&sandbox.pod_uid());
+    let uid = wanted.as_ref().map_or("", |metadata| &metadata.uid);
+    let of_pod = runtime.sandboxes_of(uid);
     if let Some(known) = of_pod.iter().find(|s| s.is_of(wanted.as_ref())) {
         let name =
             wanted.map(|m| format!("{}_{}_{}_{}", m.name, m.namespace, m.uid, m.attempt)).unwrap_or_default();

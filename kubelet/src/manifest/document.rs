@@ -14,6 +14,8 @@ use crate::objects::Kind;
 
 /// A message quotes what it found, and what it found may be megabytes.
 const MESSAGE_BYTES: usize = 1024;
+/// A valid name is not longer (RFC 1123).
+const NAME_BYTES: usize = 253;
 
 /// The text of one document.
 #[derive(Debug)]
@@ -138,11 +140,13 @@ impl<'a> Document<'a> {
         })
     }
 
-    /// The object's kind and name: `Pod "web"`.
+    /// The object's kind and name: `Pod "web"`. The kind alone if the name is no text.
     pub(super) fn title(&self) -> String {
         let kind = self.text(&FieldPath::root().key("kind")).unwrap_or_default();
-        let name = self.text(&FieldPath::root().key("metadata").key("name")).unwrap_or_default();
-        clipped(format!("{kind} {name:?}"))
+        match self.text(&FieldPath::root().key("metadata").key("name")) {
+            Some(name) => format!("{kind} {:?}", clipped_to(NAME_BYTES, name.to_owned())),
+            None => kind.to_owned(),
+        }
     }
 
     pub(super) fn error_at(&self, field: &FieldPath, object: Option<&str>, message: &str) -> ManifestError {
@@ -172,12 +176,16 @@ fn place(file: &str, lines_before: usize, position: Position) -> Place {
     Place { file: file.to_owned(), line: lines_before + position.line, column: position.column }
 }
 
-pub(super) fn clipped(mut message: String) -> String {
-    if message.len() > MESSAGE_BYTES {
-        message.truncate(message.floor_char_boundary(MESSAGE_BYTES));
-        message.push_str(" …");
+pub(super) fn clipped(message: String) -> String {
+    clipped_to(MESSAGE_BYTES, message)
+}
+
+fn clipped_to(bytes: usize, mut text: String) -> String {
+    if text.len() > bytes {
+        text.truncate(text.floor_char_boundary(bytes));
+        text.push_str(" …");
     }
-    message
+    text
 }
 
 #[cfg(test)]

@@ -14,6 +14,9 @@ use super::path::{FieldPath, Segment};
 use super::scalar::Scalar;
 use super::tree::{Node, Position, Value};
 
+/// A longer word is none that any field supports.
+const VARIANT_BYTES: usize = 64;
+
 /// A field that the object's type does not have.
 #[derive(Debug)]
 pub(super) struct Unknown<'de> {
@@ -57,6 +60,14 @@ impl ReadError {
         self
     }
 
+    /// `kind` stands for `value` where values are hidden, and where there is none.
+    fn about(problem: &str, value: Option<&str>, kind: &str, expected: &str) -> Self {
+        let without = format!("{problem}: {kind}, {expected}");
+        let message =
+            value.map_or_else(|| without.clone(), |value| format!("{problem}: {value}, {expected}"));
+        Self { message, without_value: Some(without), at: None, path: Vec::new() }
+    }
+
     fn inside(mut self, segment: Segment) -> Self {
         self.path.push(segment);
         self
@@ -78,29 +89,29 @@ impl de::Error for ReadError {
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
         let expected = in_words(&expected.to_string());
-        let kind = match found {
-            Unexpected::Unit => {
-                return Self::custom(format_args!("invalid type: null, expected {expected}"));
-            }
-            Unexpected::Str(_) => "a string",
-            Unexpected::Bool(_) => "a boolean",
-            Unexpected::Unsigned(_) | Unexpected::Signed(_) | Unexpected::Float(_) => "a number",
-            _ => "another type",
+        let (kind, value) = match found {
+            Unexpected::Unit => ("null", None),
+            Unexpected::Seq => ("a list", None),
+            Unexpected::Map => ("a mapping of fields", None),
+            Unexpected::Str(text) => ("a string", Some(format!("string {text:?}"))),
+            Unexpected::Float(number) => ("a number", Some(number.to_string())),
+            Unexpected::Bool(_) => ("a boolean", Some(found.to_string())),
+            Unexpected::Unsigned(_) | Unexpected::Signed(_) => ("a number", Some(found.to_string())),
+            _ => ("another type", Some(found.to_string())),
         };
-        let without_value = Some(format!("invalid type: {kind}, expected {expected}"));
-        Self { without_value, ..Self::custom(format_args!("invalid type: {found}, expected {expected}")) }
+        Self::about("invalid type", value.as_deref(), kind, &format!("expected {expected}"))
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
         let expected = in_words(&expected.to_string());
-        let without_value = Some(format!("invalid value: expected {expected}"));
-        Self { without_value, ..Self::custom(format_args!("invalid value: {found}, expected {expected}")) }
+        Self::about("invalid value", Some(&found.to_string()), "this value", &format!("expected {expected}"))
     }
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
         let supported = format!("supported values: {}", expected.join(", "));
-        let without_value = Some(format!("Unsupported value: {supported}"));
-        Self { without_value, ..Self::custom(format_args!("Unsupported value: {variant:?}: {supported}")) }
+        // Its end would hide the rest.
+        let shown = format!("{:?}", &variant[..variant.floor_char_boundary(VARIANT_BYTES)]);
+        Self::about("Unsupported value", Some(&shown), "this value", &supported)
     }
 }
 
@@ -117,6 +128,7 @@ fn in_words(expected: &str) -> String {
         "f32" | "f64" => "a number".to_owned(),
         "a sequence" => "a list".to_owned(),
         "a map" => "a mapping of fields".to_owned(),
+        name if name.starts_with("enum ") => "one word".to_owned(),
         name if name.starts_with("struct ") => "a mapping of fields".to_owned(),
         other => other.to_owned(),
     }

@@ -146,7 +146,7 @@ struct ScanState {
     store: Store,
     /// Removed or broken files, and when a scan first found them.
     findings: HashMap<Finding, Instant>,
-    /// Of the objects of the last plan; `None` before the first.
+    /// Of the objects of the last plan; `None` if the next plan must be a full one.
     names: Option<Names>,
     /// Files whose mistakes were reported, with their fingerprint at that time.
     reported: HashMap<PathBuf, Fingerprint>,
@@ -263,7 +263,8 @@ impl ScanState {
         match finding {
             Finding::Gone(declared) => {
                 if let Err(error) = self.store.withdraw(&declared) {
-                    // The store still has it as declared, so the next scan finds it again.
+                    // The store still has it as declared, so the next full plan finds it again.
+                    self.names = None;
                     tracing::error!(error = %linux::chain(&error), "cannot withdraw {}, which no manifest describes", declared.name);
                 }
             }
@@ -285,6 +286,7 @@ impl ScanState {
 
     fn report_unreadable(&mut self, reason: String) {
         self.findings.clear();
+        self.names = None;
         if self.unreadable.as_ref() == Some(&reason) {
             return;
         }

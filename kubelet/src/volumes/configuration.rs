@@ -149,10 +149,12 @@ impl Volumes {
                 backoff.reset();
                 next_changes(&mut changes).await
             } else {
+                // What failed is tried again too.
                 tokio::select! {
-                    changed = next_changes(&mut changes) => changed,
-                    () = tokio::time::sleep(backoff.step()) => Changed::Anything,
+                    _ = next_changes(&mut changes) => {}
+                    () = tokio::time::sleep(backoff.step()) => {}
                 }
+                Changed::Anything
             };
         }
     }
@@ -206,7 +208,7 @@ enum Changed {
 }
 
 impl Changed {
-    /// The pods whose volumes may show it: a pod shows no other one.
+    /// The pods whose volumes may show it. A pod's volumes show no other pod.
     fn pods(&self, store: &Store) -> Vec<Arc<Pod>> {
         match self {
             Self::Objects(objects) if objects.iter().all(|(kind, ..)| *kind == Kind::Pod) => {

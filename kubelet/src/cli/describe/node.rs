@@ -80,13 +80,14 @@ fn describe_pods(pods: &[&Pod], now: Time, report: &mut Report) {
 }
 
 fn describe_allocated(pods: &[&Pod], allocatable: &Value, report: &mut Report) {
-    let requests = amounts(sum(pods, resources::requests));
-    let limits = amounts(sum(pods, resources::limits));
+    let requests = sum(pods, resources::requests);
+    let limits = sum(pods, resources::limits);
     report.title(0, "Allocated resources");
     let mut table = Table::with_head(["Resource", "Requests", "Limits"]);
-    for ((resource, requested), limit) in RESOURCES.into_iter().zip(requests).zip(limits) {
-        let share = |amount: &str| format!("{amount} ({}%)", percent(amount, text(&allocatable[resource])));
-        table.push(vec![resource.to_owned(), share(&requested), share(&limit)]);
+    for (index, resource) in RESOURCES.into_iter().enumerate() {
+        let all = allocatable_of(allocatable, resource);
+        let share = |of: Amounts| format!("{} ({}%)", amounts(of)[index], percent(raw(of)[index], all));
+        table.push(vec![resource.to_owned(), share(requests), share(limits)]);
     }
     report.table(1, table);
 }
@@ -99,15 +100,25 @@ fn sum(pods: &[&Pod], of: fn(&Pod) -> Amounts) -> Amounts {
     })
 }
 
-/// Rounded down, as kubectl does. What the node has none of counts 0.
-fn percent(amount: &str, of: &str) -> u64 {
-    let millis = |amount: &str| amount.parse().as_ref().map_or(0, Quantity::milli_value);
-    millis(amount).saturating_mul(100).checked_div(millis(of)).unwrap_or(0)
+/// In the unit of `raw`.
+fn allocatable_of(allocatable: &Value, resource: &str) -> u64 {
+    let amount = text(&allocatable[resource]).parse();
+    amount.as_ref().map_or(0, if resource == "cpu" { Quantity::milli_value } else { Quantity::value })
+}
+
+/// Rounded down, as kubectl does; 0 if the node has none.
+fn percent(amount: i64, of: u64) -> u128 {
+    (u128::from(amount.unsigned_abs()) * 100).checked_div(of.into()).unwrap_or(0)
+}
+
+/// In the order of `RESOURCES`: thousandths of processors, and bytes.
+fn raw(amounts: Amounts) -> [i64; 3] {
+    [amounts.cpu_millis, amounts.memory_bytes, amounts.storage_bytes]
 }
 
 /// In the order of `RESOURCES`.
 fn amounts(amounts: Amounts) -> [String; 3] {
-    let Amounts { cpu_millis, memory_bytes, storage_bytes } = amounts;
+    let [cpu_millis, memory_bytes, storage_bytes] = raw(amounts);
     let of_bytes = |bytes: i64| Quantity::from_bytes(bytes.unsigned_abs()).to_string();
     let cpu = if cpu_millis % 1000 == 0 { (cpu_millis / 1000).to_string() } else { format!("{cpu_millis}m") };
     [cpu, of_bytes(memory_bytes), of_bytes(storage_bytes)]

@@ -40,7 +40,7 @@ pub(super) struct Files {
     by_path: BTreeMap<PathBuf, SeenFile>,
     /// Files that are still being read; `by_path` has their earlier content.
     unread: BTreeSet<PathBuf>,
-    /// Every file of the last listing is there and unchanged.
+    /// Every file of the last listing was read then, is there now and is unchanged.
     pub(super) keeps_known: bool,
 }
 
@@ -148,17 +148,20 @@ impl Directory {
                 None => wanted.push((path, known.map(|known| known.fingerprint.clone()))),
             }
         }
-        files.keeps_known = unchanged == self.known.by_path.len();
         let mut finished = self.readers.read(&wanted, Instant::now() + TIMEOUT);
         for (path, _) in wanted {
             let known = || self.known.by_path.get(&path).cloned();
             let read = finished.remove(&path);
-            if read.as_ref().is_some_and(|read| read.is_late) {
+            let is_late = read.as_ref().is_some_and(|read| read.is_late);
+            if is_late {
                 files.unread.insert(path.clone());
             }
             let file = match read.map(|read| read.outcome) {
                 Some(Outcome::NoFile) => None,
-                Some(Outcome::Unchanged) => known(),
+                Some(Outcome::Unchanged) => {
+                    unchanged += usize::from(!is_late);
+                    known()
+                }
                 Some(Outcome::Read(file)) => Some(file),
                 None if self.readers.is_overdue(&path) => {
                     Some(SeenFile::broken(Fingerprint::none(), &path, "its file system does not answer"))
@@ -172,6 +175,7 @@ impl Directory {
                 files.by_path.insert(path, file);
             }
         }
+        files.keeps_known = unchanged == self.known.by_path.len() && self.known.unread.is_empty();
         files
     }
 }

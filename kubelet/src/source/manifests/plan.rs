@@ -73,9 +73,10 @@ impl Names {
 }
 
 impl<'a> Plan<'a> {
-    /// [`Plan::new`] for files of which only new ones differ from the last plan's; `names` are those of that plan, and
-    /// get the new ones. `None` if a new file describes an object a second time. Beside hundreds of objects, looking
-    /// at each of them takes longer than reading the new file.
+    /// The plan when files were only added. Adds the names of their objects to `names`. `None` if one of the objects
+    /// is already described: the plan must then be a full one, and `names` be made anew.
+    ///
+    /// Beside hundreds of objects, looking at each of them takes longer than reading the new file.
     pub(super) fn of_added(files: &'a Files, names: &mut Names) -> Option<Self> {
         let mut plan = Self { wanted: Vec::new(), duplicates: Vec::new(), findings: Vec::new() };
         for (path, file) in files.iter().filter(|(_, file)| file.is_new) {

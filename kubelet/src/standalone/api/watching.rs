@@ -102,8 +102,8 @@ impl Watch {
     }
 }
 
-/// What the client must know to have `found` after `sent`, which becomes `found`. `trusts_store`: an object that
-/// the store has not changed has the same JSON.
+/// The events from `sent` to `found`. Updates `sent`. `trusts_store`: an object that the store has not changed has
+/// the same JSON.
 fn changes(
     sent: &mut Vec<Sent>,
     found: Vec<Found>,
