@@ -19,7 +19,9 @@ pub(super) trait Listable: Send + Sync {
     fn metadata(&self) -> &ObjectMeta;
     fn to_json(&self) -> Vec<u8>;
     /// With the fields on which the kubelet does not act. The store keeps them elsewhere.
-    fn to_whole_json(&self, store: &Store) -> Vec<u8>;
+    fn to_whole_json(&self, _store: &Store) -> Vec<u8> {
+        self.to_json()
+    }
 }
 
 impl<T: Object> Listable for T {
@@ -112,10 +114,6 @@ impl Listable for Node {
 
     fn to_json(&self) -> Vec<u8> {
         to_json(&self.value)
-    }
-
-    fn to_whole_json(&self, _: &Store) -> Vec<u8> {
-        self.to_json()
     }
 }
 

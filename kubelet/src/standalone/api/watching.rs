@@ -171,10 +171,6 @@ mod tests {
         fn to_json(&self) -> Vec<u8> {
             self.json.as_bytes().to_vec()
         }
-
-        fn to_whole_json(&self, _: &Store) -> Vec<u8> {
-            self.to_json()
-        }
     }
 
     fn object(name: &str, uid: &str, json: &str) -> Found {
