@@ -26,6 +26,7 @@ mod info;
 mod kept;
 mod launcher;
 mod locks;
+mod mount_dir;
 mod namespaces;
 mod pod;
 mod preload;

@@ -17,6 +17,7 @@ use crate::error::{Error, Result, chain};
 use crate::exec_ends::Ends;
 use crate::images::ImageStore;
 use crate::kept::Kept;
+use crate::mount_dir::MountDir;
 use crate::pulls::Pulls;
 use crate::record;
 use crate::registry::Registries;
@@ -68,12 +69,18 @@ pub(crate) struct Runtime {
     pub(crate) images_usage: Tree,
     pub(crate) registries: Registries,
     pub(crate) trash: Arc<Trash>,
+    /// The sandboxes' network namespaces, by id.
+    pub(crate) netns: MountDir,
+    /// What the sandboxes' containers have at /dev/shm, by id.
+    pub(crate) shm: MountDir,
     pub(crate) pulls: Pulls,
     /// Programs that exec has started, and their exit codes.
     pub(crate) execs: Ends<i32>,
     /// Clients that are attached to containers, and why that ended.
     pub(crate) attachments: Ends<Option<String>>,
     pub(crate) boot_id: String,
+    /// The last pod's.
+    network: Mutex<Option<Arc<NetworkList>>>,
     sandboxes: Mutex<Kept<Sandbox>>,
     containers: Mutex<Kept<Container>>,
     events: broadcast::Sender<Arc<Event>>,
@@ -96,9 +103,9 @@ impl Runtime {
             config.root_dir.canonicalize().map_err(|e| Error::io("resolve", &config.root_dir, e))?;
         let lock = FileLock::try_exclusive_after_kill(&root_dir.join("lock"), 0o600)?
             .ok_or_else(|| Error::Locked { root_dir: root_dir.clone() })?;
-        for dir in ["sandboxes", "netns"] {
-            record::ensure_dir(&root_dir.join(dir))?;
-        }
+        record::ensure_dir(&root_dir.join("sandboxes"))?;
+        let netns = MountDir::open(root_dir.join("netns"))?;
+        let shm = MountDir::open(root_dir.join("shm"))?;
         let boot_id_path = Path::new("/proc/sys/kernel/random/boot_id");
         let boot_id =
             std::fs::read_to_string(boot_id_path).map_err(|e| Error::io("read", boot_id_path, e))?;
@@ -127,10 +134,13 @@ impl Runtime {
             images_usage: Tree::default(),
             registries,
             trash,
+            netns,
+            shm,
             pulls: Pulls::default(),
             execs: Ends::default(),
             attachments: Ends::default(),
             boot_id: boot_id.trim().to_owned(),
+            network: Mutex::default(),
             sandboxes: Mutex::default(),
             containers: Mutex::default(),
             events: broadcast::Sender::new(EVENTS_KEPT),
@@ -178,11 +188,6 @@ impl Runtime {
         locked(&self.sandboxes).all().cloned().collect()
     }
 
-    /// Those of the pod with this uid in their metadata.
-    pub(crate) fn sandboxes_of(&self, pod_uid: &str) -> Vec<Arc<Sandbox>> {
-        locked(&self.sandboxes).of_owner(pod_uid)
-    }
-
     /// Those that may have all of these labels.
     pub(crate) fn sandboxes_with(&self, labels: &HashMap<String, String>) -> Vec<Arc<Sandbox>> {
         locked(&self.sandboxes).candidates(labels)
@@ -201,11 +206,13 @@ impl Runtime {
         locked(&self.containers).of_owner(sandbox)
     }
 
-    /// The list that other pods have in memory, if there is an equal one: it takes about 10 KiB.
+    /// The list that the pod before has in memory, if that is equal: it takes about 10 KiB.
     pub(crate) fn shared_network(&self, list: NetworkList) -> Arc<NetworkList> {
-        // The lock is not held: a sandbox's record may be on its way to the disk.
-        let known = self.sandboxes().iter().find_map(|sandbox| sandbox.network_like(&list));
-        known.unwrap_or_else(|| Arc::new(list))
+        let mut known = locked(&self.network);
+        match &*known {
+            Some(known) if **known == list => Arc::clone(known),
+            _ => Arc::clone(known.insert(Arc::new(list))),
+        }
     }
 
     /// By id, or by a unique prefix of one.
@@ -226,9 +233,20 @@ impl Runtime {
     }
 
     pub(crate) fn insert_sandbox(&self, sandbox: Arc<Sandbox>) {
-        let (id, labels) = (sandbox.id.clone(), sandbox.labels());
-        let pod = sandbox.pod_uid();
-        locked(&self.sandboxes).insert(&id, &pod, &labels, sandbox);
+        let labels = sandbox.labels();
+        insert(&mut locked(&self.sandboxes), &labels, sandbox);
+    }
+
+    /// If its pod's attempt has a sandbox already, returns that, and changes nothing.
+    pub(crate) fn insert_new_sandbox(&self, sandbox: &Arc<Sandbox>) -> Option<Arc<Sandbox>> {
+        let labels = sandbox.labels();
+        let mut sandboxes = locked(&self.sandboxes);
+        let of_pod = sandboxes.of_owner(sandbox.pod_uid());
+        let known = of_pod.into_iter().find(|known| known.metadata == sandbox.metadata);
+        if known.is_none() {
+            insert(&mut sandboxes, &labels, Arc::clone(sandbox));
+        }
+        known
     }
 
     pub(crate) fn forget_sandbox(&self, id: &str) {
@@ -336,6 +354,11 @@ impl Runtime {
         container.state.send_replace(RunState::Exited(ended));
         self.announce(&container.id, &container.record.sandbox_id, ContainerEventType::ContainerStoppedEvent);
     }
+}
+
+fn insert(sandboxes: &mut Kept<Sandbox>, labels: &HashMap<String, String>, sandbox: Arc<Sandbox>) {
+    let new = Arc::clone(&sandbox);
+    sandboxes.insert(&new.id, new.pod_uid(), labels, sandbox);
 }
 
 /// The state of a container whose program runs.

@@ -4,7 +4,7 @@
 //! Invariant: [`take_down`] undoes any prefix of [`run`], any number of times. A failed `run` and a
 //! stop use the same code.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use linux::mount::MountFlags;
@@ -26,13 +26,16 @@ use crate::shim::protocol::{ShimConfig, now};
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
 use crate::state::{Phase, Sandbox, SandboxRecord};
 
+/// In a sandbox's directory: where earlier versions mounted its /dev/shm.
+const FORMER_SHM: &str = "shm";
+
 /// RunPodSandbox: returns the new sandbox's id. Leaves nothing after a failure.
 pub(crate) async fn run(runtime: &Arc<Runtime>, request: RunPodSandboxRequest) -> Result<String> {
     let config = request.config.ok_or_else(|| Error::invalid("config", "missing"))?;
     check(&config)?;
     let id = new_id()?;
     let dir = runtime.root_dir.join("sandboxes").join(&id);
-    let netns = runtime.root_dir.join("netns").join(&id);
+    let netns = runtime.netns.entry(&id);
     let record = SandboxRecord {
         id: id.clone(),
         phase: Phase::Creating,
@@ -95,16 +98,10 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
 
 /// Only one sandbox may exist for each pod attempt.
 fn reserve_name(runtime: &Runtime, sandbox: &Arc<Sandbox>) -> Result<()> {
-    let wanted = sandbox.record().config.metadata;
-    let uid = wanted.as_ref().map_or("", |metadata| &metadata.uid);
-    let of_pod = runtime.sandboxes_of(uid);
-    if let Some(known) = of_pod.iter().find(|s| s.is_of(wanted.as_ref())) {
-        let name =
-            wanted.map(|m| format!("{}_{}_{}_{}", m.name, m.namespace, m.uid, m.attempt)).unwrap_or_default();
-        return Err(Error::AlreadyExists { kind: "pod sandbox", name, id: known.id.clone() });
-    }
-    runtime.insert_sandbox(Arc::clone(sandbox));
-    Ok(())
+    let Some(known) = runtime.insert_new_sandbox(sandbox) else { return Ok(()) };
+    let m = sandbox.metadata.clone().unwrap_or_default();
+    let name = format!("{}_{}_{}_{}", m.name, m.namespace, m.uid, m.attempt);
+    Err(Error::AlreadyExists { kind: "pod sandbox", name, id: known.id.clone() })
 }
 
 async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
@@ -122,8 +119,8 @@ async fn set_up(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
     let wants_cni =
         own_network && record.config.annotations.get(NETWORK_ANNOTATION).is_none_or(|v| v != "none");
     let network = async {
-        let sb = Arc::clone(sandbox);
-        blocking("make network namespace", move || make_netns(&sb)).await?;
+        let (rt, sb) = (Arc::clone(runtime), Arc::clone(sandbox));
+        blocking("make network namespace", move || make_netns(&rt, &sb)).await?;
         if !wants_cni {
             return Ok(Vec::new());
         }
@@ -160,9 +157,9 @@ fn make_dir(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// While the shim starts, which does not need it.
-fn make_netns(sandbox: &Sandbox) -> Result<()> {
+fn make_netns(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
     match &sandbox.record().netns {
-        Some(path) => Ok(netns::create_persistent(path).map(drop)?),
+        Some(path) => Ok(runtime.netns.use_for(|| netns::create_persistent(path)).map(drop)?),
         None => Ok(()),
     }
 }
@@ -186,12 +183,21 @@ fn prepare_for_containers(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
             .map_err(|e| Error::io("set mode of", &path, e))?;
     }
     if !sharing(&record.config).host_ipc {
-        let shm = sandbox.dir.join("shm");
-        record::ensure_dir(&shm)?;
-        let flags = MountFlags { nosuid: true, nodev: true, noexec: true, ..MountFlags::default() };
-        linux::mount::mount_fs("tmpfs", "shm", &shm, flags, "mode=1777,size=65536k")?;
+        runtime.shm.use_for(|| mount_shm(&runtime.shm.entry(&sandbox.id)))?;
     }
     Ok(())
+}
+
+fn mount_shm(dir: &Path) -> Result<()> {
+    record::ensure_dir(dir)?;
+    let flags = MountFlags { nosuid: true, nodev: true, noexec: true, ..MountFlags::default() };
+    Ok(linux::mount::mount_fs("tmpfs", "shm", dir, flags, "mode=1777,size=65536k")?)
+}
+
+/// What the sandbox's containers have at /dev/shm.
+pub(crate) fn shm_dir(runtime: &Runtime, sandbox: &Sandbox) -> PathBuf {
+    let former = sandbox.dir.join(FORMER_SHM);
+    if former.is_dir() { former } else { runtime.shm.entry(&sandbox.id) }
 }
 
 /// Attaches lo and eth0 at the same time, as containerd does. Returns the pod's addresses.
@@ -319,11 +325,12 @@ pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) ->
     let holder = namespaces::holders_group(&record);
     // The namespace stays until DEL succeeds: a retry may need it.
     let netns = record.netns.clone().filter(|_| network_gone);
+    let (rt, id) = (Arc::clone(runtime), sandbox.id.clone());
     let released = blocking("release sandbox", move || {
         // Also for containers that have exited: their start may have been abandoned.
         let ended = containers.iter().map(|container| container::kill_group(&container.record.cgroup_path));
         let ended = ended.fold(Ok(()), Result::and).and(container::kill_group(&holder));
-        release(&dir, netns.as_deref()).and(ended)
+        release(&rt, &id, &dir, netns.as_deref()).and(ended)
     });
     errors.extend(released.await.err());
     if errors.is_empty() && sandbox.dir.is_dir() {
@@ -372,16 +379,29 @@ async fn end_shim(runtime: &Runtime, sandbox: &Sandbox, record: &SandboxRecord) 
     Ok(())
 }
 
-fn release(dir: &Path, netns: Option<&Path>) -> Result<()> {
-    linux::mount::unmount_if_mounted(&dir.join("shm"))?;
-    if let Some(path) = netns {
-        netns::remove_persistent(path)?;
-    }
+fn release(runtime: &Runtime, id: &str, dir: &Path, netns: Option<&Path>) -> Result<()> {
+    linux::mount::unmount_if_mounted(&dir.join(FORMER_SHM))?;
+    release_mounts(runtime, id, netns)?;
     let socket = dir.join("shim.sock");
     match std::fs::remove_file(&socket) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", &socket, e)),
         _ => Ok(()),
     }
+}
+
+/// Removes its network namespace, if that is given, and its /dev/shm.
+pub(crate) fn release_mounts(runtime: &Runtime, id: &str, netns: Option<&Path>) -> Result<()> {
+    let shm = runtime.shm.entry(id);
+    linux::mount::unmount_if_mounted(&shm)?;
+    match std::fs::remove_dir(&shm) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &shm, e)),
+        _ => runtime.shm.unmount_if_unused(),
+    }
+    if let Some(path) = netns {
+        netns::remove_persistent(path)?;
+        runtime.netns.unmount_if_unused();
+    }
+    Ok(())
 }
 
 /// Removes a sandbox that was taken down, from disk and memory.

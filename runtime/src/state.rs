@@ -59,6 +59,8 @@ pub(crate) struct SandboxRecord {
 pub(crate) struct Sandbox {
     pub(crate) id: String,
     pub(crate) dir: PathBuf,
+    /// The record's, which never changes.
+    pub(crate) metadata: Option<PodSandboxMetadata>,
     record: Mutex<SandboxRecord>,
     /// The record's.
     phase: watch::Sender<Phase>,
@@ -74,6 +76,7 @@ impl Sandbox {
         Self {
             id: record.id.clone(),
             dir,
+            metadata: record.config.metadata.clone(),
             phase: watch::Sender::new(record.phase),
             record: Mutex::new(record),
             shim: Mutex::new(None),
@@ -112,19 +115,8 @@ impl Sandbox {
     }
 
     /// Empty if the sandbox has no metadata.
-    pub(crate) fn pod_uid(&self) -> String {
-        let record = locked(&self.record);
-        record.config.metadata.as_ref().map_or_else(String::new, |metadata| metadata.uid.clone())
-    }
-
-    /// Whether it is the sandbox of this pod and attempt.
-    pub(crate) fn is_of(&self, wanted: Option<&PodSandboxMetadata>) -> bool {
-        locked(&self.record).config.metadata.as_ref() == wanted
-    }
-
-    /// Its network, if that is `wanted`.
-    pub(crate) fn network_like(&self, wanted: &NetworkList) -> Option<Arc<NetworkList>> {
-        locked(&self.record).network.clone().filter(|network| **network == *wanted)
+    pub(crate) fn pod_uid(&self) -> &str {
+        self.metadata.as_ref().map_or("", |metadata| &metadata.uid)
     }
 
     /// `None` after it is stopped.

@@ -20,6 +20,7 @@ use crate::pod::POD_INTERFACE;
 use crate::record;
 use crate::reexec::SHIM_NAME;
 use crate::runtime::Runtime;
+use crate::sandbox;
 use crate::shim_client::{self, ANSWER_DEADLINE};
 use crate::state::ContainerRecord;
 
@@ -35,9 +36,10 @@ pub(crate) async fn end_sandbox(runtime: &Arc<Runtime>, id: &str, dir: &Path, wh
     let mut errors = end_processes(runtime, id, dir).await;
     let detached = detach(runtime, id).await;
     // As always, the namespace stays until DEL has succeeded.
-    let netns = detached.is_empty().then(|| runtime.root_dir.join("netns").join(id));
+    let netns = detached.is_empty().then(|| runtime.netns.entry(id));
     errors.extend(detached);
-    errors.extend(release(dir, netns.as_deref()).err());
+    let released = unmount_below(dir).and_then(|()| sandbox::release_mounts(runtime, id, netns.as_deref()));
+    errors.extend(released.err());
     if errors.is_empty() {
         runtime.set_aside(&dir.join("sandbox.json"), &format!("sandbox-{id}.json"), why, ENDED);
         return runtime.trash.remove_later(dir);
@@ -157,11 +159,6 @@ async fn detach(runtime: &Runtime, id: &str) -> Vec<Error> {
         errors.extend(runtime.cni.delete(&list, &attachment).await.err());
     }
     errors
-}
-
-fn release(dir: &Path, netns: Option<&Path>) -> Result<()> {
-    unmount_below(dir)?;
-    Ok(netns.map_or(Ok(()), linux::netns::remove_persistent)?)
 }
 
 /// Unmounts everything in a directory that only the runtime mounts in, the last mount first.

@@ -185,7 +185,7 @@ impl Host {
             .filter(|p| below(p))
             .collect();
         assert_eq!(mounts, Vec::<PathBuf>::new(), "mounts");
-        for dir in ["root/sandboxes", "root/netns", "cni/results"] {
+        for dir in ["root/sandboxes", "root/netns", "root/shm", "cni/results"] {
             let left: Vec<_> =
                 std::fs::read_dir(self.path(dir)).into_iter().flatten().flatten().map(|e| e.path()).collect();
             assert_eq!(left, Vec::<PathBuf>::new(), "{dir}");

@@ -90,8 +90,11 @@ async fn after_a_reboot_pods_are_not_ready_and_can_be_removed() {
     )
     .unwrap();
     let dir = host.path("root/sandboxes").join(&pod);
-    linux::mount::unmount(&dir.join("shm"), linux::mount::UnmountMode::Plain).unwrap();
-    linux::mount::unmount(&host.path("root/netns").join(&pod), linux::mount::UnmountMode::Plain).unwrap();
+    for mounts in ["root/shm", "root/netns"].map(|dir| host.path(dir)) {
+        for mount in [mounts.join(&pod), mounts] {
+            linux::mount::unmount(&mount, linux::mount::UnmountMode::Plain).unwrap();
+        }
+    }
     let record = std::fs::read_to_string(dir.join("sandbox.json")).unwrap();
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     std::fs::write(dir.join("sandbox.json"), record.replace(boot_id.trim(), "an-earlier-boot")).unwrap();

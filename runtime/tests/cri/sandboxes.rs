@@ -4,7 +4,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use proto::cri::{
     ContainerEventType, ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest,
-    RemoveContainerRequest, RemovePodSandboxRequest, StopContainerRequest, StopPodSandboxRequest,
+    RemoveContainerRequest, RemovePodSandboxRequest, RunPodSandboxRequest, StopContainerRequest,
+    StopPodSandboxRequest,
 };
 use tests::cri::{Host, IMAGE, container, eventually};
 use tonic::Code;
@@ -84,6 +85,25 @@ async fn a_second_sandbox_of_the_same_attempt_is_refused() {
     assert_eq!(error.code(), Code::AlreadyExists);
     assert_eq!(error.message(), format!("pod sandbox \"twin_test_uid-twin_0\" already exists as {pod}"));
     cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn of_equal_calls_at_the_same_time_one_makes_the_sandbox() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    for round in 0..10 {
+        let config = Some(host.pod(&format!("twin-{round}")));
+        let request = RunPodSandboxRequest { config, runtime_handler: String::new() };
+        let (mut one, mut two) = (cri.runtime.clone(), cri.runtime.clone());
+        let calls = tokio::join!(one.run_pod_sandbox(request.clone()), two.run_pod_sandbox(request));
+        let (made, refused) = match calls {
+            (Ok(made), Err(refused)) | (Err(refused), Ok(made)) => (made, refused),
+            others => panic!("{others:?}"),
+        };
+        assert_eq!(refused.code(), Code::AlreadyExists, "{refused}");
+        cri.remove_pod(&made.into_inner().pod_sandbox_id).await;
+    }
     host.assert_clean();
 }
 
