@@ -23,6 +23,7 @@ use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timestamps, XattrFlags};
 use self::answers::{Entries, KnownEntries};
 use self::convert::{handle, name, node, timespec};
 use crate::backend::Backend;
+use crate::event_loops::{EventLoops, Turn};
 use crate::metrics::{Call, Metrics, Operation};
 use crate::request::{Changes, Data, Permissions, Position, RequestId, Requester, Special};
 use crate::service::DataPath;
@@ -89,15 +90,27 @@ pub(crate) struct Adapter<B> {
     wanted: Wanted,
     backend: Arc<B>,
     metrics: Arc<Metrics>,
+    event_loops: Arc<EventLoops>,
 }
 
 impl<B: Backend> Adapter<B> {
-    pub(crate) fn new(wanted: Wanted, backend: Arc<B>, metrics: Arc<Metrics>) -> Self {
-        Self { wanted, backend, metrics }
+    pub(crate) fn new(
+        wanted: Wanted,
+        backend: Arc<B>,
+        metrics: Arc<Metrics>,
+        event_loops: Arc<EventLoops>,
+    ) -> Self {
+        Self { wanted, backend, metrics, event_loops }
     }
 
-    fn call(&self, operation: Operation) -> Call {
-        Call::begin(&self.metrics, operation)
+    /// The turn must last until the request is answered or set aside.
+    fn begin(&self, operation: Operation) -> (Turn<'_>, Call) {
+        self.begin_transfer(operation, 0)
+    }
+
+    /// [`Self::begin`] of a request that moves so many bytes of data.
+    fn begin_transfer(&self, operation: Operation, bytes: usize) -> (Turn<'_>, Call) {
+        (self.event_loops.begin(operation, bytes), Call::begin(&self.metrics, operation))
     }
 }
 
@@ -145,7 +158,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEntry) {
-        let call = self.call(Operation::Lookup);
+        let (_turn, call) = self.begin(Operation::Lookup);
         self.backend.lookup(id(request), name(parent, child), answers::looked_up(call, reply));
     }
 
@@ -154,7 +167,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
-        let call = self.call(Operation::Getattr);
+        let (_turn, call) = self.begin(Operation::Getattr);
         self.backend.getattr(node(ino), fh.map(handle), answers::attributes(call, reply));
     }
 
@@ -176,7 +189,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let call = self.call(Operation::Setattr);
+        let (_turn, call) = self.begin(Operation::Setattr);
         let times = (atime.is_some() || mtime.is_some())
             .then(|| Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) });
         let changes = Changes { mode, uid, gid, size, times };
@@ -185,7 +198,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
-        let call = self.call(Operation::Readlink);
+        let (_turn, call) = self.begin(Operation::Readlink);
         self.backend.readlink(node(ino), answers::data(call, reply));
     }
 
@@ -199,7 +212,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _rdev: u32,
         reply: ReplyEntry,
     ) {
-        let call = self.call(Operation::Mknod);
+        let (_turn, call) = self.begin(Operation::Mknod);
         let special = match mode & libc::S_IFMT {
             libc::S_IFREG | 0 => Special::Regular,
             libc::S_IFIFO => Special::Fifo,
@@ -222,19 +235,19 @@ impl<B: Backend> Filesystem for Adapter<B> {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let call = self.call(Operation::Mkdir);
+        let (_turn, call) = self.begin(Operation::Mkdir);
         let permissions = Permissions { mode, umask };
         let answer = answers::entry(call, reply);
         self.backend.mkdir(requester(request), name(parent, child), permissions, answer);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEmpty) {
-        let call = self.call(Operation::Unlink);
+        let (_turn, call) = self.begin(Operation::Unlink);
         self.backend.unlink(requester(request), name(parent, child), answers::empty(call, reply));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEmpty) {
-        let call = self.call(Operation::Rmdir);
+        let (_turn, call) = self.begin(Operation::Rmdir);
         self.backend.rmdir(requester(request), name(parent, child), answers::empty(call, reply));
     }
 
@@ -246,7 +259,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        let call = self.call(Operation::Symlink);
+        let (_turn, call) = self.begin(Operation::Symlink);
         let answer = answers::entry(call, reply);
         self.backend.symlink(requester(request), name(parent, link_name), target.as_os_str(), answer);
     }
@@ -261,19 +274,19 @@ impl<B: Backend> Filesystem for Adapter<B> {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let call = self.call(Operation::Rename);
+        let (_turn, call) = self.begin(Operation::Rename);
         let (from, to) = (name(parent, child), name(newparent, newname));
         let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
         self.backend.rename(requester(request), from, to, flags, answers::empty(call, reply));
     }
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        let call = self.call(Operation::Link);
+        let (_turn, call) = self.begin(Operation::Link);
         self.backend.link(id(request), node(ino), name(newparent, newname), answers::entry(call, reply));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let call = self.call(Operation::Open);
+        let (_turn, call) = self.begin(Operation::Open);
         self.backend.open(id(request), node(ino), open_flags(flags.0), answers::opened(call, reply));
     }
 
@@ -288,7 +301,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let call = self.call(Operation::Read);
+        let (_turn, call) = self.begin_transfer(Operation::Read, buffer_size(size));
         let answer = answers::read(call, Arc::clone(&self.metrics), reply);
         self.backend.read(handle(fh), offset, size, answer);
     }
@@ -305,7 +318,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let call = self.call(Operation::Write);
+        let (_turn, call) = self.begin_transfer(Operation::Write, data.len());
         let answer = answers::written(call, Some(Arc::clone(&self.metrics)), reply);
         let clears_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let from_pages = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
@@ -324,7 +337,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        let call = self.call(Operation::Flush);
+        let (_turn, call) = self.begin(Operation::Flush);
         self.backend.flush(handle(fh), answers::empty(call, reply));
     }
 
@@ -338,22 +351,22 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        let call = self.call(Operation::Release);
+        let (_turn, call) = self.begin(Operation::Release);
         self.backend.release(handle(fh), answers::empty(call, reply));
     }
 
     fn fsync(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        let call = self.call(Operation::Fsync);
+        let (_turn, call) = self.begin(Operation::Fsync);
         self.backend.fsync(handle(fh), datasync, answers::empty(call, reply));
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let call = self.call(Operation::Opendir);
+        let (_turn, call) = self.begin(Operation::Opendir);
         self.backend.opendir(id(request), node(ino), answers::opened_directory(call, reply));
     }
 
     fn readdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
-        let call = self.call(Operation::Readdir);
+        let (_turn, call) = self.begin(Operation::Readdir);
         self.backend.readdir(handle(fh), offset, Entries { call, reply });
     }
 
@@ -365,7 +378,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        let call = self.call(Operation::Readdirplus);
+        let (_turn, call) = self.begin(Operation::Readdirplus);
         self.backend.readdirplus(node(ino), handle(fh), offset, KnownEntries { call, reply });
     }
 
@@ -377,17 +390,17 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        let call = self.call(Operation::Releasedir);
+        let (_turn, call) = self.begin(Operation::Releasedir);
         self.backend.releasedir(handle(fh), answers::empty(call, reply));
     }
 
     fn fsyncdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        let call = self.call(Operation::Fsyncdir);
+        let (_turn, call) = self.begin(Operation::Fsyncdir);
         self.backend.fsyncdir(handle(fh), datasync, answers::empty(call, reply));
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        let call = self.call(Operation::Statfs);
+        let (_turn, call) = self.begin(Operation::Statfs);
         self.backend.statfs(answers::statistics(call, reply));
     }
 
@@ -401,24 +414,24 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let call = self.call(Operation::Setxattr);
+        let (_turn, call) = self.begin(Operation::Setxattr);
         let flags = XattrFlags::from_bits_retain(flags.cast_unsigned());
         let answer = answers::empty(call, reply);
         self.backend.setxattr(requester(request), node(ino), name, value, flags, answer);
     }
 
     fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let call = self.call(Operation::Getxattr);
+        let (_turn, call) = self.begin(Operation::Getxattr);
         self.backend.getxattr(node(ino), name, buffer_size(size), answers::xattr(call, reply));
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let call = self.call(Operation::Listxattr);
+        let (_turn, call) = self.begin(Operation::Listxattr);
         self.backend.listxattr(node(ino), buffer_size(size), answers::xattr(call, reply));
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let call = self.call(Operation::Removexattr);
+        let (_turn, call) = self.begin(Operation::Removexattr);
         self.backend.removexattr(id(request), node(ino), name, answers::empty(call, reply));
     }
 
@@ -438,7 +451,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let call = self.call(Operation::Create);
+        let (_turn, call) = self.begin(Operation::Create);
         let permissions = Permissions { mode, umask };
         let answer = answers::created(call, reply);
         self.backend.create(requester(request), name(parent, child), permissions, open_flags(flags), answer);
@@ -454,7 +467,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let call = self.call(Operation::Fallocate);
+        let (_turn, call) = self.begin(Operation::Fallocate);
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
         // The kernel has checked that the sum is a valid size of a file.
         let range = offset..offset.saturating_add(length);
@@ -478,7 +491,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
             (libc::SEEK_DATA | libc::SEEK_HOLE, Err(_)) => return reply.error(FuseErrno::ENXIO),
             _ => return reply.error(FuseErrno::EINVAL),
         };
-        let call = self.call(Operation::Lseek);
+        let (_turn, call) = self.begin(Operation::Lseek);
         self.backend.lseek(handle(fh), position, answers::position(call, reply));
     }
 
@@ -495,7 +508,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let call = self.call(Operation::CopyFileRange);
+        let (_turn, call) = self.begin(Operation::CopyFileRange);
         let from = Position { handle: handle(fh_in), offset: offset_in };
         let to = Position { handle: handle(fh_out), offset: offset_out };
         // The answer has 32 bits.

@@ -22,6 +22,7 @@ mod connection;
 mod control;
 pub mod descriptors;
 mod error;
+mod event_loops;
 pub mod failure;
 pub mod figures;
 pub mod file;
@@ -57,6 +58,7 @@ use crate::backend::Backend;
 use crate::config::{Arguments, Command, Serve};
 use crate::confine::Isolation;
 use crate::control::{Control, Subject};
+use crate::event_loops::EventLoops;
 use crate::filesystem::{Adapter, Wanted};
 use crate::handover::{Assigned, Assignment, Dialled};
 use crate::metrics::Metrics;
@@ -219,17 +221,20 @@ fn start<S: Service>(
     let backend = service.open(for_backend, Terms { succession, ..terms })?;
     let metrics = Arc::new(Metrics::default());
     let mount_points = Arc::new(MountPoints::default());
-    let notified = fuse_device.try_clone().map_err(|source| Error::Kernel {
-        step: "notifications",
-        source: linux::Error::new("duplicate", "the FUSE connection", source),
-    })?;
+    let duplicate = |step| {
+        fuse_device.try_clone().map_err(|source| Error::Kernel {
+            step,
+            source: linux::Error::new("duplicate", "the FUSE connection", source),
+        })
+    };
+    let (notified, polled) = (duplicate("notifications")?, duplicate("event loops")?);
     let kernel = Kernel::new(notified, Arc::clone(&mount_points));
     let subject = Subject { backend: Arc::clone(&backend), metrics: Arc::clone(&metrics), mount_points };
     let mut control = Control::new(listeners, subject).map_err(|errno| Error::Kernel {
         step: "control socket",
         source: linux::Error::new("eventfd", "", errno),
     })?;
-    let adapter = Adapter::new(wanted, Arc::clone(&backend), metrics);
+    let adapter = Adapter::new(wanted, Arc::clone(&backend), metrics, EventLoops::new(polled));
     let opened = connection::open(adapter, wanted, &fuse_device, threads, table.as_ref(), continues)?;
     let can_be_continued = opened.has_resend && table.is_some();
     if can_be_continued {

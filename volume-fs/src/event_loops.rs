@@ -1,0 +1,397 @@
+//! Which of the event loops wait for requests.
+//!
+//! The kernel wakes the loop that has waited longest (fs/fuse/dev.c, `fuse_dev_do_read`: exclusive,
+//! first in, first out). If all wait, each request of a sequence goes to another thread, which has
+//! run on another processor. With four loops on two processors, a file took 129 us to make and
+//! write, and with one loop 66 us. But one loop alone would let all requests wait for one that
+//! takes long.
+//!
+//! So a loop that has answered a request waits for the next one only if no other loop does;
+//! otherwise it rests. All loops wait, for a while, when the one that waited is busy and
+//! - more requests come meanwhile, time after time,
+//! - or its request usually takes long: it waits for the disk, or has much data,
+//! - or its request has taken [`LOOK`] already. For that, one of the resting loops, the watcher,
+//!   looks at the others as long as requests come.
+//!
+//! Invariant: a loop rests only if another one waits that has a [`Membership`], by which the resting
+//! loops learn of the connection's end.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::metrics::Operation;
+
+/// How long requests may wait for another one before the watcher notices.
+const LOOK: Duration = Duration::from_millis(2);
+/// How long all loops wait for requests.
+const SHARED: Duration = Duration::from_millis(50);
+/// Each that many requests, the loop looks whether more have come.
+const INTERVAL: u64 = 7;
+/// So many requests one after the other that find another one behind them come from more than one
+/// process. From one process, RELEASE and the request after it can come together: the kernel does
+/// not wait for the answer to RELEASE.
+const CROWD: u32 = 4;
+/// Bytes of data that take long.
+const MUCH: usize = 64 << 10;
+
+#[derive(Debug)]
+pub(crate) struct EventLoops {
+    /// /dev/fuse.
+    device: OwnedFd,
+    state: Mutex<State>,
+    watcher: Condvar,
+    others: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Loops that wait for a request, or are about to, and have a [`Membership`].
+    waiting: usize,
+    resting: usize,
+    /// Resting loops that are called. They count as waiting already.
+    called: usize,
+    has_watcher: bool,
+    /// Whether the watcher looks from time to time.
+    is_watched: bool,
+    requests: u64,
+    /// How many requests one after the other found another one behind them.
+    followed: u32,
+    /// Since when no loop waits.
+    none_waits_since: Option<Instant>,
+    shared_until: Option<Instant>,
+    has_ended: bool,
+}
+
+/// Of an event loop's thread, from its first request to its end.
+#[derive(Debug)]
+struct Membership(Arc<EventLoops>);
+
+thread_local! {
+    static MEMBERSHIP: RefCell<Option<Membership>> = const { RefCell::new(None) };
+}
+
+/// A request that an event loop handles; dropped when it can handle another one.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    loops: &'a EventLoops,
+}
+
+impl EventLoops {
+    /// `device`: /dev/fuse.
+    pub(crate) fn new(device: OwnedFd) -> Arc<Self> {
+        Arc::new(Self { device, state: Mutex::default(), watcher: Condvar::new(), others: Condvar::new() })
+    }
+
+    /// Called by an event loop that has received a request with, or for, so many bytes of data.
+    pub(crate) fn begin(self: &Arc<Self>, operation: Operation, bytes: usize) -> Turn<'_> {
+        let is_new = MEMBERSHIP.with_borrow_mut(|membership| {
+            let is_new = membership.is_none();
+            membership.get_or_insert_with(|| Membership(Arc::clone(self)));
+            is_new
+        });
+        let mut state = self.state();
+        state.requests += 1;
+        if !is_new {
+            state.waiting -= 1;
+        }
+        if takes_long(operation, bytes) {
+            self.call_all(&mut state);
+        }
+        if state.waiting == 0 {
+            state.none_waits_since = Some(Instant::now());
+            if state.at_rest() > 0 {
+                let looks = state.followed > 0 || state.requests.is_multiple_of(INTERVAL);
+                state.followed = if looks && self.has_more() { state.followed + 1 } else { 0 };
+                if state.followed >= CROWD {
+                    self.call_all(&mut state);
+                }
+                if !state.is_watched {
+                    state.is_watched = true;
+                    self.watcher.notify_one();
+                }
+            }
+        }
+        Turn { loops: self }
+    }
+
+    /// Waits until this loop should wait for a request.
+    fn end(&self) {
+        let mut state = self.state();
+        let is_shared = || state.shared_until.is_some_and(|until| Instant::now() < until);
+        if state.has_ended || state.waiting == 0 || is_shared() || self.has_more() {
+            state.waiting += 1;
+            return;
+        }
+        state.resting += 1;
+        let mut state = self.rest(state);
+        state.resting -= 1;
+        if !state.has_watcher {
+            // Another one becomes the watcher.
+            self.others.notify_one();
+        }
+    }
+
+    /// Returns when this loop is called.
+    fn rest<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        loop {
+            if state.has_ended {
+                state.waiting += 1;
+                return state;
+            }
+            if state.called > 0 {
+                state.called -= 1;
+                return state;
+            }
+            if state.has_watcher {
+                state = self.others.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            state.has_watcher = true;
+            state = self.watch(state);
+            state.has_watcher = false;
+        }
+    }
+
+    /// Returns when this loop is called, or calls all.
+    fn watch<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        while !state.has_ended && state.called == 0 {
+            if !state.is_watched {
+                state = self.watcher.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let known = state.requests;
+            let waited = self.watcher.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
+            state = waited.0;
+            if !waited.1.timed_out() || state.called > 0 {
+                continue;
+            }
+            match state.none_waits_since {
+                Some(since) if state.waiting == 0 => {
+                    if since.elapsed() >= LOOK {
+                        self.call_all(&mut state);
+                    }
+                }
+                _ => state.is_watched = state.requests != known,
+            }
+        }
+        state
+    }
+
+    /// Calls all loops that rest; for a while no loop rests.
+    fn call_all(&self, state: &mut State) {
+        state.shared_until = Some(Instant::now() + SHARED);
+        let at_rest = state.at_rest();
+        if at_rest == 0 {
+            return;
+        }
+        state.called += at_rest;
+        state.waiting += at_rest;
+        state.followed = 0;
+        self.watcher.notify_one();
+        self.others.notify_all();
+    }
+
+    /// Whether a request waits, or the connection has ended.
+    fn has_more(&self) -> bool {
+        let mut device = [PollFd::new(&self.device, PollFlags::IN)];
+        // After an error the loop waits, which is always right.
+        poll(&mut device, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// How many loops rest and are not called.
+    fn at_rest(&self) -> usize {
+        self.resting - self.called
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.loops.end();
+    }
+}
+
+/// An event loop ends with the connection.
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.0.state().has_ended = true;
+        self.0.watcher.notify_all();
+        self.0.others.notify_all();
+    }
+}
+
+fn takes_long(operation: Operation, bytes: usize) -> bool {
+    use Operation::{CopyFileRange, Fallocate, Fsync, Fsyncdir};
+    bytes >= MUCH || matches!(operation, Fsync | Fsyncdir | Fallocate | CopyFileRange)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread::{self, JoinHandle};
+
+    use linux::fd_passing::PacketSocket;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(10);
+    const QUICK: &[u8] = b"quick";
+    /// Until the test answers it.
+    const LONG: &[u8] = b"long";
+    const FSYNC: &[u8] = b"fsync";
+
+    /// Event loops that read from a socket instead of /dev/fuse.
+    struct Served {
+        kernel: PacketSocket,
+        loops: Arc<EventLoops>,
+        threads: Vec<JoinHandle<()>>,
+        begun: Receiver<thread::ThreadId>,
+        ends: Sender<()>,
+    }
+
+    fn serve(count: usize) -> Served {
+        let (kernel, daemon) = PacketSocket::pair().unwrap();
+        let daemon = OwnedFd::from(daemon);
+        let loops = EventLoops::new(daemon.try_clone().unwrap());
+        let (began, begun) = channel();
+        let (ends, ended) = channel();
+        let ended = Arc::new(Mutex::new(ended));
+        let threads = (0..count).map(|_| {
+            let (loops, began, ended) = (Arc::clone(&loops), began.clone(), Arc::clone(&ended));
+            let device = daemon.try_clone().unwrap();
+            thread::spawn(move || {
+                let mut request = [0; 16];
+                loop {
+                    let length = rustix::io::read(&device, &mut request).unwrap();
+                    if length == 0 {
+                        return;
+                    }
+                    let is_fsync = &request[..length] == FSYNC;
+                    let operation = if is_fsync { Operation::Fsync } else { Operation::Getattr };
+                    let _turn = loops.begin(operation, 0);
+                    began.send(thread::current().id()).unwrap();
+                    if &request[..length] != QUICK {
+                        ended.lock().unwrap().recv().unwrap();
+                    }
+                }
+            })
+        });
+        let threads = threads.collect();
+        Served { kernel, loops, threads, begun, ends }
+    }
+
+    impl Served {
+        fn send(&self, request: &[u8]) {
+            self.kernel.send(request, &[]).unwrap();
+        }
+
+        /// Returns the loop that handles the next request.
+        fn begun(&self) -> thread::ThreadId {
+            self.begun.recv_timeout(TIMEOUT).unwrap()
+        }
+
+        fn wait_until(&self, is: impl Fn(&State) -> bool) {
+            let began = Instant::now();
+            while !is(&self.loops.state()) {
+                assert!(began.elapsed() < TIMEOUT, "{:?}", self.loops.state());
+                thread::yield_now();
+            }
+        }
+
+        /// Sends quick requests until one loop waits.
+        fn settle(&self) {
+            let began = Instant::now();
+            while self.loops.state().resting + 1 < self.threads.len() {
+                assert!(began.elapsed() < TIMEOUT, "{:?}", self.loops.state());
+                self.send(QUICK);
+                self.begun();
+            }
+        }
+
+        fn end(self) {
+            drop(self.kernel);
+            self.threads.into_iter().for_each(|thread| thread.join().unwrap());
+        }
+    }
+
+    #[test]
+    fn requests_one_after_the_other_go_to_one_loop() {
+        let served = serve(4);
+        served.settle();
+        let mut handlers = Vec::new();
+        for _ in 0..100 {
+            // Else requests would come together.
+            served.wait_until(|state| state.waiting > 0);
+            served.send(QUICK);
+            handlers.push(served.begun());
+        }
+        // A thread that does not run for a while counts as one whose request takes long.
+        let same = handlers.windows(2).filter(|pair| pair[0] == pair[1]).count();
+        assert!(same > 50, "{same} of 99 requests went to the loop that had the one before");
+        served.end();
+    }
+
+    #[test]
+    fn requests_do_not_wait_for_those_that_take_long() {
+        for long in [LONG, FSYNC] {
+            let served = serve(4);
+            served.settle();
+            for _ in 0..3 {
+                served.send(long);
+                served.begun();
+            }
+            served.send(QUICK);
+            served.begun();
+            (0..3).for_each(|_| served.ends.send(()).unwrap());
+            served.settle();
+            served.end();
+        }
+    }
+
+    #[test]
+    fn many_requests_at_once_are_handled_by_all_loops() {
+        let served = serve(4);
+        served.settle();
+        for _ in 0..10 {
+            served.settle();
+            (0..4).for_each(|_| served.send(LONG));
+            let mut handlers: Vec<_> = (0..4).map(|_| served.begun()).collect();
+            handlers.sort_by_key(|id| format!("{id:?}"));
+            handlers.dedup();
+            assert_eq!(handlers.len(), 4);
+            (0..4).for_each(|_| served.ends.send(()).unwrap());
+        }
+        served.end();
+    }
+
+    #[test]
+    fn all_loops_end_with_the_connection_wherever_they_are() {
+        for requests in 0..12 {
+            let served = serve(4);
+            (0..requests).for_each(|_| served.send(QUICK));
+            served.end();
+        }
+    }
+
+    #[test]
+    fn one_loop_serves_alone() {
+        let served = serve(1);
+        for request in [QUICK, FSYNC, QUICK] {
+            served.send(request);
+            served.begun();
+            if request == FSYNC {
+                served.ends.send(()).unwrap();
+            }
+        }
+        served.end();
+    }
+}
