@@ -41,7 +41,7 @@ const MUCH: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct EventLoops {
     /// /dev/fuse.
-    device: OwnedFd,
+    device: Arc<OwnedFd>,
     state: Mutex<State>,
     watcher: Condvar,
     others: Condvar,
@@ -82,7 +82,7 @@ pub(crate) struct Turn<'a> {
 
 impl EventLoops {
     /// `device`: /dev/fuse.
-    pub(crate) fn new(device: OwnedFd) -> Arc<Self> {
+    pub(crate) fn new(device: Arc<OwnedFd>) -> Arc<Self> {
         Arc::new(Self { device, state: Mutex::default(), watcher: Condvar::new(), others: Condvar::new() })
     }
 
@@ -261,7 +261,7 @@ mod tests {
     fn serve(count: usize) -> Served {
         let (kernel, daemon) = PacketSocket::pair().unwrap();
         let daemon = OwnedFd::from(daemon);
-        let loops = EventLoops::new(daemon.try_clone().unwrap());
+        let loops = EventLoops::new(Arc::new(daemon.try_clone().unwrap()));
         let (began, begun) = channel();
         let (ends, ended) = channel();
         let ended = Arc::new(Mutex::new(ended));

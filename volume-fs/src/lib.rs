@@ -221,20 +221,19 @@ fn start<S: Service>(
     let backend = service.open(for_backend, Terms { succession, ..terms })?;
     let metrics = Arc::new(Metrics::default());
     let mount_points = Arc::new(MountPoints::default());
-    let duplicate = |step| {
-        fuse_device.try_clone().map_err(|source| Error::Kernel {
-            step,
-            source: linux::Error::new("duplicate", "the FUSE connection", source),
-        })
-    };
-    let (notified, polled) = (duplicate("notifications")?, duplicate("event loops")?);
-    let kernel = Kernel::new(notified, Arc::clone(&mount_points));
+    // Beside the session's own: for notifications, and to see whether requests wait.
+    let second = fuse_device.try_clone().map_err(|source| Error::Kernel {
+        step: "second descriptor",
+        source: linux::Error::new("duplicate", "the FUSE connection", source),
+    })?;
+    let second = Arc::new(second);
+    let kernel = Kernel::new(Arc::clone(&second), Arc::clone(&mount_points));
     let subject = Subject { backend: Arc::clone(&backend), metrics: Arc::clone(&metrics), mount_points };
     let mut control = Control::new(listeners, subject).map_err(|errno| Error::Kernel {
         step: "control socket",
         source: linux::Error::new("eventfd", "", errno),
     })?;
-    let adapter = Adapter::new(wanted, Arc::clone(&backend), metrics, EventLoops::new(polled));
+    let adapter = Adapter::new(wanted, Arc::clone(&backend), metrics, EventLoops::new(second));
     let opened = connection::open(adapter, wanted, &fuse_device, threads, table.as_ref(), continues)?;
     let can_be_continued = opened.has_resend && table.is_some();
     if can_be_continued {

@@ -30,7 +30,7 @@ const HEADER_BYTES: usize = 16;
 /// and for locked directories, and both may wait for an answer to a request.
 #[derive(Debug)]
 pub struct Kernel {
-    device: OwnedFd,
+    device: Arc<OwnedFd>,
     mount_points: Arc<MountPoints>,
 }
 
@@ -85,7 +85,7 @@ impl MountPoints {
 
 impl Kernel {
     /// `device`: the FUSE connection.
-    pub(crate) fn new(device: OwnedFd, mount_points: Arc<MountPoints>) -> Self {
+    pub(crate) fn new(device: Arc<OwnedFd>, mount_points: Arc<MountPoints>) -> Self {
         Self { device, mount_points }
     }
 
