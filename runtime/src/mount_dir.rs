@@ -6,8 +6,10 @@
 //! Beside 300 pods with two mounts each, it started 2 ms later for that.
 
 use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard, TryLockError};
 
 use linux::mount::{self, UnmountMode};
 use linux::rootfs::{Attributes, Propagation, set_attributes};
@@ -21,13 +23,22 @@ pub(crate) struct MountDir {
     /// Whether the directory is a mount. Read-locked while entries are mounted, so that it does not
     /// change meanwhile.
     is_mount: RwLock<bool>,
+    /// Whether entries may be mounted in the directory itself: a new mount would hide them.
+    has_plain_entries: AtomicBool,
+    /// An administrator's mount, which stays.
+    is_foreign: bool,
 }
 
 impl MountDir {
-    pub(crate) fn open(path: PathBuf) -> Result<Self> {
-        record::ensure_dir(&path)?;
-        let is_mount = mount::type_at(&path)?.is_some();
-        Ok(Self { path, is_mount: RwLock::new(is_mount) })
+    /// Without the mount all works, but slower; so a failure is only logged.
+    pub(crate) fn open(path: PathBuf) -> Self {
+        let found = look(&path).unwrap_or_else(|error| {
+            tracing::warn!(directory = %path.display(), error = %chain(&error), "look for mounts");
+            Found { is_mount: false, is_foreign: false, has_mounts: true }
+        });
+        let Found { is_mount, is_foreign, has_mounts } = found;
+        let has_plain_entries = AtomicBool::new(!is_mount && has_mounts);
+        Self { path, is_mount: RwLock::new(is_mount), has_plain_entries, is_foreign }
     }
 
     pub(crate) fn entry(&self, name: impl AsRef<OsStr>) -> PathBuf {
@@ -35,26 +46,30 @@ impl MountDir {
     }
 
     /// Does `work`, which mounts entries.
-    pub(crate) fn use_for<T>(&self, work: impl FnOnce() -> T) -> T {
-        let mut is_mount = self.is_mount.read().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn use_for<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let read = || self.is_mount.read().unwrap_or_else(PoisonError::into_inner);
+        let mut is_mount = read();
         if !*is_mount {
             drop(is_mount);
+            record::ensure_dir(&self.path)?;
             self.mount();
-            is_mount = self.is_mount.read().unwrap_or_else(PoisonError::into_inner);
+            is_mount = read();
+            if !*is_mount {
+                self.has_plain_entries.store(true, Ordering::Release);
+            }
         }
         let done = work();
         drop(is_mount);
         done
     }
 
-    /// Mounts the directory on itself if it is empty: a new mount would hide the entries, which an
-    /// earlier version may have mounted. Without the mount all works, but slower.
+    /// Mounts the directory on itself, unless that would hide mounted entries: those of an earlier
+    /// version, or of a moment at which this was not possible.
     fn mount(&self) {
-        let mut is_mount = self.is_mount.write().unwrap_or_else(PoisonError::into_inner);
-        if *is_mount {
-            return;
-        }
-        match mount_on_itself_if_empty(&self.path) {
+        // If it is locked, it is mounted just now, or entries are mounted in it.
+        let Some(mut is_mount) = self.try_write() else { return };
+        let mounted = if *is_mount { Ok(true) } else { self.mount_unless_it_hides() };
+        match mounted {
             Ok(mounted) => *is_mount = mounted,
             Err(error) => {
                 tracing::warn!(directory = %self.path.display(), error = %chain(&error), "mount on itself");
@@ -62,28 +77,63 @@ impl MountDir {
         }
     }
 
+    fn mount_unless_it_hides(&self) -> Result<bool> {
+        if self.has_plain_entries.load(Ordering::Acquire) {
+            let mut entries =
+                std::fs::read_dir(&self.path).map_err(|e| Error::io("read directory", &self.path, e))?;
+            if entries.next().is_some() {
+                return Ok(false);
+            }
+        }
+        let tree = mount::open_tree_clone(&self.path)?;
+        // Out of the peer group of the file system's mount, which would get each entry's mount too.
+        // If that mount is shared, attaching makes this one shared with its own copies elsewhere.
+        let private = Attributes { propagation: Some(Propagation::Private), ..Attributes::default() };
+        set_attributes(&tree, private)?;
+        mount::move_mount(tree, &self.path)?;
+        self.has_plain_entries.store(false, Ordering::Release);
+        Ok(true)
+    }
+
     /// Unmounts the directory if no entry is mounted; called after an entry was removed.
     pub(crate) fn unmount_if_unused(&self) {
-        let mut is_mount = self.is_mount.write().unwrap_or_else(PoisonError::into_inner);
+        if self.is_foreign {
+            return;
+        }
+        // If it is locked, entries are mounted in it.
+        let Some(mut is_mount) = self.try_write() else { return };
         if *is_mount && mount::unmount(&self.path, UnmountMode::Plain).is_ok() {
             // EBUSY: other entries are mounted.
             *is_mount = false;
         }
     }
+
+    fn try_write(&self) -> Option<RwLockWriteGuard<'_, bool>> {
+        match self.is_mount.try_write() {
+            Ok(is_mount) => Some(is_mount),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
 }
 
-/// Returns whether it did.
-fn mount_on_itself_if_empty(dir: &Path) -> Result<bool> {
-    let mut entries = std::fs::read_dir(dir).map_err(|e| Error::io("read directory", dir, e))?;
-    if entries.next().is_some() {
-        return Ok(false);
-    }
-    let tree = mount::open_tree_clone(dir)?;
-    // Out of the peer group of the file system's mount, which would get each entry's mount too.
-    // If that mount is shared, attaching makes this one shared with its own copies elsewhere.
-    set_attributes(&tree, Attributes { propagation: Some(Propagation::Private), ..Attributes::default() })?;
-    mount::move_mount(tree, dir)?;
-    Ok(true)
+struct Found {
+    is_mount: bool,
+    is_foreign: bool,
+    has_mounts: bool,
+}
+
+fn look(path: &Path) -> Result<Found> {
+    record::ensure_dir(path)?;
+    let device = |path: &Path| {
+        let found = std::fs::metadata(path).map_err(|e| Error::io("stat", path, e))?;
+        Ok::<u64, Error>(found.dev())
+    };
+    let is_foreign = device(path)? != device(&path.join(".."))?;
+    let is_mount = mount::type_at(path)?.is_some();
+    let is_below = |point: &Path| point != path && point.starts_with(path);
+    let has_mounts = linux::mountinfo::read()?.iter().any(|mount| is_below(&mount.mount_point));
+    Ok(Found { is_mount, is_foreign, has_mounts })
 }
 
 #[cfg(test)]
@@ -119,6 +169,14 @@ mod tests {
         mount_fs("tmpfs", "test", at, MountFlags::default(), "").unwrap();
     }
 
+    fn mount_in(dir: &MountDir, name: &str) {
+        dir.use_for(|| {
+            mount_tmpfs(&dir.entry(name));
+            Ok(())
+        })
+        .unwrap();
+    }
+
     fn remove(dir: &MountDir, name: &str) {
         unmount_if_mounted(&dir.entry(name)).unwrap();
         std::fs::remove_dir(dir.entry(name)).unwrap();
@@ -133,17 +191,17 @@ mod tests {
     #[test]
     fn the_directory_is_a_mount_as_long_as_an_entry_is() {
         let place = Place::new();
-        let dir = MountDir::open(place.dir()).unwrap();
+        let dir = MountDir::open(place.dir());
         assert_eq!(mounts_at(&place.dir()), 0);
         for name in ["a", "b"] {
-            dir.use_for(|| mount_tmpfs(&dir.entry(name)));
+            mount_in(&dir, name);
             assert_eq!(mounts_at(&place.dir()), 1);
         }
         remove(&dir, "a");
         assert_eq!((mounts_at(&place.dir()), mounts_at(&dir.entry("b"))), (1, 1));
         // As after a kill.
-        let dir = MountDir::open(place.dir()).unwrap();
-        dir.use_for(|| mount_tmpfs(&dir.entry("c")));
+        let dir = MountDir::open(place.dir());
+        mount_in(&dir, "c");
         assert_eq!(mounts_at(&place.dir()), 1);
         remove(&dir, "b");
         remove(&dir, "c");
@@ -155,13 +213,13 @@ mod tests {
         let place = Place::new();
         let former = place.dir().join("former");
         mount_tmpfs(&former);
-        let dir = MountDir::open(place.dir()).unwrap();
-        dir.use_for(|| mount_tmpfs(&dir.entry("a")));
+        let dir = MountDir::open(place.dir());
+        mount_in(&dir, "a");
         assert_eq!(mounts_at(&place.dir()), 0);
         std::fs::write(former.join("file"), "x").unwrap();
         remove(&dir, "a");
         remove(&dir, "former");
-        dir.use_for(|| mount_tmpfs(&dir.entry("b")));
+        mount_in(&dir, "b");
         assert_eq!(mounts_at(&place.dir()), 1);
     }
 
@@ -170,10 +228,34 @@ mod tests {
     fn below_a_shared_mount_each_entry_is_one_mount() {
         let place = Place::new();
         make_shared(place.0.path()).unwrap();
-        let dir = MountDir::open(place.dir()).unwrap();
-        dir.use_for(|| mount_tmpfs(&dir.entry("a")));
+        let dir = MountDir::open(place.dir());
+        mount_in(&dir, "a");
         assert_eq!((mounts_at(&place.dir()), mounts_at(&dir.entry("a"))), (1, 1));
         remove(&dir, "a");
         assert_eq!((mounts_at(&place.dir()), mounts_at(&place.dir().join("a"))), (0, 0));
+    }
+
+    /// After a reboot the entries are there, and nothing is mounted.
+    #[test]
+    fn entries_without_a_mount_do_not_matter() {
+        let place = Place::new();
+        std::fs::create_dir_all(place.dir().join("of-an-earlier-boot")).unwrap();
+        let dir = MountDir::open(place.dir());
+        mount_in(&dir, "a");
+        assert_eq!(mounts_at(&place.dir()), 1);
+        std::fs::remove_dir(dir.entry("of-an-earlier-boot")).unwrap();
+        remove(&dir, "a");
+        assert_eq!(mounts_at(&place.dir()), 0);
+    }
+
+    #[test]
+    fn what_an_administrator_mounted_stays() {
+        let place = Place::new();
+        mount_tmpfs(&place.dir());
+        let dir = MountDir::open(place.dir());
+        mount_in(&dir, "a");
+        remove(&dir, "a");
+        assert_eq!(mounts_at(&place.dir()), 1);
+        unmount_if_mounted(&place.dir()).unwrap();
     }
 }

@@ -104,8 +104,8 @@ impl Runtime {
         let lock = FileLock::try_exclusive_after_kill(&root_dir.join("lock"), 0o600)?
             .ok_or_else(|| Error::Locked { root_dir: root_dir.clone() })?;
         record::ensure_dir(&root_dir.join("sandboxes"))?;
-        let netns = MountDir::open(root_dir.join("netns"))?;
-        let shm = MountDir::open(root_dir.join("shm"))?;
+        let netns = MountDir::open(root_dir.join("netns"));
+        let shm = MountDir::open(root_dir.join("shm"));
         let boot_id_path = Path::new("/proc/sys/kernel/random/boot_id");
         let boot_id =
             std::fs::read_to_string(boot_id_path).map_err(|e| Error::io("read", boot_id_path, e))?;

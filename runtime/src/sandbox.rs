@@ -159,7 +159,7 @@ fn make_dir(sandbox: &Sandbox) -> Result<()> {
 /// While the shim starts, which does not need it.
 fn make_netns(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
     match &sandbox.record().netns {
-        Some(path) => Ok(runtime.netns.use_for(|| netns::create_persistent(path)).map(drop)?),
+        Some(path) => runtime.netns.use_for(|| Ok(netns::create_persistent(path).map(drop)?)),
         None => Ok(()),
     }
 }
@@ -391,15 +391,17 @@ fn release(runtime: &Runtime, id: &str, dir: &Path, netns: Option<&Path>) -> Res
 
 /// Removes its network namespace, if that is given, and its /dev/shm.
 pub(crate) fn release_mounts(runtime: &Runtime, id: &str, netns: Option<&Path>) -> Result<()> {
-    let shm = runtime.shm.entry(id);
-    linux::mount::unmount_if_mounted(&shm)?;
-    match std::fs::remove_dir(&shm) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &shm, e)),
+    let shm = release_shm(runtime, &runtime.shm.entry(id));
+    let netns = netns.map_or(Ok(()), netns::remove_persistent);
+    runtime.netns.unmount_if_unused();
+    shm.and(netns.map_err(Error::from))
+}
+
+fn release_shm(runtime: &Runtime, dir: &Path) -> Result<()> {
+    linux::mount::unmount_if_mounted(dir)?;
+    match std::fs::remove_dir(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", dir, e)),
         _ => runtime.shm.unmount_if_unused(),
-    }
-    if let Some(path) = netns {
-        netns::remove_persistent(path)?;
-        runtime.netns.unmount_if_unused();
     }
     Ok(())
 }

@@ -9,34 +9,32 @@
 //! So a loop that has answered a request waits for the next one only if no other loop does;
 //! otherwise it rests. All loops wait, for a while, when the one that waited is busy and
 //! - more requests come meanwhile, time after time,
-//! - or its request usually takes long: it waits for the disk, or has much data,
+//! - or its request usually takes long: it waits for the disk, or has much data (the caller says so),
 //! - or its request has taken [`LOOK`] already. For that, one of the resting loops, the watcher,
 //!   looks at the others as long as requests come.
 //!
 //! Invariant: a loop rests only if another one waits that has a [`Membership`], by which the resting
 //! loops learn of the connection's end.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::metrics::Operation;
-
 /// How long requests may wait for another one before the watcher notices.
 const LOOK: Duration = Duration::from_millis(2);
 /// How long all loops wait for requests.
 const SHARED: Duration = Duration::from_millis(50);
+/// Inodes that a loop forgets in shorter intervals come from one request.
+const TOGETHER: Duration = Duration::from_micros(100);
 /// Each that many requests, the loop looks whether more have come.
 const INTERVAL: u64 = 7;
 /// So many requests one after the other that find another one behind them come from more than one
 /// process. From one process, RELEASE and the request after it can come together: the kernel does
 /// not wait for the answer to RELEASE.
 const CROWD: u32 = 4;
-/// Bytes of data that take long.
-const MUCH: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(crate) struct EventLoops {
@@ -70,7 +68,15 @@ struct State {
 #[derive(Debug)]
 struct Membership(Arc<EventLoops>);
 
+/// The last inodes that a loop forgot together.
+#[derive(Debug, Clone, Copy)]
+struct Forgets {
+    began: Instant,
+    ended: Instant,
+}
+
 thread_local! {
+    static FORGETS: Cell<Option<Forgets>> = const { Cell::new(None) };
     static MEMBERSHIP: RefCell<Option<Membership>> = const { RefCell::new(None) };
 }
 
@@ -80,14 +86,47 @@ pub(crate) struct Turn<'a> {
     loops: &'a EventLoops,
 }
 
+/// An inode that an event loop forgets.
+#[derive(Debug)]
+pub(crate) struct Forget<'a> {
+    loops: &'a EventLoops,
+    /// The first one of those that came together.
+    began: Instant,
+}
+
 impl EventLoops {
     /// `device`: /dev/fuse.
     pub(crate) fn new(device: Arc<OwnedFd>) -> Arc<Self> {
         Arc::new(Self { device, state: Mutex::default(), watcher: Condvar::new(), others: Condvar::new() })
     }
 
-    /// Called by an event loop that has received a request with, or for, so many bytes of data.
-    pub(crate) fn begin(self: &Arc<Self>, operation: Operation, bytes: usize) -> Turn<'_> {
+    /// Called by an event loop that has received a request; says whether that usually takes long.
+    pub(crate) fn begin(self: &Arc<Self>, takes_long: bool) -> Turn<'_> {
+        let mut state = self.receive(Instant::now());
+        if takes_long {
+            self.call_all(&mut state);
+        } else if state.waiting == 0 && state.at_rest() > 0 {
+            let looks = state.followed > 0 || state.requests.is_multiple_of(INTERVAL);
+            state.followed = if looks && self.has_more() { state.followed + 1 } else { 0 };
+            if state.followed >= CROWD {
+                self.call_all(&mut state);
+            }
+        }
+        Turn { loops: self }
+    }
+
+    /// [`Self::begin`] for one of the inodes of a FORGET. The loop has perhaps more of them to handle,
+    /// without a call of its own for each request, so it never rests at the end.
+    pub(crate) fn begin_forget(self: &Arc<Self>) -> Forget<'_> {
+        let now = Instant::now();
+        let last = FORGETS.get().filter(|last| now.duration_since(last.ended) < TOGETHER);
+        let began = last.map_or(now, |last| last.began);
+        drop(self.receive(began));
+        Forget { loops: self, began }
+    }
+
+    /// This loop does not wait for requests any more.
+    fn receive(self: &Arc<Self>, began: Instant) -> MutexGuard<'_, State> {
         let is_new = MEMBERSHIP.with_borrow_mut(|membership| {
             let is_new = membership.is_none();
             membership.get_or_insert_with(|| Membership(Arc::clone(self)));
@@ -98,24 +137,14 @@ impl EventLoops {
         if !is_new {
             state.waiting -= 1;
         }
-        if takes_long(operation, bytes) {
-            self.call_all(&mut state);
-        }
         if state.waiting == 0 {
-            state.none_waits_since = Some(Instant::now());
-            if state.at_rest() > 0 {
-                let looks = state.followed > 0 || state.requests.is_multiple_of(INTERVAL);
-                state.followed = if looks && self.has_more() { state.followed + 1 } else { 0 };
-                if state.followed >= CROWD {
-                    self.call_all(&mut state);
-                }
-                if !state.is_watched {
-                    state.is_watched = true;
-                    self.watcher.notify_one();
-                }
+            state.none_waits_since = Some(began);
+            if state.at_rest() > 0 && !state.is_watched {
+                state.is_watched = true;
+                self.watcher.notify_one();
             }
         }
-        Turn { loops: self }
+        state
     }
 
     /// Waits until this loop should wait for a request.
@@ -138,12 +167,12 @@ impl EventLoops {
     /// Returns when this loop is called.
     fn rest<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         loop {
-            if state.has_ended {
-                state.waiting += 1;
-                return state;
-            }
             if state.called > 0 {
                 state.called -= 1;
+                return state;
+            }
+            if state.has_ended {
+                state.waiting += 1;
                 return state;
             }
             if state.has_watcher {
@@ -214,6 +243,13 @@ impl State {
     }
 }
 
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        self.loops.state().waiting += 1;
+        FORGETS.set(Some(Forgets { began: self.began, ended: Instant::now() }));
+    }
+}
+
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.loops.end();
@@ -227,11 +263,6 @@ impl Drop for Membership {
         self.0.watcher.notify_all();
         self.0.others.notify_all();
     }
-}
-
-fn takes_long(operation: Operation, bytes: usize) -> bool {
-    use Operation::{CopyFileRange, Fallocate, Fsync, Fsyncdir};
-    bytes >= MUCH || matches!(operation, Fsync | Fsyncdir | Fallocate | CopyFileRange)
 }
 
 #[cfg(test)]
@@ -248,6 +279,8 @@ mod tests {
     /// Until the test answers it.
     const LONG: &[u8] = b"long";
     const FSYNC: &[u8] = b"fsync";
+    /// So many that they last until the test ends them.
+    const FORGETS: &[u8] = b"forgets";
 
     /// Event loops that read from a socket instead of /dev/fuse.
     struct Served {
@@ -275,9 +308,14 @@ mod tests {
                     if length == 0 {
                         return;
                     }
-                    let is_fsync = &request[..length] == FSYNC;
-                    let operation = if is_fsync { Operation::Fsync } else { Operation::Getattr };
-                    let _turn = loops.begin(operation, 0);
+                    if &request[..length] == FORGETS {
+                        began.send(thread::current().id()).unwrap();
+                        while ended.lock().unwrap().try_recv().is_err() {
+                            let _forget = loops.begin_forget();
+                        }
+                        continue;
+                    }
+                    let _turn = loops.begin(&request[..length] == FSYNC);
                     began.send(thread::current().id()).unwrap();
                     if &request[..length] != QUICK {
                         ended.lock().unwrap().recv().unwrap();
@@ -355,6 +393,21 @@ mod tests {
             served.settle();
             served.end();
         }
+    }
+
+    #[test]
+    fn requests_do_not_wait_for_many_forgotten_inodes() {
+        let served = serve(4);
+        served.settle();
+        for _ in 0..3 {
+            served.send(FORGETS);
+            served.begun();
+            served.send(QUICK);
+            served.begun();
+            served.ends.send(()).unwrap();
+            served.settle();
+        }
+        served.end();
     }
 
     #[test]

@@ -85,6 +85,9 @@ impl Wanted {
     }
 }
 
+/// Bytes of data of a request that takes long.
+const MUCH_DATA: usize = 64 << 10;
+
 #[derive(Debug)]
 pub(crate) struct Adapter<B> {
     wanted: Wanted,
@@ -110,7 +113,10 @@ impl<B: Backend> Adapter<B> {
 
     /// [`Self::begin`] of a request that moves so many bytes of data.
     fn begin_transfer(&self, operation: Operation, bytes: usize) -> (Turn<'_>, Call) {
-        (self.event_loops.begin(operation, bytes), Call::begin(&self.metrics, operation))
+        use Operation::{CopyFileRange, Fallocate, Fsync, Fsyncdir};
+        let waits_for_the_disk = matches!(operation, Fsync | Fsyncdir | Fallocate | CopyFileRange);
+        let turn = self.event_loops.begin(waits_for_the_disk || bytes >= MUCH_DATA);
+        (turn, Call::begin(&self.metrics, operation))
     }
 }
 
@@ -163,6 +169,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
+        let _forget = self.event_loops.begin_forget();
         self.backend.forget(node(ino), nlookup);
     }
 
