@@ -129,8 +129,9 @@ fn look(path: &Path) -> Result<Found> {
         let found = std::fs::metadata(path).map_err(|e| Error::io("stat", path, e))?;
         Ok::<u64, Error>(found.dev())
     };
-    let is_foreign = device(path)? != device(&path.join(".."))?;
     let is_mount = mount::type_at(path)?.is_some();
+    // A subvolume has a device number of its own too.
+    let is_foreign = is_mount && device(path)? != device(&path.join(".."))?;
     let is_below = |point: &Path| point != path && point.starts_with(path);
     let has_mounts = linux::mountinfo::read()?.iter().any(|mount| is_below(&mount.mount_point));
     Ok(Found { is_mount, is_foreign, has_mounts })
