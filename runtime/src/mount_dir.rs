@@ -34,11 +34,14 @@ impl MountDir {
     pub(crate) fn open(path: PathBuf) -> Self {
         let found = look(&path).unwrap_or_else(|error| {
             tracing::warn!(directory = %path.display(), error = %chain(&error), "look for mounts");
-            Found { is_mount: false, is_foreign: false, has_mounts: true }
+            Found { is_mount: false, is_foreign: false, has_plain_entries: true }
         });
-        let Found { is_mount, is_foreign, has_mounts } = found;
-        let has_plain_entries = AtomicBool::new(!is_mount && has_mounts);
-        Self { path, is_mount: RwLock::new(is_mount), has_plain_entries, is_foreign }
+        Self {
+            path,
+            is_mount: RwLock::new(found.is_mount),
+            has_plain_entries: AtomicBool::new(found.has_plain_entries),
+            is_foreign: found.is_foreign,
+        }
     }
 
     pub(crate) fn entry(&self, name: impl AsRef<OsStr>) -> PathBuf {
@@ -120,7 +123,7 @@ impl MountDir {
 struct Found {
     is_mount: bool,
     is_foreign: bool,
-    has_mounts: bool,
+    has_plain_entries: bool,
 }
 
 fn look(path: &Path) -> Result<Found> {
@@ -129,12 +132,13 @@ fn look(path: &Path) -> Result<Found> {
         let found = std::fs::metadata(path).map_err(|e| Error::io("stat", path, e))?;
         Ok::<u64, Error>(found.dev())
     };
-    let is_mount = mount::type_at(path)?.is_some();
-    // A subvolume has a device number of its own too.
-    let is_foreign = is_mount && device(path)? != device(&path.join(".."))?;
+    if mount::type_at(path)?.is_some() {
+        let is_foreign = device(path)? != device(&path.join(".."))?;
+        return Ok(Found { is_mount: true, is_foreign, has_plain_entries: false });
+    }
     let is_below = |point: &Path| point != path && point.starts_with(path);
-    let has_mounts = linux::mountinfo::read()?.iter().any(|mount| is_below(&mount.mount_point));
-    Ok(Found { is_mount, is_foreign, has_mounts })
+    let has_plain_entries = linux::mountinfo::read()?.iter().any(|mount| is_below(&mount.mount_point));
+    Ok(Found { is_mount: false, is_foreign: false, has_plain_entries })
 }
 
 #[cfg(test)]

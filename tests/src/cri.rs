@@ -8,12 +8,14 @@
 )]
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sched::CloneFlags;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use proto::cri::image_service_client::ImageServiceClient;
@@ -27,6 +29,7 @@ use proto::cri::{
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tokio::io::unix::AsyncFd;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
@@ -118,12 +121,23 @@ impl Host {
 
     pub async fn connect(&self) -> Cri {
         let endpoint = Endpoint::from_shared(format!("unix:{}", self.path("cri.sock").display())).unwrap();
-        let started = Instant::now();
+        // The runtime sets the socket's mode once it listens.
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC).unwrap();
+        inotify.add_watch(self.dir.path(), AddWatchFlags::IN_CREATE | AddWatchFlags::IN_ATTRIB).unwrap();
+        #[expect(deprecated, reason = "an OwnedFd does not change under it, and its successor is unsafe")]
+        let changes = AsyncFd::new(OwnedFd::from(inotify));
+        let changes = changes.unwrap();
+        let until = tokio::time::Instant::now() + DEADLINE;
         let channel = loop {
             match endpoint.connect().await {
                 Ok(channel) => break channel,
-                Err(e) if started.elapsed() > DEADLINE => panic!("connect: {e:?}\n{}", self.log()),
-                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Err(e) => match tokio::time::timeout_at(until, changes.readable()).await {
+                    Ok(ready) => {
+                        nix::unistd::read(&changes, &mut [0; 4096]).unwrap();
+                        ready.unwrap().clear_ready();
+                    }
+                    Err(_elapsed) => panic!("connect: {e:?}\n{}", self.log()),
+                },
             }
         };
         let mut runtime = RuntimeServiceClient::new(channel.clone());
