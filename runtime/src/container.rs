@@ -15,7 +15,6 @@ use crate::pod;
 use crate::record;
 use crate::record::new_id;
 use crate::runtime::Runtime;
-use crate::sandbox;
 use crate::shim::protocol::{Answer, Call, Start, now};
 use crate::shim_client::error::ShimProblem;
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
@@ -81,7 +80,7 @@ fn make(
     let shim_pid = sandbox_record.shim.map(|p| p.pid).ok_or(Error::Task { task: "shim" })?;
     let namespace = |kind: &str| PathBuf::from(format!("/proc/{shim_pid}/ns/{kind}"));
     let (ipc, uts) = (namespace("ipc"), namespace("uts"));
-    let shm = sandbox::shm_dir(runtime, sandbox);
+    let shm = runtime.shm_dir(sandbox);
     let hostname = pod::hostname(&sandbox_record.config);
     let sysctls = sandbox_record.config.linux.as_ref().map(|l| l.sysctls.clone()).unwrap_or_default();
     let view = SandboxView {

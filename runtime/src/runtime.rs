@@ -25,7 +25,7 @@ use crate::samples::Tree;
 use crate::shim::log::LogCeiling;
 use crate::shim::protocol::{Answer, Message, ShimStatus, now};
 use crate::shim_client::{Listener, empty_mounts};
-use crate::state::{Container, Ended, Phase, RunState, Sandbox, locked};
+use crate::state::{Container, Ended, Phase, RunState, Sandbox, former_shm, locked};
 use crate::trash::Trash;
 
 /// A receiver that lags by more events is disconnected, and must list anew.
@@ -247,6 +247,12 @@ impl Runtime {
             insert(&mut sandboxes, &labels, Arc::clone(sandbox));
         }
         known
+    }
+
+    /// What the sandbox's containers have at /dev/shm.
+    pub(crate) fn shm_dir(&self, sandbox: &Sandbox) -> PathBuf {
+        let former = former_shm(&sandbox.dir);
+        if former.is_dir() { former } else { self.shm.entry(&sandbox.id) }
     }
 
     pub(crate) fn forget_sandbox(&self, id: &str) {

@@ -4,7 +4,7 @@
 //! Invariant: [`take_down`] undoes any prefix of [`run`], any number of times. A failed `run` and a
 //! stop use the same code.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use linux::mount::MountFlags;
@@ -24,10 +24,7 @@ use crate::record::{self, new_id};
 use crate::runtime::Runtime;
 use crate::shim::protocol::{ShimConfig, now};
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
-use crate::state::{Phase, Sandbox, SandboxRecord};
-
-/// In a sandbox's directory: where earlier versions mounted its /dev/shm.
-const FORMER_SHM: &str = "shm";
+use crate::state::{Phase, Sandbox, SandboxRecord, former_shm};
 
 /// RunPodSandbox: returns the new sandbox's id. Leaves nothing after a failure.
 pub(crate) async fn run(runtime: &Arc<Runtime>, request: RunPodSandboxRequest) -> Result<String> {
@@ -192,12 +189,6 @@ fn mount_shm(dir: &Path) -> Result<()> {
     record::ensure_dir(dir)?;
     let flags = MountFlags { nosuid: true, nodev: true, noexec: true, ..MountFlags::default() };
     Ok(linux::mount::mount_fs("tmpfs", "shm", dir, flags, "mode=1777,size=65536k")?)
-}
-
-/// What the sandbox's containers have at /dev/shm.
-pub(crate) fn shm_dir(runtime: &Runtime, sandbox: &Sandbox) -> PathBuf {
-    let former = sandbox.dir.join(FORMER_SHM);
-    if former.is_dir() { former } else { runtime.shm.entry(&sandbox.id) }
 }
 
 /// Attaches lo and eth0 at the same time, as containerd does. Returns the pod's addresses.
@@ -380,7 +371,7 @@ async fn end_shim(runtime: &Runtime, sandbox: &Sandbox, record: &SandboxRecord) 
 }
 
 fn release(runtime: &Runtime, id: &str, dir: &Path, netns: Option<&Path>) -> Result<()> {
-    linux::mount::unmount_if_mounted(&dir.join(FORMER_SHM))?;
+    linux::mount::unmount_if_mounted(&former_shm(dir))?;
     release_mounts(runtime, id, netns)?;
     let socket = dir.join("shim.sock");
     match std::fs::remove_file(&socket) {

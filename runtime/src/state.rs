@@ -279,6 +279,11 @@ impl Container {
     }
 }
 
+/// Where earlier versions mounted a sandbox's /dev/shm.
+pub(crate) fn former_shm(sandbox_dir: &Path) -> PathBuf {
+    sandbox_dir.join("shm")
+}
+
 pub(crate) fn save_container(dir: &Path, record: &ContainerRecord) -> Result<()> {
     record::save(&dir.join("container.json"), record)
 }
