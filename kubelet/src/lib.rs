@@ -20,6 +20,7 @@
 
 mod admission;
 mod backoff;
+mod called_as;
 pub mod cli;
 pub mod config;
 mod container_config;

@@ -48,6 +48,7 @@ pub(crate) use expand::FILE_SYSTEM_PENDING;
 pub(crate) use figures::{Figures, Space, VolumeFigures};
 pub(crate) use sub_paths::SubPath;
 
+use crate::called_as::called_as;
 use crate::critical::serves_volumes;
 use crate::csi::Driver;
 use crate::objects::{EventType, FsGroupChangePolicy, Object, PersistentVolume, Pod, Volume, VolumeSource};
@@ -286,8 +287,9 @@ impl Volumes {
             if device.is_staging() {
                 let message = format!(
                     "mount pod {name} of volume {} ended before it served the volume: \
-                     see its state and log (hawser-kubelet describe pod, hawser-kubelet logs)",
-                    device.key.volume_handle
+                     see its state and log ({command} describe pod, {command} logs)",
+                    device.key.volume_handle,
+                    command = called_as()
                 );
                 self.warn_users(device, "FailedMount", &message);
             } else {

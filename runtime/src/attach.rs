@@ -70,7 +70,7 @@ pub(crate) async fn attached(
 ) -> Result<()> {
     let Streams { stdin, sizes, output: to } = streams;
     let (sandbox, container) = running(runtime, &request.container_id)?;
-    let failed = |source| Error::Attach { container: container.id.clone(), source };
+    let failed = |source| Error::Attach { container: container.name(), source };
     let shim = sandbox.shim().ok_or(Error::Task { task: "shim" })?;
     if !shim.can_attach() {
         return Err(failed(ShimProblem::CannotAttach));

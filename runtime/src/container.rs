@@ -227,8 +227,7 @@ fn start_failed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, sou
     };
     keep_end(sandbox, container, &ended);
     runtime.end(container, ended);
-    let name = container.record.config.metadata.as_ref().map(|m| m.name.clone()).unwrap_or_default();
-    Error::Start { container: name, source }
+    Error::Start { container: container.name(), source }
 }
 
 /// Records an exit that the shim does not know.

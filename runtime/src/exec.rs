@@ -63,7 +63,7 @@ pub(crate) async fn sync(runtime: &Arc<Runtime>, request: ExecSyncRequest) -> Re
         None => until_end.await,
         Some(limit) => tokio::time::timeout(limit, until_end)
             .await
-            .unwrap_or_else(|_elapsed| Err(Error::ExecTimeout { container: container.id.clone(), limit })),
+            .unwrap_or_else(|_elapsed| Err(Error::ExecTimeout { container: container.name(), limit })),
     }?;
     output.drain(&mut kept).await;
     let Kept { stdout, stderr } = kept;
@@ -212,7 +212,7 @@ async fn start(
     if args.is_empty() {
         return Err(Error::invalid("cmd", "empty"));
     }
-    let failed = |source| Error::Exec { container: container.id.clone(), source };
+    let failed = |source| Error::Exec { container: container.name(), source };
     let shim = sandbox.shim().ok_or(Error::Task { task: "shim" })?;
     if !shim.can_exec() {
         return Err(failed(ShimProblem::CannotExec));
@@ -228,7 +228,7 @@ async fn start(
         (program, answer)
     });
     match asked.await.map_err(|_| Error::Task { task: "exec" })? {
-        (program, Ok(Answer::Done)) => Ok(Started { program, ended, container: container.id.clone() }),
+        (program, Ok(Answer::Done)) => Ok(Started { program, ended, container: container.name() }),
         (_, Ok(other)) => Err(failed(unexpected(&other))),
         (_, Err(problem)) => Err(failed(problem)),
     }

@@ -258,6 +258,11 @@ impl Container {
         }
     }
 
+    /// Its name in its pod, for users.
+    pub(crate) fn name(&self) -> String {
+        self.record.config.metadata.as_ref().map(|metadata| metadata.name.clone()).unwrap_or_default()
+    }
+
     /// Returns once no StartContainer waits for its program.
     pub(crate) async fn start_is_over(&self) {
         let mut is_starting = self.is_starting.subscribe();

@@ -96,6 +96,8 @@ fn plugin_target() -> &'static str {
     })
 }
 
+/// See Cargo.toml.
+const QUICK_PROFILE: &str = "daemon";
 const MUSL: &str = "x86_64-unknown-linux-musl";
 
 fn has_standard_library(target: &str) -> bool {
@@ -115,23 +117,43 @@ fn add_target(target: &str) -> bool {
 /// Packages of products that are built as plugins are, to be small in memory: the keeper is resident
 /// with 0.5 MiB, and with 1.3 MiB as the other products are built.
 const SMALL_PRODUCTS: [&str; 1] = ["keeper"];
+/// Packages of products that are optimized as one program, see Cargo.toml.
+const QUICK_PRODUCTS: [&str; 1] = ["volume-local"];
 
 fn build_products() -> Result<()> {
-    let (mut small, others): (Vec<_>, Vec<_>) =
-        binaries::PRODUCTS.into_iter().partition(|(package, _binary)| SMALL_PRODUCTS.contains(package));
+    let built_as = |packages: &'static [&str]| {
+        binaries::PRODUCTS.into_iter().filter(move |(package, _binary)| packages.contains(package))
+    };
     if !binaries::dir().join("hawser-kubelet").is_file() {
         say("the first build takes about ten minutes on two processors");
     }
-    let mut command = static_build("release", binaries::TARGET);
-    for (package, _binary) in others {
-        command.args(["-p", package]);
+    let mut others = static_build("release", binaries::TARGET);
+    let mut quick = static_build(QUICK_PROFILE, binaries::TARGET);
+    for (package, _binary) in binaries::PRODUCTS {
+        if QUICK_PRODUCTS.contains(&package) {
+            quick.args(["-p", package]);
+        } else if !SMALL_PRODUCTS.contains(&package) {
+            others.args(["-p", package]);
+        }
     }
-    run(&mut command)?;
-    small.extend(binaries::CNI_PLUGINS);
+    run(&mut others)?;
+    run(&mut quick)?;
+    let small: Vec<_> = built_as(&SMALL_PRODUCTS).chain(binaries::CNI_PLUGINS).collect();
     build_as_plugins(&small)?;
-    // Beside the others, where everyone looks for them.
-    for (_package, binary) in small {
-        let (from, to) = (plugin_dir().join(binary), binaries::dir().join(binary));
+    link_beside_others(
+        &binaries::target_dir().join(binaries::TARGET).join(QUICK_PROFILE),
+        built_as(&QUICK_PRODUCTS),
+    )?;
+    link_beside_others(&plugin_dir(), small)
+}
+
+/// Where everyone looks for them.
+fn link_beside_others(
+    dir: &Path,
+    built: impl IntoIterator<Item = (&'static str, &'static str)>,
+) -> Result<()> {
+    for (_package, binary) in built {
+        let (from, to) = (dir.join(binary), binaries::dir().join(binary));
         replace(&from, &to).with_context(|| format!("link {} to {}", from.display(), to.display()))?;
     }
     Ok(())

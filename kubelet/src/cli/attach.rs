@@ -7,6 +7,7 @@ use rustix::termios;
 
 use super::remote_command::Session;
 use super::{Error, client, containers};
+use crate::called_as::called_as;
 use crate::config::{AttachArgs, ContainerArgs};
 
 /// Ends with the container, and, with `-i`, with stdin.
@@ -45,7 +46,8 @@ pub(super) async fn attach(args: &AttachArgs, out: &mut dyn Write) -> Result<(),
     if raw && restarts && !args.quiet {
         let name = pod.name();
         let resume = format!(
-            "Session ended, resume using 'hawser-kubelet attach {name} -c {container} -i -t' command when the pod is running"
+            "Session ended, resume using '{} attach {name} -c {container} -i -t' command when the pod is running",
+            called_as()
         );
         writeln!(out, "{resume}").map_err(Error::Output)?;
     }

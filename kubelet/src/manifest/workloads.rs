@@ -26,7 +26,7 @@ pub fn instead_of_workload(kind: &str) -> Option<&'static str> {
         }
         "Service" => {
             "there are no addresses of services: give a container of the kind: Pod a ports[].hostPort, use the pod's own \
-             address (status.podIP), or 'hawser-kubelet port-forward'"
+             address (status.podIP), or the command port-forward"
         }
         "Ingress" => {
             "there is no ingress controller: run a proxy as a kind: Pod (apiVersion: v1) with a ports[].hostPort"

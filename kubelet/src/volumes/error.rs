@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::called_as::called_as;
 use crate::objects::Kind;
 use crate::standalone::store;
 use crate::{csi, csi_secrets};
@@ -16,7 +17,8 @@ pub enum Error {
     )]
     ClaimMissing { claim: String },
     #[error(
-        "persistentvolumeclaim \"{claim}\" is not bound to a volume yet: see its events (hawser-kubelet describe pvc {claim})"
+        "persistentvolumeclaim \"{claim}\" is not bound to a volume yet: see its events ({} describe pvc {claim})",
+        called_as()
     )]
     ClaimPending { claim: String },
     #[error("persistentvolumeclaim \"{claim}\" was not created for this pod: delete it, or rename the pod")]

@@ -70,7 +70,7 @@ async fn a_further_program_has_output_and_exit_code_of_its_own() {
     assert!(wrong.exit_code != 0 && !wrong.stderr.is_empty() && wrong.stdout.is_empty(), "{wrong:?}");
 
     let missing = exec(&cri, &id, &["/missing"], 0).await.unwrap_err();
-    assert!(missing.message().contains("\"/missing\": no such file or directory"), "{missing}");
+    assert_eq!(missing.message(), "exec in container c: exec: \"/missing\": no such file or directory");
     let empty = exec(&cri, &id, &[], 0).await.unwrap_err();
     assert_eq!(empty.code(), Code::InvalidArgument, "{empty}");
     let unknown = exec(&cri, "absent", &["/demo-app"], 0).await.unwrap_err();

@@ -85,6 +85,8 @@ fn kubelet(place: &Place, record: &Record) -> Command {
     command.arg("--cni-conf-dir").arg(place.network()).arg("--cni-bin-dir").arg(place.programs());
     command.arg("--log-dir").arg(place.pod_logs()).arg("--cgroup-root").arg(&record.cgroup);
     command.args(["--eviction-hard", EVICTION]);
+    // For messages that say what to type.
+    command.env("HAWSER_COMMAND", place.command());
     command
 }
 

@@ -66,7 +66,8 @@ pub(super) fn write_configuration(place: &Place) -> Result<()> {
     }
     put_example(CLASS, place.dir())?;
     let script = format!(
-        "#!/bin/sh\n# hawser-kubelet for the node of cargo xtask up.\nHAWSER_ROOT_DIR={} exec {} \"$@\"\n",
+        "#!/bin/sh\n# hawser-kubelet for the node of cargo xtask up.\nHAWSER_COMMAND={} HAWSER_ROOT_DIR={} exec {} \"$@\"\n",
+        place.command().display(),
         place.kubelet().display(),
         place.program("hawser-kubelet").display(),
     );

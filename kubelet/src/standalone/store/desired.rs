@@ -12,6 +12,7 @@ use super::entries::{Entry, Key, PodEntry};
 use super::in_place::{self, FixedField};
 use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Source, State, Store, Stored};
 use crate::admission;
+use crate::called_as::called_as;
 use crate::objects::{
     ConfigMap, CsiDriver, Document, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume,
     PersistentVolumeClaim, Pod, Secret, StorageClass, VolumeSnapshot, VolumeSnapshotClass,
@@ -402,8 +403,9 @@ impl Store {
         self.keep(key, entry, Durability::PowerLoss)?;
         let (kind, name) = (declared.kind.as_str().to_lowercase(), &declared.name);
         let message = format!(
-            "{} is gone or no longer describes this object, which is kept: remove it with 'hawser-kubelet delete {kind} {name}'",
-            declared.path.display()
+            "{} is gone or no longer describes this object, which is kept: remove it with '{} delete {kind} {name}'",
+            declared.path.display(),
+            called_as()
         );
         self.record(&reference, EventType::Warning, "ManifestMissing", &message);
         Ok(())
