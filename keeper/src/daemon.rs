@@ -3,7 +3,7 @@
 //! without the daemon, since their registration needs CAP_SYS_ADMIN.
 //!
 //! Invariant: a call waits for the keeper at most the time limit, with system calls that the
-//! daemon's seccomp filter allows (sendmsg, recvfrom, ppoll, fcntl with F_GETFL). Only
+//! daemon's seccomp filter allows (sendmsg, recvfrom, ppoll, sched_yield, fcntl with F_GETFL). Only
 //! [`Removed::list_removed`] needs recvmsg, so it comes before the filter.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +21,9 @@ use crate::wire::daemon::{DaemonPacket, DaemonRequest, Kind};
 
 /// The number of a listing. A socket has one daemon, which lists once.
 const LISTING: u64 = 1;
+/// How long a registration is awaited without sleep. The keeper answers in some microseconds. If this
+/// processor sleeps meanwhile, it takes longer to wake up, and the scheduler starts the keeper on another one.
+const AWAKE: Duration = Duration::from_micros(150);
 
 /// The removed files of one volume, which the keeper holds. Threads may share it.
 #[derive(Debug)]
@@ -80,8 +83,7 @@ impl Removed {
         const OP: &str = "REGISTER_BACKING";
         let deadline = Instant::now() + limit;
         self.send_until(OP, DaemonRequest::RegisterBacking { number }, &[file], deadline)?;
-        // The answer takes some time.
-        self.wait(OP, PollFlags::IN, deadline)?;
+        self.stay_awake(OP)?;
         loop {
             let (packet, numbers, _fds) = self.receive_until(OP, deadline)?;
             let is_this = packet.number == number;
@@ -199,6 +201,20 @@ impl Removed {
                 }
                 Err(Errno::AGAIN) => self.wait(op, PollFlags::IN, deadline)?,
                 Err(e) => return Err(failed(op, e)),
+            }
+        }
+    }
+
+    /// Waits for an answer for [`AWAKE`] at most, and lets other processes use this processor meanwhile.
+    fn stay_awake(&self, op: &'static str) -> Result<(), Error> {
+        let until = Instant::now() + AWAKE;
+        loop {
+            std::thread::yield_now();
+            let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
+            match poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+                Ok(0) if Instant::now() < until => {}
+                Ok(_) | Err(Errno::INTR) => return Ok(()),
+                Err(e) => return Err(socket_error(op, e)),
             }
         }
     }
