@@ -108,6 +108,7 @@ fn run(words: &[&str], started: nix::Result<nix::sys::time::TimeSpec>) -> io::Re
             say(&format!("{}", i128::from(now.tv_sec()) * 1_000_000_000 + i128::from(now.tv_nsec())))?;
         }
         ["status"] => io::stdout().write_all(&fs::read("/proc/self/status")?)?,
+        ["reopen-terminal"] => reopen_terminal()?,
         ["hold-output"] => hold_output()?,
         ["count"] => count()?,
         ["demo", "one", dir, port] => {
@@ -202,6 +203,17 @@ fn terminal() -> io::Result<()> {
         say(&format!("{} columns, {} rows", size.ws_col, size.ws_row))?;
         changes.wait()?;
     }
+}
+
+/// Meanwhile only the parent has it open.
+fn reopen_terminal() -> io::Result<()> {
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
+    // The reader has time to notice that.
+    sleep(Some(Duration::from_millis(300)))?;
+    writeln!(File::options().write(true).open("/dev/tty")?, "open again")
 }
 
 fn write_synced(file: &Path, text: &str) -> io::Result<()> {

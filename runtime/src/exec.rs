@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use proto::cri::{ExecRequest, ExecSyncRequest, ExecSyncResponse};
@@ -33,6 +34,10 @@ pub(crate) struct Size {
 
 /// Of each stream: kubelet takes messages of up to 16 MiB. The rest is read and discarded.
 const MOST_OUTPUT_BYTES: usize = (8 << 20) - 1024;
+/// What each stream may always have of that. More is kept only while all calls together keep [`MOST_KEPT_BYTES`]
+/// at most: their number has no limit of its own, and programs may write much and then sleep.
+const ALWAYS_KEPT_BYTES: usize = 64 << 10;
+const MOST_KEPT_BYTES: usize = 256 << 20;
 const READ_BYTES: usize = 16 << 10;
 /// How long output is waited for after the program has ended: a process that it left behind may keep its
 /// streams open.
@@ -67,7 +72,7 @@ pub(crate) async fn sync(runtime: &Arc<Runtime>, request: ExecSyncRequest) -> Re
     }?;
     output.drain(&mut kept).await;
     let Kept { stdout, stderr } = kept;
-    Ok(ExecSyncResponse { stdout, stderr, exit_code })
+    Ok(ExecSyncResponse { stdout: stdout.into_bytes(), stderr: stderr.into_bytes(), exit_code })
 }
 
 /// Refuses an Exec that cannot be. Returns the container's id.
@@ -292,16 +297,58 @@ trait Sink {
 
 #[derive(Debug, Default)]
 struct Kept {
-    stdout: Vec<u8>,
-    stderr: Vec<u8>,
+    stdout: KeptStream,
+    stderr: KeptStream,
 }
 
 impl Sink for Kept {
     async fn take(&mut self, from: Taken, bytes: Vec<u8>) -> bool {
         let kept = if from == Taken::Stdout { &mut self.stdout } else { &mut self.stderr };
-        let room = MOST_OUTPUT_BYTES - kept.len();
-        kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        kept.take(&bytes);
         true
+    }
+}
+
+#[derive(Debug, Default)]
+struct KeptStream {
+    bytes: Vec<u8>,
+    /// Of [`KEPT_BYTES`].
+    shared: usize,
+    is_cut: bool,
+}
+
+/// Of all streams, without what each may always have.
+static KEPT_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+impl KeptStream {
+    fn take(&mut self, bytes: &[u8]) {
+        if self.is_cut {
+            return;
+        }
+        let fitting = bytes.len().min(MOST_OUTPUT_BYTES - self.bytes.len());
+        let after = self.bytes.len() + fitting;
+        let beyond = after.saturating_sub(self.bytes.len().max(ALWAYS_KEPT_BYTES));
+        self.is_cut = !self.shares(beyond);
+        let kept = if self.is_cut { fitting - beyond } else { fitting };
+        self.bytes.extend_from_slice(&bytes[..kept]);
+    }
+
+    /// Whether all streams together may keep so much more.
+    fn shares(&mut self, bytes: usize) -> bool {
+        let take = |kept: usize| Some(kept + bytes).filter(|&kept| kept <= MOST_KEPT_BYTES);
+        let is_taken = KEPT_BYTES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok();
+        self.shared += if is_taken { bytes } else { 0 };
+        is_taken
+    }
+
+    fn into_bytes(mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+}
+
+impl Drop for KeptStream {
+    fn drop(&mut self) {
+        KEPT_BYTES.fetch_sub(self.shared, Ordering::Relaxed);
     }
 }
 
@@ -384,4 +431,29 @@ pub(crate) fn connected(socket: OwnedFd) -> Result<UnixStream> {
     let stream = StdStream::from(socket);
     stream.set_nonblocking(true).map_err(socket_failed)?;
     UnixStream::from_std(stream).map_err(socket_failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_of_all_calls_share_what_is_beyond_the_first_part_of_each() {
+        let full = || {
+            let mut stream = KeptStream::default();
+            stream.take(&vec![1; MOST_OUTPUT_BYTES + 1]);
+            stream
+        };
+        let mut all: Vec<_> = (0..40).map(|_| full()).collect();
+        let lengths: Vec<_> = all.iter().map(|stream| stream.bytes.len()).collect();
+        let kept: usize = lengths.iter().sum();
+        assert!(kept <= MOST_KEPT_BYTES + 40 * ALWAYS_KEPT_BYTES, "{kept}");
+        assert_eq!((lengths[0], lengths[39]), (MOST_OUTPUT_BYTES, ALWAYS_KEPT_BYTES));
+        let mut cut = all.pop().unwrap();
+        all.clear();
+        cut.take(&[2]);
+        assert_eq!(cut.bytes.len(), ALWAYS_KEPT_BYTES, "nothing follows what was left out");
+        drop(cut);
+        assert_eq!(KEPT_BYTES.load(Ordering::Relaxed), 0);
+    }
 }

@@ -40,7 +40,7 @@ pub struct SpanLine {
 /// `tracing_subscriber::EnvFilter`) and finished spans to `trace_file`.
 /// Call once, early in `main`.
 pub fn init(process: &'static str, filter: &str, trace_file: Option<&Path>) -> io::Result<()> {
-    let filter = EnvFilter::try_new(filter).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+    let filter = filter_of(filter).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
     let spans = trace_file.map(|path| span_lines(process, path)).transpose()?;
     let format = OneLine(fmt::format().with_target(false));
     let stderr = fmt::layer().with_writer(io::stderr).with_ansi(false).event_format(format);
@@ -49,6 +49,13 @@ pub fn init(process: &'static str, filter: &str, trace_file: Option<&Path>) -> i
         .with(spans)
         .try_init()
         .map_err(io::Error::other)
+}
+
+/// h2 warns of each wrong frame, and a peer may send millions of them. A filter that names h2 decides itself.
+fn filter_of(filter: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
+    let names_h2 = filter.split(',').any(|directive| directive.trim_start().starts_with("h2"));
+    let filter = EnvFilter::try_new(filter)?;
+    Ok(if names_h2 { filter } else { filter.add_directive("h2=error".parse()?) })
 }
 
 fn span_lines(process: &'static str, path: &Path) -> io::Result<SpanLines> {
@@ -71,4 +78,16 @@ pub fn shortened(mut text: String, most_bytes: usize) -> String {
         text.push_str("...");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_peer_can_make_h2_say_is_left_out_unless_it_is_asked_for() {
+        let filter = |text: &str| filter_of(text).unwrap().to_string();
+        assert!(filter("info").contains("h2=error") && filter("kubelet=debug").contains("h2=error"));
+        assert_eq!(filter("h2=trace"), "h2=trace");
+    }
 }

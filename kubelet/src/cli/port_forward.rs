@@ -2,12 +2,14 @@
 
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use proto::kubelet::PortForwardRequest;
 use proto::kubelet::kubelet_client::KubeletClient;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
@@ -21,6 +23,8 @@ const DATA: u8 = 0;
 const ERROR: u8 = 1;
 /// Both channels begin with the port's number.
 const PORT_BYTES: usize = 2;
+/// After the end of the local client, the connection ends once the pod has sent nothing for so long.
+const POD_ANSWERS: Duration = Duration::from_secs(30);
 
 /// Forwards until the command is interrupted.
 pub(super) async fn port_forward(args: &PortForwardArgs, out: &mut dyn Write) -> Result<(), Error> {
@@ -84,12 +88,16 @@ async fn forward(
     let url = kubelet.port_forward(request).await?.into_inner().url;
     let (mut to, mut from) = streams::connect(&url, PROTOCOL).await?.split();
     let (mut read, mut write) = stream.into_split();
+    let (heard, mut pod_sends) = watch::channel(());
     let sending = async {
         let mut piece = vec![0; 32 << 10];
         loop {
             match read.read(&mut piece).await {
-                // The protocol has no end of one direction: the pod may still answer.
-                Ok(0) => return std::future::pending().await,
+                // The protocol has no end of one direction, and the pod may still answer.
+                Ok(0) => {
+                    while tokio::time::timeout(POD_ANSWERS, pod_sends.changed()).await.is_ok() {}
+                    return Ok(());
+                }
                 Ok(length) => to.send(message(DATA, &piece[..length])).await.map_err(io::Error::other)?,
                 Err(error) => return Err(error),
             }
@@ -99,6 +107,7 @@ async fn forward(
         let (mut begun, mut problem) = ([0; 2], Vec::new());
         while let Some(received) = from.next().await {
             let received = received.map_err(io::Error::other)?;
+            heard.send_replace(());
             let Some((name @ (DATA | ERROR), mut bytes)) = channel(&received) else { continue };
             let begun = &mut begun[usize::from(name)];
             let skipped = (PORT_BYTES - *begun).min(bytes.len());

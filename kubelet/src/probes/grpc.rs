@@ -1,11 +1,14 @@
 //! gRPC probes: `grpc.health.v1.Health/Check` (kubelet, pkg/probe/grpc).
 
 use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use hyper::rt::Executor;
 use hyper_util::rt::TokioIo;
 use proto::health::HealthCheckRequest;
 use proto::health::health_check_response::ServingStatus;
 use proto::health::health_client::HealthClient;
+use tokio::task::JoinSet;
 use tonic::Code;
 use tonic::transport::{Endpoint, Uri};
 use tower::service_fn;
@@ -42,9 +45,12 @@ impl Grpc {
             let host = host.clone();
             async move { dial(&host, port).await.map(TokioIo::new) }
         });
+        let tasks = Tasks::default();
+        let _ended_with_the_probe = AbortAtEnd(&tasks);
         // The authority is of no concern to a health service, and an IPv6 address would need brackets.
         let endpoint = Endpoint::from_static("http://localhost")
             .http2_max_header_list_size(MOST_HEADER_BYTES)
+            .executor(tasks.clone())
             .user_agent(self.user_agent);
         let channel = match endpoint {
             Ok(endpoint) => endpoint.connect_with_connector(connector).await,
@@ -75,6 +81,35 @@ impl Grpc {
                 Answer::Failure(format!("error: health rpc probe failed: {:?}: {message}", status.code()))
             }
         }
+    }
+}
+
+/// The tasks of a probe's connection. By itself, such a task waits until the server has read all that the
+/// client owes it, answers to pings for example. A hostile server never reads.
+#[derive(Debug, Clone)]
+struct Tasks(Arc<Mutex<Option<JoinSet<()>>>>);
+
+impl Default for Tasks {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Some(JoinSet::new()))))
+    }
+}
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
+    fn execute(&self, task: F) {
+        if let Some(tasks) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            tasks.spawn(task);
+        }
+    }
+}
+
+struct AbortAtEnd<'a>(&'a Tasks);
+
+impl Drop for AbortAtEnd<'_> {
+    fn drop(&mut self) {
+        // Dropped without the lock: a task has a copy of it.
+        let tasks = self.0.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(tasks);
     }
 }
 
@@ -115,5 +150,27 @@ mod tests {
         let failure = |text: &str| Answer::Failure(text.to_owned());
         assert_eq!(ask("slow").await, failure("service unhealthy (responded with \"NOT_SERVING\")"));
         assert_eq!(ask("other").await, failure("error: health rpc probe failed: NotFound: other"));
+    }
+
+    /// It sends pings, each of which is to be answered, and reads nothing.
+    #[tokio::test]
+    async fn a_connection_ends_with_its_probe_though_the_server_never_reads() {
+        use tokio::io::AsyncWriteExt;
+        const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+        const PING: [u8; 17] = [0, 0, 8, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(1).unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let probe = Grpc::new("127.0.0.1", listener.local_addr().unwrap().port(), "", "kube-probe");
+        let server = tokio::spawn(async move {
+            let (mut client, _) = listener.accept().await.unwrap();
+            client.write_all(&SETTINGS).await.unwrap();
+            let pings = PING.repeat(1000);
+            while client.write_all(&pings).await.is_ok() {}
+        });
+        let second = std::time::Duration::from_secs(1);
+        let _elapsed = tokio::time::timeout(second, probe.ask()).await.unwrap_err();
+        tokio::time::timeout(10 * second, server).await.expect("the connection has ended").unwrap();
     }
 }

@@ -58,11 +58,19 @@ enum State {
     },
     Runs {
         program: Child,
-        /// Kept open: the program may close its own ends, and open the terminal again.
-        terminal: Option<OwnedFd>,
+        terminal: Option<Terminal>,
     },
     /// With this exit code, which is reported after the output.
     Ended(i32),
+}
+
+/// Of a program that runs.
+#[derive(Debug)]
+struct Terminal {
+    ours: OwnedFd,
+    /// Kept open: the program may close its own ends, and open the terminal again. Without it, that would end
+    /// both directions.
+    _programs: Option<OwnedFd>,
 }
 
 impl Execs {
@@ -231,7 +239,7 @@ impl Shim {
         else {
             return Ok(());
         };
-        Ok(linux::terminal::set_size(terminal, columns, rows)?)
+        Ok(linux::terminal::set_size(&terminal.ours, columns, rows)?)
     }
 
     /// The client that started them has gone.
@@ -287,6 +295,10 @@ fn follow(
     }
     let pid = program.ok_or(ShimError::EndedEarly)?;
     let pidfd = open_child(pid)?.ok_or(ShimError::EndedEarly)?;
+    let terminal = terminal.map(|ours| {
+        let programs = linux::terminal::open_peer(&ours).inspect_err(|e| note(&chain(e))).ok();
+        Terminal { ours, _programs: programs }
+    });
     Ok((State::Runs { program: Child { pid, pidfd }, terminal }, relays))
 }
 

@@ -49,8 +49,18 @@ impl LogFile {
     fn append(&mut self, lines: &[u8]) {
         self.make_room(lines.len() as u64);
         if let Some(file) = &mut self.file {
-            let _full_disk = file.write_all(lines);
-            self.length += lines.len() as u64;
+            match file.write_all(lines) {
+                Ok(()) => self.length += lines.len() as u64,
+                Err(_full_disk) => self.remove_begun_lines(),
+            }
+        }
+    }
+
+    /// After a write that has perhaps written a part. The file may have been made shorter by others.
+    fn remove_begun_lines(&mut self) {
+        let Some(file) = &self.file else { return };
+        if file.metadata().is_ok_and(|now| now.len() > self.length) {
+            let _full_disk = file.set_len(self.length);
         }
     }
 
@@ -235,6 +245,21 @@ mod tests {
         assert!(stream.pump(&mut log, TURN_BYTES, |_| {}), "it returns while the writer goes on");
         drop(stream);
         writer.join().unwrap();
+    }
+
+    #[test]
+    fn lines_that_are_lost_on_a_full_disk_count_for_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+        let ceiling = LogCeiling { bytes: 100, files: 2 };
+        let mut log = LogFile::open(Some(path.clone()), Some(ceiling)).unwrap();
+        for _ in 0..100 {
+            log.append(b"T stdout F a line\n");
+        }
+        assert_eq!(log.length, 0);
+        let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect();
+        assert_eq!(names, [path], "no older file was replaced by an empty one");
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(super) struct Relay {
     waiting: Vec<u8>,
     /// At the last look there was nothing to read.
     is_dry: bool,
+    /// Pieces that [`Self::finish`] still reads.
+    left: usize,
     /// Nothing more comes.
     has_ended: bool,
 }
@@ -48,7 +50,15 @@ impl Relay {
             rustix::fs::fcntl_setfl(end, flags | OFlags::NONBLOCK)?;
         }
         let (from, to) = (from.into(), to.into());
-        Ok(Self { is_input, from, to, waiting: Vec::new(), is_dry: false, has_ended: false })
+        Ok(Self {
+            is_input,
+            from,
+            to,
+            waiting: Vec::new(),
+            is_dry: false,
+            left: MOST_PIECES,
+            has_ended: false,
+        })
     }
 
     pub(super) fn is_input(&self) -> bool {
@@ -72,15 +82,19 @@ impl Relay {
 
     /// Steps until all that there is has been moved, or the receiver takes no more. As [`Self::step`].
     pub(super) fn finish(&mut self) -> bool {
-        for _ in 0..MOST_PIECES {
+        loop {
+            let will_read = self.waiting.is_empty();
+            if will_read && self.left == 0 {
+                // The rest is not the program's.
+                self.is_dry = true;
+                return true;
+            }
+            self.left -= usize::from(will_read);
             let goes_on = self.step();
             if !goes_on || self.is_empty() || !self.waiting.is_empty() {
                 return goes_on;
             }
         }
-        // The rest is not the program's.
-        self.is_dry = true;
-        true
     }
 
     /// What to wait for. With nothing to write, the end of the receiver.
@@ -166,6 +180,25 @@ mod tests {
         } {}
         writer.join().unwrap();
         assert!(reader.join().unwrap() == sent);
+    }
+
+    #[test]
+    fn what_others_write_after_the_end_is_moved_for_a_while_only() {
+        let (read, mut write) = std::io::pipe().unwrap();
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let mut relay = Relay::output(read.into(), theirs.into()).unwrap();
+        // As a reader that takes as much as the socket has, each time.
+        let mut moved = 0;
+        for _ in 0..10 * MOST_PIECES {
+            write.write_all(&[7; PIECE_BYTES]).unwrap();
+            assert!(relay.finish());
+            if relay.is_empty() {
+                break;
+            }
+            let mut piece = vec![0; PIECE_BYTES];
+            moved += ours.read(&mut piece).unwrap();
+        }
+        assert!(relay.is_empty(), "after {moved} bytes");
     }
 
     #[test]

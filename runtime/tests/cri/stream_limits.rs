@@ -2,14 +2,17 @@
 
 use std::path::Path;
 
+use futures_util::{SinkExt, StreamExt};
 use proto::cri::{ExecRequest, PortForwardRequest, StopContainerRequest};
 use tests::cri::{Cri, eventually, eventually_within};
+use tokio_tungstenite::tungstenite::Message;
 
 use super::exec::{children, exec, running};
 use super::exec_limits::peak_memory;
 use super::spdy_client::{Client, Frame, connect};
 use super::streams::{
-    EXEC, EXEC_BY_WEBSOCKET, PORT_FORWARD, all, heard, host, open_streams, pair, serving, websocket,
+    EXEC, EXEC_BY_WEBSOCKET, PORT_FORWARD, PORT_FORWARD_BY_WEBSOCKET, all, heard, host, open_streams, pair,
+    serving, websocket,
 };
 
 async fn url(cri: &mut Cri, id: &str) -> String {
@@ -131,6 +134,27 @@ async fn a_connection_that_a_pod_does_not_read_ends_and_the_others_of_its_client
     assert_eq!(String::from_utf8(problem).unwrap(), "port 90 of the pod: it does not read what it was sent");
     let passwd = std::fs::read(format!("/proc/{first}/root/etc/passwd")).unwrap();
     assert!(answers.ends_with(&passwd), "{}", String::from_utf8_lossy(&answers));
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_connection_by_websocket_ends_too_if_its_pod_does_not_read() {
+    let (host, mut cri, pod, first) = serving().await;
+    let network = linux::netns::NetNs::open(Path::new(&format!("/proc/{first}/ns/net"))).unwrap();
+    let _silent = network.run(|| std::net::TcpListener::bind("127.0.0.1:90")).unwrap().unwrap();
+    let wanted = PortForwardRequest { pod_sandbox_id: pod.clone(), port: vec![90] };
+    let url = cri.runtime.port_forward(wanted).await.unwrap().into_inner().url;
+    let (mut sending, mut receiving) = websocket(&url, PORT_FORWARD_BY_WEBSOCKET).await.split();
+    // More than the kernel keeps for it.
+    let sent = tokio::spawn(async move {
+        let piece = [&[0][..], &vec![b'x'; 16 << 10]].concat();
+        while sending.send(Message::binary(piece.clone())).await.is_ok() {}
+    });
+    let channels = heard(&mut receiving).await;
+    let problem = String::from_utf8_lossy(&channels[&1][2..]).into_owned();
+    assert_eq!(problem, "port 90 of the pod: it does not read what it was sent");
+    sent.await.unwrap();
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }

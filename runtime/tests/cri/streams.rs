@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
 
-use futures_util::{SinkExt, StreamExt};
+use futures_util::{SinkExt, Stream, StreamExt};
 use proto::cri::{ExecRequest, PortForwardRequest};
 use serde_json::{Value, json};
 use tests::cri::{Cri, Host, IMAGE, container, eventually};
 use tokio::net::TcpStream;
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
+use tokio_tungstenite::tungstenite::{self, Message};
 use tonic::Code;
 
 use super::exec::{children, running};
@@ -20,7 +20,7 @@ use super::spdy_client::{Client, Frame, answer, connect, ends_within};
 pub(crate) const EXEC: &str = "v4.channel.k8s.io";
 pub(crate) const EXEC_BY_WEBSOCKET: &str = "v5.channel.k8s.io";
 const V4_BY_WEBSOCKET: &str = "v4.channel.k8s.io";
-const PORT_FORWARD_BY_WEBSOCKET: &str = "v4.channel.k8s.io";
+pub(crate) const PORT_FORWARD_BY_WEBSOCKET: &str = "v4.channel.k8s.io";
 pub(crate) const PORT_FORWARD: &str = "portforward.k8s.io";
 
 /// A host on whose loopback interface the streaming server is reached.
@@ -148,6 +148,13 @@ async fn a_program_has_a_terminal_of_the_size_that_the_client_names() {
     client.data(ids["stdin"], b"\x03", false).await;
     let (streams, status) = all(&mut client, &ids).await;
     assert_eq!(status["details"]["causes"][0]["message"], "130", "{streams:?}");
+
+    // A program may close its terminal, and open it again.
+    let reopens = request(&id, &["/demo-app", "reopen-terminal"], [true, true, false]);
+    let (mut client, ids) = exec(&mut cri, ExecRequest { tty: true, ..reopens }).await;
+    until(&mut client, &mut Vec::new(), b"open again\r\n").await;
+    let (_, status) = all(&mut client, &ids).await;
+    assert_eq!(status["status"], "Success", "{status}");
 
     let wrong = ExecRequest { tty: true, ..request(&id, &["/demo-app"], [false, true, true]) };
     let refused = cri.runtime.exec(wrong).await.unwrap_err();
@@ -382,7 +389,9 @@ pub(crate) async fn say(client: &mut WebSocket, channel: u8, bytes: &[u8]) {
 }
 
 /// What came on each channel until the server closed.
-pub(crate) async fn heard(client: &mut WebSocket) -> HashMap<u8, Vec<u8>> {
+pub(crate) async fn heard(
+    client: &mut (impl Stream<Item = Result<Message, tungstenite::Error>> + Unpin),
+) -> HashMap<u8, Vec<u8>> {
     let mut channels: HashMap<u8, Vec<u8>> = HashMap::new();
     let all = async {
         while let Some(Ok(message)) = client.next().await {

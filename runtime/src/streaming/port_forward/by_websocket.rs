@@ -7,6 +7,7 @@ use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::inlet::PACE;
 use super::{READ_BYTES, Target, connect};
 use crate::error::chain;
 use crate::streaming::BoxedError;
@@ -34,7 +35,19 @@ where
             socket.send(message(name, &port.to_le_bytes())).await?;
         }
         match connect(Arc::clone(&target), port).await {
-            Ok((stream, _place)) => forward(stream, &mut socket).await,
+            Ok((stream, _place)) => match forward(stream, &mut socket).await? {
+                Ended::Normally => Ok(()),
+                Ended::PodDoesNotRead => {
+                    let text = format!("port {port} of the pod: it does not read what it was sent");
+                    let refused = async {
+                        refuse(&mut socket, &text).await?;
+                        // Unread bytes would make the end a reset, and the client could lose the text.
+                        while let Some(Ok(_discarded)) = socket.next().await {}
+                        Ok(())
+                    };
+                    tokio::time::timeout(PACE, refused).await?
+                }
+            },
             Err(error) => refuse(&mut socket, &format!("port {port} of the pod: {}", chain(&error))).await,
         }
     };
@@ -56,7 +69,12 @@ where
     Ok(socket.send(close()).await?)
 }
 
-async fn forward<IO>(stream: TcpStream, socket: &mut WebSocketStream<IO>) -> Result<(), BoxedError>
+enum Ended {
+    Normally,
+    PodDoesNotRead,
+}
+
+async fn forward<IO>(stream: TcpStream, socket: &mut WebSocketStream<IO>) -> Result<Ended, BoxedError>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
@@ -65,10 +83,17 @@ where
     let activity = Activity::begins();
     let sending = async {
         loop {
-            let Some(received) = activity.wait_for(from_client.next()).await else { return Ok(()) };
-            let Some(received) = received.transpose()? else { return Ok::<_, BoxedError>(()) };
-            if let Some((DATA, bytes)) = channel(&received)? {
-                to_pod.write_all(bytes).await?;
+            let Some(received) = activity.wait_for(from_client.next()).await else {
+                return Ok(Ended::Normally);
+            };
+            let Some(received) = received.transpose()? else { return Ok::<_, BoxedError>(Ended::Normally) };
+            let Some((DATA, mut bytes)) = channel(&received)? else { continue };
+            while !bytes.is_empty() {
+                // Meanwhile, the end of the client is not noticed.
+                match tokio::time::timeout(PACE, to_pod.write(bytes)).await {
+                    Ok(written) => bytes = &bytes[written?..],
+                    Err(_elapsed) => return Ok(Ended::PodDoesNotRead),
+                }
             }
         }
     };
@@ -78,7 +103,8 @@ where
             // A reset by the pod is an end, too.
             let length = from_pod.read(&mut buffer).await.unwrap_or(0);
             if length == 0 {
-                return Ok(to_client.send(close()).await?);
+                to_client.send(close()).await?;
+                return Ok(Ended::Normally);
             }
             to_client.send(message(DATA, &buffer[..length])).await?;
             activity.note();

@@ -15,7 +15,8 @@ const MOST_WAITING: usize = 256 << 10;
 /// Of memory, for each piece: a client may send single bytes.
 pub(super) const PIECE_COST: usize = 128;
 const LEAST_BYTES: usize = 64 << 10;
-const PACE: Duration = Duration::from_secs(5);
+/// Of a pod that takes nothing.
+pub(super) const PACE: Duration = Duration::from_secs(5);
 
 /// Bytes that were given, with [`PIECE_COST`] for each piece, and of them those that the pod took. Both only grow.
 #[derive(Debug, Default)]
