@@ -43,6 +43,7 @@ const USAGE: &str = "usage: demo-app VERB
   monotonic                CLOCK_MONOTONIC in ns, read by the first statement
   status                   /proc/self/status
   count                    1, 2, 3... a line each 10 ms
+  reopen-terminal          closes its terminal, opens it again, and writes
   hold-output              writes to stdout, and keeps all who read it waiting
   demo one|two DIR PORT    the two pods of the demo
   chaos DIR                the pod of the demo in which processes are killed; /sqlite3 must be there";

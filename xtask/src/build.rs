@@ -96,8 +96,6 @@ fn plugin_target() -> &'static str {
     })
 }
 
-/// See Cargo.toml.
-const QUICK_PROFILE: &str = "daemon";
 const MUSL: &str = "x86_64-unknown-linux-musl";
 
 fn has_standard_library(target: &str) -> bool {
@@ -114,36 +112,34 @@ fn add_target(target: &str) -> bool {
     rustup.status().is_ok_and(|status| status.success()) && has_standard_library(target)
 }
 
-/// Packages of products that are built as plugins are, to be small in memory: the keeper is resident
-/// with 0.5 MiB, and with 1.3 MiB as the other products are built.
-const SMALL_PRODUCTS: [&str; 1] = ["keeper"];
-/// Packages of products that are optimized as one program, see Cargo.toml.
-const QUICK_PRODUCTS: [&str; 1] = ["volume-local"];
+/// By which profile of Cargo.toml a product is built. The keeper is to be small in memory, as the plugins
+/// are: it is resident with 0.5 MiB, and with 1.3 MiB as the other products are built.
+fn profile_of(package: &str) -> &'static str {
+    match package {
+        "keeper" => "plugin",
+        "volume-local" => "daemon",
+        _ => "release",
+    }
+}
 
 fn build_products() -> Result<()> {
-    let built_as = |packages: &'static [&str]| {
-        binaries::PRODUCTS.into_iter().filter(move |(package, _binary)| packages.contains(package))
+    let built_by = |profile: &'static str| {
+        binaries::PRODUCTS.into_iter().filter(move |(package, _binary)| profile_of(package) == profile)
     };
     if !binaries::dir().join("hawser-kubelet").is_file() {
         say("the first build takes about ten minutes on two processors");
     }
-    let mut others = static_build("release", binaries::TARGET);
-    let mut quick = static_build(QUICK_PROFILE, binaries::TARGET);
-    for (package, _binary) in binaries::PRODUCTS {
-        if QUICK_PRODUCTS.contains(&package) {
-            quick.args(["-p", package]);
-        } else if !SMALL_PRODUCTS.contains(&package) {
-            others.args(["-p", package]);
+    for profile in ["release", "daemon"] {
+        let mut command = static_build(profile, binaries::TARGET);
+        for (package, _binary) in built_by(profile) {
+            command.args(["-p", package]);
         }
+        run(&mut command)?;
     }
-    run(&mut others)?;
-    run(&mut quick)?;
-    let small: Vec<_> = built_as(&SMALL_PRODUCTS).chain(binaries::CNI_PLUGINS).collect();
+    let small: Vec<_> = built_by("plugin").chain(binaries::CNI_PLUGINS).collect();
     build_as_plugins(&small)?;
-    link_beside_others(
-        &binaries::target_dir().join(binaries::TARGET).join(QUICK_PROFILE),
-        built_as(&QUICK_PRODUCTS),
-    )?;
+    let daemon_dir = binaries::target_dir().join(binaries::TARGET).join("daemon");
+    link_beside_others(&daemon_dir, built_by("daemon"))?;
     link_beside_others(&plugin_dir(), small)
 }
 
