@@ -61,9 +61,11 @@ impl Refusal {
                 StatusCode::BAD_REQUEST
             }
             Self::Streams(StreamError::Container(error)) => status_of(error),
-            Self::Streams(StreamError::NotRunning { .. } | StreamError::NoSandbox { .. }) => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::Streams(
+                StreamError::NotRunning { .. }
+                | StreamError::PodNotRunning { .. }
+                | StreamError::NoSandbox { .. },
+            ) => StatusCode::BAD_REQUEST,
             Self::Streams(StreamError::Runtime(_) | StreamError::Ending) => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Runtime { .. } => StatusCode::BAD_GATEWAY,
         }

@@ -10,9 +10,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Config, Error};
 use crate::admission::Capacity;
+use crate::called_as::called_as;
 use crate::cri::Cri;
 use crate::critical::serves_volumes;
-use crate::objects::{ContainerState, ContainerStatus, EventType, Object, Pod, RestartPolicy};
+use crate::objects::{ContainerState, ContainerStatus, EventType, Object, Pod, PodPhase, RestartPolicy};
 use crate::pressure::NodePressure;
 use crate::runtime_health::RuntimeHealth;
 use crate::sink::Sinks;
@@ -38,8 +39,14 @@ pub struct Handle {
 pub enum StreamError {
     #[error(transparent)]
     Container(#[from] LogPathError),
-    #[error("container \"{container}\" in pod \"{pod}\" is not running")]
+    #[error(
+        "container \"{container}\" in pod \"{pod}\" is not running: see '{} describe pod {pod}'",
+        called_as()
+    )]
     NotRunning { pod: String, container: String },
+    /// kubectl's words.
+    #[error("unable to forward port because pod is not running. Current status={phase:?}")]
+    PodNotRunning { phase: PodPhase },
     #[error("pod \"{pod}\" is not running")]
     NoSandbox { pod: String },
     #[error(transparent)]
@@ -245,10 +252,11 @@ impl Handle {
     /// The URL of one connection to a port of a pod.
     pub async fn port_forward(&self, request: PortForwardRequest) -> Result<String, StreamError> {
         let PortForwardRequest { namespace, pod, port } = request;
-        let missing = || LogPathError::NoPod { namespace: namespace.clone(), pod: pod.clone() };
-        let found = self.store.pod(&namespace, &pod).ok_or_else(missing)?;
-        let (pod_uid, port) = (found.metadata.uid.clone(), i32::try_from(port).unwrap_or(i32::MAX));
-        self.streams(Streams::PortForward { pod, pod_uid, ports: vec![port] }).await
+        let phase = self.pod(&namespace, &pod)?.status.phase;
+        if phase != PodPhase::Running {
+            return Err(StreamError::PodNotRunning { phase });
+        }
+        self.ports_of_pod(&namespace, &pod, vec![i32::try_from(port).unwrap_or(i32::MAX)]).await
     }
 
     /// The URL of streams that `request` describes, for the id of a running container.

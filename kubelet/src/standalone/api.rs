@@ -109,9 +109,11 @@ impl From<Error> for Status {
                 | LogPathError::NotStarted { .. }
                 | LogPathError::NoPrevious { .. } => Self::invalid_argument(text),
             },
-            Error::Streams(StreamError::NotRunning { .. } | StreamError::NoSandbox { .. }) => {
-                Self::failed_precondition(text)
-            }
+            Error::Streams(
+                StreamError::NotRunning { .. }
+                | StreamError::PodNotRunning { .. }
+                | StreamError::NoSandbox { .. },
+            ) => Self::failed_precondition(text),
             Error::Streams(StreamError::Runtime(_) | StreamError::Ending) => Self::unavailable(text),
             Error::Serve { .. } | Error::ReadLog { .. } | Error::ReadUsage { .. } | Error::Stop(_) => {
                 Self::internal(text)

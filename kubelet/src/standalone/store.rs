@@ -87,7 +87,8 @@ pub enum Error {
     Immutable { kind: Kind, name: String, field: &'static str, rule: &'static str },
     #[error(
         "pod {name:?} is invalid: {field}: Forbidden: a running pod keeps it ({before}; wanted: {after}): \
-         only images, cpu and memory, labels, annotations and an earlier activeDeadlineSeconds change in place"
+         only images, cpu and memory, labels, annotations and an earlier activeDeadlineSeconds change in place; \
+         for other changes delete the pod first"
     )]
     RunningPod { name: String, field: String, before: String, after: String },
     #[error("pod {name:?} cannot be resized: {why}")]

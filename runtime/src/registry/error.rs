@@ -117,7 +117,8 @@ pub(crate) enum Problem {
         source: io::Error,
     },
     #[error(
-        "it answers without TLS. To allow that, give its URL as \"http://{address}\" in hosts.toml (--registry-config)"
+        "it answers without TLS. To allow that, write server = \"http://{address}\" into {address}/hosts.toml below \
+         /etc/hawser/certs.d (--registry-config)"
     )]
     NoTls { address: String },
     #[error(transparent)]

@@ -318,7 +318,9 @@ async fn a_registry_that_answers_without_tls_is_named_with_what_to_configure() {
     });
     let cri = start(&mut host).await;
     let error = pull_with(&cri, &format!("{address}/demo:1"), None).await.unwrap_err();
-    let advice = format!("give its URL as \"http://{address}\" in hosts.toml (--registry-config)");
+    let advice = format!(
+        "write server = \"http://{address}\" into {address}/hosts.toml below /etc/hawser/certs.d (--registry-config)"
+    );
     assert!(
         error.message().contains("it answers without TLS. ") && error.message().ends_with(&advice),
         "{error}"

@@ -502,6 +502,10 @@ async fn a_port_of_a_pod_is_reached_over_websocket() {
     assert!(channels[&0].starts_with(&80_u16.to_le_bytes()) && channels[&0].ends_with(&passwd));
     assert_eq!(channels[&1], 80_u16.to_le_bytes());
     let mut client = websocket(&url(vec![81]).await, PORT_FORWARD_BY_WEBSOCKET).await;
+    // Before it knows.
+    for _ in 0..20 {
+        let _refused = client.send(Message::binary(vec![0; 1000])).await;
+    }
     let channels = heard(&mut client).await;
     let problem = String::from_utf8_lossy(&channels[&1][2..]).into_owned();
     assert!(

@@ -39,13 +39,7 @@ where
                 Ended::Normally => Ok(()),
                 Ended::PodDoesNotRead => {
                     let text = format!("port {port} of the pod: it does not read what it was sent");
-                    let refused = async {
-                        refuse(&mut socket, &text).await?;
-                        // Unread bytes would make the end a reset, and the client could lose the text.
-                        while let Some(Ok(_discarded)) = socket.next().await {}
-                        Ok(())
-                    };
-                    tokio::time::timeout(PACE, refused).await?
+                    refuse(&mut socket, &text).await
                 }
             },
             Err(error) => refuse(&mut socket, &format!("port {port} of the pod: {}", chain(&error))).await,
@@ -65,8 +59,14 @@ async fn refuse<IO>(socket: &mut WebSocketStream<IO>, text: &str) -> Result<(), 
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
-    socket.send(message(ERROR, text.as_bytes())).await?;
-    Ok(socket.send(close()).await?)
+    let refused = async {
+        socket.send(message(ERROR, text.as_bytes())).await?;
+        socket.send(close()).await?;
+        // Bytes of the client that are not read would make the end a reset, and the client could lose the text.
+        while let Some(Ok(_discarded)) = socket.next().await {}
+        Ok(())
+    };
+    tokio::time::timeout(PACE, refused).await?
 }
 
 enum Ended {
