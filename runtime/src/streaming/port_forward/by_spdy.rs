@@ -272,7 +272,7 @@ async fn forward<IO: AsyncRead + AsyncWrite + Unpin + Send>(
     let mut writer = writer.lock().await;
     let (ended, problem) = match stop.is_stalled.get() {
         Some(()) => {
-            let problem = format!("port {port} of the pod: it does not read what it was sent");
+            let problem = format!("port {port} of the pod: {Stalled}");
             (writer.reset(data, Reset::FlowControlError).await, problem)
         }
         None => (writer.data(data, b"", true).await, problem),

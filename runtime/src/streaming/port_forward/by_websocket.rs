@@ -7,7 +7,7 @@ use futures_util::{SinkExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::inlet::PACE;
+use super::inlet::{PACE, Stalled};
 use super::{READ_BYTES, Target, connect};
 use crate::error::chain;
 use crate::streaming::BoxedError;
@@ -35,12 +35,11 @@ where
             socket.send(message(name, &port.to_le_bytes())).await?;
         }
         match connect(Arc::clone(&target), port).await {
-            Ok((stream, _place)) => match forward(stream, &mut socket).await? {
-                Ended::Normally => Ok(()),
-                Ended::PodDoesNotRead => {
-                    let text = format!("port {port} of the pod: it does not read what it was sent");
-                    refuse(&mut socket, &text).await
+            Ok((stream, _place)) => match forward(stream, &mut socket).await {
+                Err(error) if error.is::<Stalled>() => {
+                    refuse(&mut socket, &format!("port {port} of the pod: {error}")).await
                 }
+                ended => ended,
             },
             Err(error) => refuse(&mut socket, &format!("port {port} of the pod: {}", chain(&error))).await,
         }
@@ -69,12 +68,7 @@ where
     tokio::time::timeout(PACE, refused).await?
 }
 
-enum Ended {
-    Normally,
-    PodDoesNotRead,
-}
-
-async fn forward<IO>(stream: TcpStream, socket: &mut WebSocketStream<IO>) -> Result<Ended, BoxedError>
+async fn forward<IO>(stream: TcpStream, socket: &mut WebSocketStream<IO>) -> Result<(), BoxedError>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
@@ -83,16 +77,14 @@ where
     let activity = Activity::begins();
     let sending = async {
         loop {
-            let Some(received) = activity.wait_for(from_client.next()).await else {
-                return Ok(Ended::Normally);
-            };
-            let Some(received) = received.transpose()? else { return Ok::<_, BoxedError>(Ended::Normally) };
+            let Some(received) = activity.wait_for(from_client.next()).await else { return Ok(()) };
+            let Some(received) = received.transpose()? else { return Ok::<_, BoxedError>(()) };
             let Some((DATA, mut bytes)) = channel(&received)? else { continue };
             while !bytes.is_empty() {
                 // Meanwhile, the end of the client is not noticed.
                 match tokio::time::timeout(PACE, to_pod.write(bytes)).await {
                     Ok(written) => bytes = &bytes[written?..],
-                    Err(_elapsed) => return Ok(Ended::PodDoesNotRead),
+                    Err(_elapsed) => return Err(Stalled.into()),
                 }
             }
         }
@@ -103,8 +95,7 @@ where
             // A reset by the pod is an end, too.
             let length = from_pod.read(&mut buffer).await.unwrap_or(0);
             if length == 0 {
-                to_client.send(close()).await?;
-                return Ok(Ended::Normally);
+                return Ok(to_client.send(close()).await?);
             }
             to_client.send(message(DATA, &buffer[..length])).await?;
             activity.note();

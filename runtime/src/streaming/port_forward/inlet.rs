@@ -15,7 +15,7 @@ const MOST_WAITING: usize = 256 << 10;
 /// Of memory, for each piece: a client may send single bytes.
 pub(super) const PIECE_COST: usize = 128;
 const LEAST_BYTES: usize = 64 << 10;
-/// Of a pod that takes nothing.
+/// How long a pod may take for [`LEAST_BYTES`]; by WebSocket, for anything at all.
 pub(super) const PACE: Duration = Duration::from_secs(5);
 
 /// Bytes that were given, with [`PIECE_COST`] for each piece, and of them those that the pod took. Both only grow.
@@ -41,7 +41,8 @@ pub(super) struct Outlet {
 }
 
 /// The pod reads too little.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it does not read what it was sent")]
 pub(super) struct Stalled;
 
 pub(super) fn inlet() -> (Inlet, Outlet) {
