@@ -96,6 +96,9 @@ fn try_add(
     if config.starts_locked() {
         // To the kernel's worker on this processor, which sends the first multicast reports.
         std::thread::yield_now();
+        if config.delays_reports(&connection.bridge) {
+            sockets.repeat_in_any_version(&call.ifname)?;
+        }
         sockets.unlock(&connection)?;
     }
     let interfaces = interfaces(config, call, sockets, &connection)?;
@@ -116,7 +119,7 @@ fn connect(
     undo: &mut Undo,
 ) -> Result<(Connection, bool), Error> {
     let connection = sockets.connect(config, call, undo)?;
-    let has_ipv6 = config.ipam().is_some() && sockets.prepare(config, &call.ifname)?;
+    let has_ipv6 = config.ipam().is_some() && sockets.prepare(config, &connection, &call.ifname)?;
     Ok((connection, has_ipv6))
 }
 

@@ -1,7 +1,7 @@
 //! The plugin's configuration, validated. No I/O.
 
 use cni_plugin::{CniError, Dns, Invocation};
-use linux::netlink::{DuplicateDetection, Mac, PortFlags};
+use linux::netlink::{DuplicateDetection, Link, Mac, PortFlags};
 
 use crate::keys::Keys;
 use crate::vlan;
@@ -69,6 +69,12 @@ impl Config {
     /// while duplicate addresses are detected, which needs the answers of other hosts.
     pub(crate) fn starts_locked(&self) -> bool {
         self.has_plain_ipam() && self.duplicate_detection == DuplicateDetection::Off
+    }
+
+    /// Whether the multicast reports of a new container can wait for a second: its port is locked at
+    /// first, no bridge or switch needs them to forward its multicast, and the network ends at the host.
+    pub(crate) fn delays_reports(&self, bridge: &Link) -> bool {
+        self.starts_locked() && self.is_gateway() && !bridge.snoops
     }
 
     /// Whether the IPAM plugin does not use the container's interface. Others may send frames with its

@@ -8,10 +8,11 @@ use linux::netlink::{Changes, DuplicateDetection, RouteSpec, Watch};
 use linux::sysctl::Settings;
 use nix::errno::Errno;
 
-use crate::attach::{ContainerVeth, IPV6, Sockets, tolerate};
+use crate::attach::{Connection, ContainerVeth, IPV6, Sockets, tolerate};
 use crate::config::Config;
 use crate::error::Error;
 use crate::plan::Plan;
+use crate::reports;
 
 /// The reference's timeout.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,7 +20,12 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 impl Sockets {
     /// Settings that do not depend on the addresses, made while the IPAM plugin runs. Returns whether
     /// the interface has IPv6.
-    pub(crate) fn prepare(&self, config: &Config, ifname: &str) -> Result<bool, Error> {
+    pub(crate) fn prepare(
+        &self,
+        config: &Config,
+        connection: &Connection,
+        ifname: &str,
+    ) -> Result<bool, Error> {
         let (settings, directory) = (&self.settings, format!("{IPV6}/{ifname}"));
         Ok(self.netns.visit(&self.home, || {
             let mut accept_dad = "0";
@@ -30,6 +36,9 @@ impl Sockets {
             tolerate(settings.write(&format!("{directory}/accept_dad"), accept_dad));
             // Any container of the bridge can advertise itself as a router.
             tolerate(settings.write(&format!("{directory}/accept_ra"), "0"));
+            if config.delays_reports(&connection.bridge) {
+                reports::begin_in_v1(settings, ifname);
+            }
             settings.read(&format!("{directory}/disable_ipv6")).is_ok_and(|disabled| disabled == "0")
         })?)
     }
@@ -50,6 +59,7 @@ impl Sockets {
         self.add_addresses(config, call, plan, veth, true)?;
         let up = self.container.set_up_unannounced(veth.index, veth.mac);
         up.map_err(|source| Error::SetUp { ifname: ifname.clone(), source })?;
+        self.notice_carrier(veth)?;
         self.add_addresses(config, call, plan, veth, false)?;
         let v6_gateway = plan.result.ips.iter().any(|ip| ip.gateway.is_some_and(|gateway| gateway.is_ipv6()));
         if config.duplicate_detection == DuplicateDetection::On && v6_gateway {

@@ -27,6 +27,7 @@ mod masquerade;
 mod names;
 mod plan;
 mod random;
+mod reports;
 mod rules;
 mod spoof;
 mod status;

@@ -70,6 +70,8 @@ pub struct Link {
     /// Whether it takes routes from IPv6 routers (`accept_ra`, 0: never);
     /// `None` without IPv6.
     pub accept_ra: Option<i32>,
+    /// Whether it is a bridge that snoops multicast.
+    pub snoops: bool,
 }
 
 /// Settings of a bridge port.

@@ -4,6 +4,7 @@ use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use linux::netns::NetNs;
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, RecvFlags, SocketType, ipproto};
 use serde_json::json;
@@ -169,8 +170,9 @@ fn a_container_that_is_not_announced_is_heard_by_all_the_same() {
     let wanted: Ipv6Addr = "fe80::858:aff:fe01:3".parse().unwrap();
     loop {
         let mut packet = [0; 2048];
-        let (_, _, sender) = rustix::net::recvfrom(&socket, &mut packet[..], RecvFlags::empty())
-            .expect("no report of c1 arrived");
+        // A socket with a time-out is not read again by the kernel after a signal (signal(7)).
+        let received = retry_on_intr(|| rustix::net::recvfrom(&socket, &mut packet[..], RecvFlags::empty()));
+        let (_, _, sender) = received.expect("no report of c1 arrived");
         let sender = SocketAddr::try_from(sender.unwrap()).unwrap();
         if sender.ip() == wanted {
             break;

@@ -1,7 +1,7 @@
 //! Multicast between the containers of a bridge: neighbour discovery of IPv6 needs it.
 
 use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto};
 
@@ -24,6 +24,61 @@ fn a_new_bridge_does_not_snoop_and_one_that_exists_keeps_its_setting() {
     run_in(&sandbox.host, &format!("ip link set {} type bridge mcast_snooping 1", sandbox.bridge));
     let second = sandbox.attachment("c2", DUAL).added();
     assert_eq!(snooping(&sandbox), Some(1), "the operator turned it on");
+    first.del();
+    second.del();
+    sandbox.assert_detached();
+}
+
+/// The version of MLD that the container's interface is forced to, and after how many milliseconds it repeats a
+/// report of MLDv1 at the latest.
+fn mld(sandbox: &Sandbox, container: &str) -> (String, String) {
+    let setting = |name: &str| {
+        let path = format!("/proc/sys/net/ipv6/conf/eth0/{name}");
+        run_in(&sandbox.netns(container), &format!("cat {path}")).trim().to_owned()
+    };
+    (setting("force_mld_version"), setting("mldv1_unsolicited_report_interval"))
+}
+
+/// How many reports of MLDv2 the container has received, since the rule was made.
+fn reports_received(sandbox: &Sandbox, container: &str) -> u64 {
+    let chain = run_in(&sandbox.netns(container), "nft -j list chain ip6 t in");
+    let chain: serde_json::Value = serde_json::from_str(&chain).unwrap();
+    let rules = chain["nftables"].as_array().unwrap().iter();
+    let counters = rules.filter_map(|entry| entry["rule"]["expr"][1]["counter"]["packets"].as_u64());
+    counters.sum()
+}
+
+#[test]
+fn the_reports_of_a_new_container_of_a_gateway_are_repeated_within_a_second() {
+    let mut sandbox = Sandbox::new().with_host_local();
+    sandbox.add_container("c2");
+    let first = sandbox.attachment("c1", DUAL).added();
+    let c1 = sandbox.netns("c1");
+    run_in(&c1, "nft add table ip6 t");
+    run_in(&c1, "nft add chain ip6 t in { type filter hook prerouting priority 0 ; }");
+    run_in(&c1, "nft add rule ip6 t in icmpv6 type mld2-listener-report counter");
+    let second = sandbox.attachment("c2", DUAL).added();
+    assert_eq!(mld(&sandbox, "c2"), ("0".to_owned(), "1000".to_owned()));
+    let deadline = Instant::now() + TIMEOUT;
+    while reports_received(&sandbox, "c1") < 2 {
+        assert!(Instant::now() < deadline, "{} reports", reports_received(&sandbox, "c1"));
+    }
+    first.del();
+    second.del();
+    sandbox.assert_detached();
+}
+
+#[test]
+fn reports_are_left_to_the_kernel_where_a_bridge_or_a_switch_may_need_them() {
+    let mut sandbox = Sandbox::new().with_host_local();
+    sandbox.add_container("c2");
+    let as_always = ("0".to_owned(), "10000".to_owned());
+    let layer3 = r#"{"ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}"#;
+    let first = sandbox.attachment("c1", layer3).added();
+    assert_eq!(mld(&sandbox, "c1"), as_always, "the network may go on beyond the host");
+    run_in(&sandbox.host, &format!("ip link set {} type bridge mcast_snooping 1", sandbox.bridge));
+    let second = sandbox.attachment("c2", DUAL).added();
+    assert_eq!(mld(&sandbox, "c2"), as_always, "the bridge snoops");
     first.del();
     second.del();
     sandbox.assert_detached();

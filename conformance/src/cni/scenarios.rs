@@ -48,6 +48,7 @@ pub(super) fn everywhere() -> Vec<Difference> {
             .reference("scope=global")
             .ours("nodad=true scope=global"),
         Difference::new("no-routers", "*/sysctl/ipv6/conf/*/accept_ra").ours("0"),
+        Difference::new("late-reports", "*/sysctl/ipv6/conf/*/mldv1_unsolicited_report_interval").ours("1000"),
         Difference::new("no-snooping", "*/host/link/*/of-kind")
             .reference("*mcast_snooping=1*")
             .ours("*mcast_snooping=0*"),

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{
-    AfSpecInet6, AfSpecUnspec, InfoBridgePort, InfoPortData, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
-    State,
+    AfSpecInet6, AfSpecUnspec, InfoBridge, InfoBridgePort, InfoData, InfoPortData, LinkAttribute, LinkFlags,
+    LinkInfo, LinkMessage, State,
 };
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol, RouteScope,
@@ -104,6 +104,7 @@ pub(super) fn link_of(answer: RouteNetlinkMessage) -> Option<Link> {
         peer: None,
         port: None,
         accept_ra: None,
+        snoops: false,
     };
     for attribute in message.attributes {
         match attribute {
@@ -119,6 +120,9 @@ pub(super) fn link_of(answer: RouteNetlinkMessage) -> Option<Link> {
                 for info in infos {
                     match info {
                         LinkInfo::Kind(kind) => link.kind = Some(kind.to_string()),
+                        LinkInfo::Data(InfoData::Bridge(settings)) => {
+                            link.snoops = settings.contains(&InfoBridge::MulticastSnooping(true));
+                        }
                         LinkInfo::PortData(InfoPortData::BridgePort(settings)) => {
                             link.port = Some(port_flags(&settings));
                         }
