@@ -18,8 +18,8 @@ use crate::statistics::median;
 const FEW: usize = 30;
 const HUNDRED: usize = 100;
 const MANY: usize = 300;
-/// So often there are many.
-const TURNS: usize = 2;
+/// So often there are many. Short turns, since the speed of a machine changes within minutes.
+const TURNS: usize = 6;
 /// Above `MANY`, with room for the pods that are measured.
 const MAX_PODS: usize = 400;
 /// Has that many addresses.
@@ -56,14 +56,14 @@ pub(super) fn scene(sandbox: &Sandbox, runs: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What the next pod of the node takes beside few others and beside many, in turn, since the speed of a machine changes
-/// within minutes; and what many cost.
+/// What the next pod of the node takes beside few others and beside many, in turn, `runs / 2` times in each turn; and
+/// what many cost.
 fn few_and_many(sandbox: &Sandbox, node: &mut Node<'_>, runs: usize) -> Result<Vec<Row>> {
     let title = |number: usize| format!("pod {number} of the node: manifest to first statement");
     let next = |node: &mut Node<'_>, number: usize| {
         step(&title(number), || {
             settle(node.kubelet()?.pid().as_raw())?;
-            pod_start::measure(node, Kind::NoVolume, runs)
+            pod_start::measure(node, Kind::NoVolume, runs.div_ceil(2))
         })
     };
     start_idle(node, "few", 0..FEW - 1)?;
