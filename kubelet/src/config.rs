@@ -6,8 +6,9 @@ mod output;
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+use crate::called_as::called_as;
 use crate::selectors::{FieldSelector, LabelSelector};
 use crate::{durations, sockets};
 pub use keyboard::{
@@ -27,6 +28,14 @@ use crate::pressure::{GracePeriods, PressureLimits, Thresholds};
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Reads the command line of this process. Its messages have the command that users type.
+    pub fn read() -> Result<Self, clap::Error> {
+        let mut matches = Self::command().bin_name(called_as()).try_get_matches()?;
+        Self::from_arg_matches_mut(&mut matches)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -528,8 +537,6 @@ fn unix_socket(text: &str) -> Result<PathBuf, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

@@ -2,13 +2,11 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
     if let Some(exit_code) = runtime::reexec::run_if_asked() {
         return exit_code;
     }
-    match kubelet::config::Cli::try_parse() {
+    match kubelet::config::Cli::read() {
         Ok(cli) => kubelet::cli::execute(cli),
         Err(error) => {
             let _no_reader = error.print();

@@ -166,7 +166,7 @@ impl Registries {
                     break;
                 }
                 Err(problem) => {
-                    failures.push(problem.at(&client.host.authority, format!("manifest {reference}")));
+                    failures.push(problem.at(&client.host.authority, name_of_manifest(wanted)));
                     failed.push(at);
                 }
             }
@@ -299,6 +299,12 @@ impl<'s> Pull<'_, 's> {
 /// The tag or digest to ask for.
 fn reference_of(wanted: &Reference) -> &str {
     wanted.digest.as_deref().or(wanted.tag.as_deref()).unwrap_or("latest")
+}
+
+/// For messages.
+fn name_of_manifest(wanted: &Reference) -> String {
+    let kind = if wanted.digest.is_some() { "manifest" } else { "manifest of tag" };
+    format!("{kind} {}", reference_of(wanted))
 }
 
 fn kind(document: &Document) -> Result<Kind> {

@@ -74,7 +74,7 @@ fn a_pod_runs_an_image_of_a_registry_and_its_events_say_where_it_stands() {
     node.put_manifest("missing.yaml", &pod.yaml()).expect("put");
     let words = [
         format!("Failed to pull image \"{missing}\": "),
-        format!("{ADDRESS}: manifest 2: 404: manifest unknown"),
+        format!("{ADDRESS}: manifest of tag 2: 404: manifest unknown"),
     ];
     node.wait_for_event("Failed", &words.each_ref().map(String::as_str)).expect("an event");
     // Its back-off ends sooner or later: then the image is there.

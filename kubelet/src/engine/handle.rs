@@ -40,10 +40,10 @@ pub enum StreamError {
     #[error(transparent)]
     Container(#[from] LogPathError),
     #[error(
-        "container \"{container}\" in pod \"{pod}\" is not running: see '{} describe pod {pod}'",
+        "container \"{container}\" in pod \"{pod}\" is not running ({state}): see '{} describe pod {pod}'",
         called_as()
     )]
-    NotRunning { pod: String, container: String },
+    NotRunning { pod: String, container: String, state: String },
     /// kubectl's words.
     #[error("unable to forward port because pod is not running. Current status={phase:?}")]
     PodNotRunning { phase: PodPhase },
@@ -310,10 +310,25 @@ fn running_container(pod: &Pod, container: &str) -> Result<String, StreamError> 
     let status = pod.status.of_container(container);
     let running = status.filter(|status| matches!(status.state, ContainerState::Running(_)));
     let id = running.and_then(|status| status.container_id.split_once("://")).map(|(_, id)| id.to_owned());
+    let state = || status.map_or_else(|| "waiting".to_owned(), |status| in_words(&status.state));
     id.ok_or_else(|| StreamError::NotRunning {
         pod: pod.metadata.name.clone(),
         container: container.to_owned(),
+        state: state(),
     })
+}
+
+/// `waiting: CrashLoopBackOff`, `terminated: Completed, exit code 0`.
+fn in_words(state: &ContainerState) -> String {
+    match state {
+        ContainerState::Waiting(waiting) if waiting.reason.is_empty() => "waiting".to_owned(),
+        ContainerState::Waiting(waiting) => format!("waiting: {}", waiting.reason),
+        // Its id is not known yet.
+        ContainerState::Running(_) => "starting".to_owned(),
+        ContainerState::Terminated(ended) => {
+            format!("terminated: {}, exit code {}", ended.reason, ended.exit_code)
+        }
+    }
 }
 
 /// The words are kubelet's where it has any (`validateContainerLogStatus`).

@@ -52,7 +52,7 @@ async fn a_missing_image_is_named_with_the_place_that_was_searched() {
     assert_eq!(error.code(), Code::Unavailable);
     let expected = format!(
         "image \"docker.io/library/nowhere:latest\" is in no OCI layout or archive under {}, and was not \
-         pulled: registry-1.docker.io: manifest latest: find the address of registry-1.docker.io: ",
+         pulled: registry-1.docker.io: manifest of tag latest: find the address of registry-1.docker.io: ",
         host.path("images").display()
     );
     assert!(error.message().starts_with(&expected), "{error}");

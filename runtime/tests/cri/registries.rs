@@ -159,8 +159,8 @@ async fn a_registry_that_wants_other_credentials_is_named_with_what_it_wants() {
     configure(&host, ADDRESS, &format!("ca = \"{}\"", host.path("ca.pem").display()));
     let cri = start(&mut host).await;
     let name = format!("{ADDRESS}/demo:1");
-    let without = format!("{ADDRESS}: manifest 1: credentials are needed (imagePullSecrets)");
-    let wrong = format!("{ADDRESS}: manifest 1: unauthorized, also with user and password: ");
+    let without = format!("{ADDRESS}: manifest of tag 1: credentials are needed (imagePullSecrets)");
+    let wrong = format!("{ADDRESS}: manifest of tag 1: unauthorized, also with user and password: ");
     for (auth, problem) in [(None, without), (password(USER, "geheim"), wrong)] {
         let error = pull_with(&cri, &name, auth).await.unwrap_err();
         assert_eq!(error.code(), tonic::Code::PermissionDenied);
@@ -169,7 +169,7 @@ async fn a_registry_that_wants_other_credentials_is_named_with_what_it_wants() {
     }
     let missing = pull_with(&cri, &format!("{ADDRESS}/demo:2"), password(USER, PASSWORD)).await.unwrap_err();
     assert_eq!(missing.code(), tonic::Code::NotFound);
-    assert!(missing.message().ends_with("manifest 2: 404: manifest unknown"), "{missing}");
+    assert!(missing.message().ends_with("manifest of tag 2: 404: manifest unknown"), "{missing}");
     assert!(!host.log().contains("geheim") && !host.log().contains(PASSWORD), "{}", host.log());
 }
 
@@ -310,7 +310,7 @@ async fn an_image_of_the_images_directory_is_not_asked_for() {
     assert_eq!(registry.requests().len(), 1);
     let expected = format!(
         "image \"docker.io/library/other:1\" is in no OCI layout or archive under {}, and was not pulled: {}: \
-         manifest 1: 500",
+         manifest of tag 1: 500",
         host.path("images").display(),
         registry.address
     );
@@ -328,7 +328,7 @@ async fn a_host_is_found_by_name() {
     let cri = start(&mut host).await;
     pull_with(&cri, &format!("localhost:{port}/demo:1"), None).await.unwrap();
     let error = pull_with(&cri, "no-such-host.invalid/demo:1", None).await.unwrap_err();
-    let expected = "no-such-host.invalid: manifest 1: find the address of no-such-host.invalid: ";
+    let expected = "no-such-host.invalid: manifest of tag 1: find the address of no-such-host.invalid: ";
     assert!(error.message().contains(expected), "{error}");
 }
 
