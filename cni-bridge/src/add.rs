@@ -8,6 +8,7 @@ use linux::interface::Interfaces;
 
 use crate::attach::{Connection, Sockets};
 use crate::config::{Config, Container};
+use crate::container::Prepared;
 use crate::error::Error;
 use crate::introduction::{self, Introduction, Known};
 use crate::names::format_mac;
@@ -67,14 +68,14 @@ fn try_add(
     if pending.as_ref().is_some_and(PendingAdd::has_refused) {
         undo.keep_addresses();
     }
-    let ((mut connection, has_ipv6), addresses) = (connected?, addresses?);
+    let ((mut connection, prepared), addresses) = (connected?, addresses?);
 
     let mut is_announced = false;
     let result = match addresses {
         Some(addresses) => {
             let plan = Plan::new(config, addresses)?;
             let Introduction { mac, announced } =
-                introduction(config, sockets, &plan, &connection, has_ipv6)?;
+                introduction(config, sockets, &plan, &connection, prepared)?;
             (connection.container_veth.mac, is_announced) = (mac, announced);
             sockets.configure(config, call, &plan, connection.container_veth)?;
             // After a failure at this point, nothing that other containers use was touched.
@@ -96,7 +97,7 @@ fn try_add(
     if config.starts_locked() {
         // To the kernel's worker on this processor, which sends the first multicast reports.
         std::thread::yield_now();
-        if config.delays_reports(&connection.bridge) {
+        if prepared.is_some_and(|prepared| prepared.begins_in_v1) {
             sockets.repeat_in_any_version(&call.ifname)?;
         }
         sockets.unlock(&connection)?;
@@ -111,16 +112,17 @@ fn try_add(
     Ok(result)
 }
 
-/// Makes the links. Also returns whether the container's interface has IPv6.
+/// Makes the links, and prepares the container's interface for addresses if it gets any.
 fn connect(
     config: &Config,
     call: &Invocation,
     sockets: &Sockets,
     undo: &mut Undo,
-) -> Result<(Connection, bool), Error> {
+) -> Result<(Connection, Option<Prepared>), Error> {
     let connection = sockets.connect(config, call, undo)?;
-    let has_ipv6 = config.ipam().is_some() && sockets.prepare(config, &connection, &call.ifname)?;
-    Ok((connection, has_ipv6))
+    let prepare = |_ipam| sockets.prepare(config, &connection, &call.ifname);
+    let prepared = config.ipam().map(prepare).transpose()?;
+    Ok((connection, prepared))
 }
 
 /// The MAC and the announcement of a container with these addresses.
@@ -129,14 +131,14 @@ fn introduction(
     sockets: &Sockets,
     plan: &Plan,
     connection: &Connection,
-    has_ipv6: bool,
+    prepared: Option<Prepared>,
 ) -> Result<Introduction, Error> {
     let ips = &plan.result.ips;
     let neighbour = |ip: Ipv4Addr| sockets.host.neighbour(connection.bridge.index, ip.into());
     let known = Known {
         current: connection.container_veth.mac,
         earlier: introduction::first_ipv4(ips).map(neighbour).transpose()?.flatten(),
-        has_ipv6: has_ipv6 || plan.has_ipv6(),
+        has_ipv6: prepared.is_some_and(|prepared| prepared.has_ipv6) || plan.has_ipv6(),
     };
     Ok(Introduction::new(config, ips, known))
 }

@@ -17,15 +17,22 @@ use crate::reports;
 /// The reference's timeout.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The container's interface before it has addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prepared {
+    pub(crate) has_ipv6: bool,
+    /// Whether it joins its multicast groups in MLDv1.
+    pub(crate) begins_in_v1: bool,
+}
+
 impl Sockets {
-    /// Settings that do not depend on the addresses, made while the IPAM plugin runs. Returns whether
-    /// the interface has IPv6.
+    /// Settings that do not depend on the addresses, made while the IPAM plugin runs.
     pub(crate) fn prepare(
         &self,
         config: &Config,
         connection: &Connection,
         ifname: &str,
-    ) -> Result<bool, Error> {
+    ) -> Result<Prepared, Error> {
         let (settings, directory) = (&self.settings, format!("{IPV6}/{ifname}"));
         Ok(self.netns.visit(&self.home, || {
             let mut accept_dad = "0";
@@ -36,10 +43,10 @@ impl Sockets {
             tolerate(settings.write(&format!("{directory}/accept_dad"), accept_dad));
             // Any container of the bridge can advertise itself as a router.
             tolerate(settings.write(&format!("{directory}/accept_ra"), "0"));
-            if config.delays_reports(&connection.bridge) {
-                reports::begin_in_v1(settings, ifname);
-            }
-            settings.read(&format!("{directory}/disable_ipv6")).is_ok_and(|disabled| disabled == "0")
+            let has_ipv6 =
+                settings.read(&format!("{directory}/disable_ipv6")).is_ok_and(|disabled| disabled == "0");
+            let delays = config.delays_reports(&connection.bridge);
+            Prepared { has_ipv6, begins_in_v1: delays && reports::begin_in_v1(settings, ifname) }
         })?)
     }
 

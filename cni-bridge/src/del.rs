@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::error::{Error, Failures, NetnsError};
 use crate::iptables_chain::Addresses;
 use crate::keys::KEYS;
-use crate::names::{alias, format_mac, veth_name};
+use crate::names::{alias, format_mac, is_of_attachment, veth_name};
 use crate::undo::delete;
 use crate::{flows, rules};
 
@@ -96,18 +96,26 @@ fn masqueraded(call: &Invocation, of_rules: Vec<IpAddr>) -> Vec<IpAddr> {
 
 /// Removes the link. A container may rename its interface and give the name to another one, so the
 /// host's veth decides: if the peer of the container's interface has our alias, deleting it removes
-/// both, whatever their names.
+/// both, whatever their names. The interface of another attachment stays: the path of a namespace may
+/// lead to another container by now (/proc/PID/ns/net), or a container may have exchanged two names.
 fn remove_link(call: &Invocation, inside: Option<Inside>) -> Result<(), Error> {
     let host = Netlink::open()?;
     let Some(Inside { container, link }) = inside else { return remove_host_end(call, &host) };
     let peer = link.peer.map(|peer| host.link_by_index(peer)).transpose()?.flatten();
-    match peer.filter(|peer| peer.alias.as_deref() == Some(&alias(call))) {
-        Some(port) => delete(&host, port.index)?,
+    match peer {
+        Some(port) if port.alias.as_deref() == Some(&alias(call)) => delete(&host, port.index)?,
+        Some(port) if is_of_another_attachment(&port, &link) => return remove_host_end(call, &host),
         // Made by the reference, by an ADD that was killed before it set the alias, or by the
         // container itself.
-        None => remove_host_end(call, &host)?,
+        _ => remove_host_end(call, &host)?,
     }
     delete(&container, link.index)
+}
+
+/// Indexes of another namespace alone are no proof: a container chooses them for its own links.
+fn is_of_another_attachment(port: &Link, link: &Link) -> bool {
+    let has_our_mark = port.alias.as_deref().is_some_and(is_of_attachment);
+    has_our_mark && port.master.is_some() && port.peer == Some(link.index)
 }
 
 /// Finds and removes the host's veth without the namespace. The kernel removes it too, but only

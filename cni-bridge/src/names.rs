@@ -33,6 +33,11 @@ pub(crate) fn alias_of(network: &str, container_id: &str, ifname: &str) -> Strin
     format!("{}{attachment}", digest_prefix(network))
 }
 
+/// Whether the alias marks one of our veths.
+pub(crate) fn is_of_attachment(alias: &str) -> bool {
+    alias.starts_with("cni:")
+}
+
 /// Whether the alias marks one of our veths in the network. Names and ids contain no colon.
 pub(crate) fn is_of_network(alias: &str, network: &str) -> bool {
     alias.starts_with(&format!("cni:{network}:")) || alias.starts_with(&digest_prefix(network))

@@ -12,16 +12,25 @@ use linux::sysctl::Settings;
 use crate::attach::{ContainerVeth, IPV6, Sockets, tolerate};
 use crate::error::Error;
 
-/// Milliseconds; as with MLDv2.
+const INTERVAL: &str = "mldv1_unsolicited_report_interval";
+/// Milliseconds: the kernel's default, and that of MLDv2.
+const ANY_INTERVAL: &str = "10000";
 const REPEATED_WITHIN: &str = "1000";
 const VERSION: &str = "force_mld_version";
 /// The version that routers ask for; 2 without one.
 const ANY_VERSION: &str = "0";
 
-/// Before the link goes up, in the container's namespace.
-pub(crate) fn begin_in_v1(settings: &Settings, ifname: &str) {
-    tolerate(settings.write(&format!("{IPV6}/{ifname}/mldv1_unsolicited_report_interval"), REPEATED_WITHIN));
-    tolerate(settings.write(&format!("{IPV6}/{ifname}/{VERSION}"), "1"));
+/// Before the link goes up, in the container's namespace. Returns false, and sets nothing, if the
+/// namespace gives its interfaces other settings than the kernel does, or none.
+pub(crate) fn begin_in_v1(settings: &Settings, ifname: &str) -> bool {
+    let setting = |name: &str| format!("{IPV6}/{ifname}/{name}");
+    let is = |name, value| settings.read(&setting(name)).is_ok_and(|found| found == value);
+    let begins = is(VERSION, ANY_VERSION) && is(INTERVAL, ANY_INTERVAL);
+    if begins {
+        tolerate(settings.write(&setting(INTERVAL), REPEATED_WITHIN));
+        tolerate(settings.write(&setting(VERSION), "1"));
+    }
+    begins
 }
 
 impl Sockets {

@@ -61,7 +61,8 @@ pub struct Flows {
 ///
 /// For a dump, the kernel visits each bucket of its table (5 to 10 ms for 262,144 buckets). Without
 /// entries there is no dump, with few entries one, and otherwise one for each address family, for
-/// any number of `flows`. The kernel filters what all of them exclude (since 5.8; before, it is
+/// any number of `flows`. If an entry cannot be deleted, the others are, and the first error is
+/// returned. The kernel filters what all of them exclude (since 5.8; before, it is
 /// done here).
 pub fn delete(flows: &[Flows]) -> Result<usize> {
     const OP: &str = "open netlink socket";
@@ -76,14 +77,18 @@ pub fn delete(flows: &[Flows]) -> Result<usize> {
         1..=FEW if families.len() > 1 => families = vec![NFPROTO_UNSPEC],
         _ => {}
     }
-    let mut deleted = 0;
+    let (mut deleted, mut first_error) = (0, None);
     for family in families {
         let flows: Vec<Flows> = flows.iter().copied().filter(|flow| flow.may_be(family)).collect();
         for (family, name) in list(socket, family, &flows)? {
-            deleted += usize::from(delete_entry(socket, family, &name)?);
+            // Kernels before 6.4 keep the entry of an offloaded flow (EBUSY).
+            match delete_entry(socket, family, &name) {
+                Ok(was_there) => deleted += usize::from(was_there),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
         }
     }
-    Ok(deleted)
+    first_error.map_or(Ok(deleted), Err)
 }
 
 /// Listing this many entries is faster than visiting the table twice.

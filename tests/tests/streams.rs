@@ -140,7 +140,12 @@ fn a_container_reads_what_an_attached_command_reads() {
     node.wait_for_phase("copy", "Succeeded").expect("the kubelet knows its end");
     let (code, said) = failure(&node, &["attach", "copy"]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("container \"business\" in pod \"copy\" is not running (terminated: Completed, exit code 0)"), "{said}");
+    assert!(
+        said.contains(
+            "container \"business\" in pod \"copy\" is not running (terminated: Completed, exit code 0)"
+        ),
+        "{said}"
+    );
     let (_, said) = failure(&node, &["attach", "absent"]);
     assert_eq!(said, "Error from server (NotFound): pods \"absent\" not found in namespace \"default\"\n");
     node.finish(&idle).expect("nothing is left");

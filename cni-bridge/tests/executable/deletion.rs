@@ -135,6 +135,25 @@ fn the_port_goes_when_the_container_gave_the_interfaces_name_to_another_one() {
 }
 
 #[test]
+fn an_interface_of_another_attachment_stays() {
+    let sandbox = Sandbox::new().with_host_local();
+    let first = sandbox.attachment("c1", DUAL).added();
+    let mut second = sandbox.attachment("c1", "{}");
+    second.ifname = "net1".to_owned();
+    let second = second.added();
+    // The container exchanges the names.
+    let container = sandbox.netns("c1");
+    for (from, to) in [("eth0", "other"), ("net1", "eth0"), ("other", "net1")] {
+        run_in(&container, &format!("ip link set {from} down"));
+        run_in(&container, &format!("ip link set {from} name {to}"));
+    }
+    second.del();
+    assert_eq!(Sandbox::links(&container), ["lo", "net1"], "it is the first one's");
+    first.del();
+    sandbox.assert_detached();
+}
+
+#[test]
 fn a_link_of_the_reference_goes_by_what_the_runtime_remembers() {
     let sandbox = Sandbox::new().with_host_local();
     let mut attachment = sandbox.attachment("c1", DUAL).added();

@@ -81,6 +81,16 @@ fn reports_are_left_to_the_kernel_where_a_bridge_or_a_switch_may_need_them() {
     assert_eq!(mld(&sandbox, "c2"), as_always, "the bridge snoops");
     first.del();
     second.del();
+    run_in(&sandbox.host, &format!("ip link set {} type bridge mcast_snooping 0", sandbox.bridge));
+    sandbox
+        .netns("c1")
+        .run(|| linux::sysctl::write("net/ipv6/conf/default/force_mld_version", "2"))
+        .unwrap()
+        .unwrap();
+    let third = sandbox.attachment("c1", DUAL).added();
+    let chosen = ("2".to_owned(), "10000".to_owned());
+    assert_eq!(mld(&sandbox, "c1"), chosen, "the namespace's own settings");
+    third.del();
     sandbox.assert_detached();
 }
 
