@@ -13,8 +13,9 @@ use crate::attach::{ContainerVeth, IPV6, Sockets, tolerate};
 use crate::error::Error;
 
 const INTERVAL: &str = "mldv1_unsolicited_report_interval";
-/// Milliseconds: the kernel's default, and that of MLDv2.
+/// Milliseconds, the kernel's default.
 const ANY_INTERVAL: &str = "10000";
+/// Milliseconds, as with MLDv2.
 const REPEATED_WITHIN: &str = "1000";
 const VERSION: &str = "force_mld_version";
 /// The version that routers ask for; 2 without one.
