@@ -203,12 +203,12 @@ impl Volumes {
             Some(VolumeSource::EmptyDir(source)) => {
                 let dir = self.shared.layout.empty_dir(uid, &volume.name);
                 let turn = local_turn.lock().await;
-                let host_path = self.shared.empty_dirs.ensure(dir, source.clone()).await?;
+                let marker = self.shared.layout.empty_dir_ready(uid, &volume.name);
+                let host_path = self.shared.empty_dirs.ensure(dir, source.clone(), marker.clone()).await?;
                 drop(turn);
                 if let Some(group) = pod.spec.security_context.fs_group {
                     // Like kubelet, change a pod's own volumes even if the root's group is right.
                     let policy = FsGroupChangePolicy::Always;
-                    let marker = self.shared.layout.empty_dir_ready(uid, &volume.name);
                     let root = host_path.clone();
                     ownership::change_group(GroupChange { root, group, policy, marker }).await?;
                 }
