@@ -96,7 +96,7 @@ fn masqueraded(call: &Invocation, of_rules: Vec<IpAddr>) -> Vec<IpAddr> {
 
 /// Removes the link. A container may rename its interface and give the name to another one, so the
 /// host's veth decides: if the peer of the container's interface has our alias, deleting it removes
-/// both, whatever their names. The interface of another attachment stays: the path of a namespace may
+/// both, also if they were renamed. The interface of another attachment stays: the path of a namespace may
 /// lead to another container by now (/proc/PID/ns/net), or a container may have exchanged two names.
 fn remove_link(call: &Invocation, inside: Option<Inside>) -> Result<(), Error> {
     let host = Netlink::open()?;

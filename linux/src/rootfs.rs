@@ -306,10 +306,9 @@ pub fn ensure_in_root(root: impl AsFd, path: &Path, kind: Kind) -> Result<OwnedF
     Ok(dir)
 }
 
-/// Whether an O_PATH descriptor refers to a directory.
+/// Whether an O_PATH descriptor refers to a directory, as [`file_type`].
 pub fn is_directory(fd: impl AsFd) -> Result<bool> {
-    let stat = rustix::fs::fstat(fd).map_err(|e| Error::new("fstat", "mount source", e))?;
-    Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    Ok(file_type(fd)? == FileType::Directory)
 }
 
 /// The file type of an O_PATH descriptor, from the kernel's memory: no request goes to a FUSE

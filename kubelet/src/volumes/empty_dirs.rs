@@ -203,6 +203,19 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_dir_with_the_right_mode_is_not_changed() {
+        use std::os::unix::fs::MetadataExt;
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("scratch");
+        let changed = || fs::metadata(&dir).map(|found| (found.ctime(), found.ctime_nsec())).unwrap();
+        ensure(&dir, &EmptyDirVolume::default(), NO_MARKER.as_ref()).unwrap();
+        let before = changed();
+        std::thread::park_timeout(std::time::Duration::from_millis(20));
+        ensure(&dir, &EmptyDirVolume::default(), NO_MARKER.as_ref()).unwrap();
+        assert_eq!(changed(), before);
+    }
+
+    #[test]
     fn what_a_container_has_changed_of_its_root_stays() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("scratch");

@@ -19,7 +19,7 @@ use linux::mount::{self, UnmountMode};
 use linux::{beneath, rootfs};
 use nix::errno::Errno;
 use runtime::Locks;
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 
 use super::error::Error;
 use super::{Mounted, Shared, Volumes, files, mounted};
@@ -140,8 +140,8 @@ fn attach(tree: Option<&OwnedFd>, place: &Path) -> Result<(), Error> {
     }
     files::remove_mount_point(place)?;
     files::make_dir(place.parent().unwrap_or(Path::new("/")), 0o750)?;
-    let file_type = tree.map_or(Ok(FileType::Directory), rootfs::file_type).map_err(Error::Kernel)?;
-    if file_type == FileType::Directory {
+    let is_directory = tree.map_or(Ok(true), rootfs::is_directory).map_err(Error::Kernel)?;
+    if is_directory {
         files::make_mount_point(place, 0o755)?;
     } else {
         fs::File::create_new(place).map_err(|e| Error::io("create", place, e))?;
