@@ -203,14 +203,17 @@ async fn a_registry_that_asks_for_token_after_token_is_given_up() {
     .await;
     [&registry, &looped, &dead, &split].into_iter().for_each(|server| configure_plain(&host, server));
     let cri = start(&mut host).await;
-    assert_eq!(refused(&host, &cri, &registry).await, "manifest 1: unauthorized, also with a new token");
+    assert_eq!(
+        refused(&host, &cri, &registry).await,
+        "manifest of tag 1: unauthorized, also with a new token"
+    );
     assert_eq!((service.requests().len(), registry.requests().len()), (1, 2));
     let error = refused(&host, &cri, &looped).await;
-    assert_eq!(error, format!("manifest 1: token service {:?}: 401", looped.address.to_string()));
+    assert_eq!(error, format!("manifest of tag 1: token service {:?}: 401", looped.address.to_string()));
     assert_eq!(looped.requests().len(), 2);
     let error = refused(&host, &cri, &dead).await;
     assert!(
-        error.starts_with("manifest 1: token service \"http://127.0.0.1:1/token\": connect: "),
+        error.starts_with("manifest of tag 1: token service \"http://127.0.0.1:1/token\": connect: "),
         "{error}"
     );
     let error = refused(&host, &cri, &split).await;
@@ -229,7 +232,7 @@ async fn a_host_that_is_redirected_to_cannot_ask_for_credentials() {
     let registry = Server::start(move |_| Reply::redirect(&format!("http://{target}/blob"))).await;
     configure_plain(&host, &registry);
     let cri = start(&mut host).await;
-    assert_eq!(refused(&host, &cri, &registry).await, "manifest 1: 401");
+    assert_eq!(refused(&host, &cri, &registry).await, "manifest of tag 1: 401");
     let paths: Vec<_> = other.requests().iter().map(|request| request.path.clone()).collect();
     assert_eq!(paths, ["/blob"]);
     assert!(!other.requests()[0].headers.contains_key("authorization"));
@@ -255,9 +258,12 @@ async fn redirects_have_an_end_and_never_leave_tls() {
     let ca = format!("ca = \"{}\"", host.path("ca.pem").display());
     configure(&host, &leaving.address.to_string(), &ca);
     let cri = start(&mut host).await;
-    assert_eq!(refused(&host, &cri, &endless).await, "manifest 1: redirected more than 5 times");
+    assert_eq!(refused(&host, &cri, &endless).await, "manifest of tag 1: redirected more than 5 times");
     let error = refused(&host, &cri, &nowhere).await;
-    assert!(error.starts_with("manifest 1: redirected to \"file:///etc/shadow\", which is not"), "{error}");
+    assert!(
+        error.starts_with("manifest of tag 1: redirected to \"file:///etc/shadow\", which is not"),
+        "{error}"
+    );
     let name = format!("{}/a:1", leaving.address);
     let error = pull_with(&cri, &name, password("anna", "geheim")).await.unwrap_err();
     let expected = format!("redirected to \"http://{target}/\", which is not an https URL");
@@ -282,7 +288,7 @@ async fn certificates_are_verified_unless_the_configuration_says_otherwise() {
     configure(&host, &old.address.to_string(), &format!("ca = \"{}\"", host.path("old.pem").display()));
     let cri = start(&mut host).await;
     let error = refused(&host, &cri, &unknown).await;
-    assert!(error.starts_with("manifest 1: TLS: invalid peer certificate: "), "{error}");
+    assert!(error.starts_with("manifest of tag 1: TLS: invalid peer certificate: "), "{error}");
     let error = refused(&host, &cri, &old).await;
     assert!(error.contains("certificate expired"), "{error}");
     assert_eq!(unknown.requests().len() + old.requests().len(), 0);
@@ -298,7 +304,7 @@ async fn a_registry_without_tls_is_used_only_where_that_is_configured() {
     let server = Server::start(move |request| image.reply(&request.path)).await;
     let cri = start(&mut host).await;
     let error = refused(&host, &cri, &server).await;
-    assert!(error.starts_with("manifest 1: TLS: "), "{error}");
+    assert!(error.starts_with("manifest of tag 1: TLS: "), "{error}");
     configure_plain(&host, &server);
     pull_with(&cri, &format!("{}/demo:1", server.address), None).await.unwrap();
 }
@@ -353,7 +359,7 @@ async fn a_registry_that_sends_nothing_for_the_idle_limit_is_given_up() {
     let begun = Instant::now();
     let limit = "no byte for 2 s (--image-pull-idle-seconds)";
     let of_silent = refused(&host, &cri, &silent).await;
-    assert_eq!(of_silent, format!("manifest 1: {limit}"));
+    assert_eq!(of_silent, format!("manifest of tag 1: {limit}"));
     let of_stalled = refused(&host, &cri, &stalled).await;
     assert_eq!(of_stalled, format!("layer {} of 1: {limit}", image.layers[0]));
     let error = pull_with(&cri, &format!("{address}/demo:1"), None).await.unwrap_err();

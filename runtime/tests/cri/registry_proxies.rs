@@ -176,7 +176,7 @@ async fn a_proxy_that_refuses_or_hangs_is_named_and_no_proxy_leads_past_it() {
     let url = refusing.address.to_string();
     let variables = [("HTTPS_PROXY", url.as_str()), ("HTTP_PROXY", url.as_str())];
     let cri = start(&mut host, &variables).await;
-    assert_eq!(pull(&cri, None).await.unwrap_err(), format!("manifest 1: proxy {url}: 407"));
+    assert_eq!(pull(&cri, None).await.unwrap_err(), format!("manifest of tag 1: proxy {url}: 407"));
     // Addresses of this machine need none.
     pull_with(&cri, &format!("{place}/demo:1"), None).await.unwrap();
     assert_eq!(refusing.heads().len(), 1);
@@ -186,16 +186,16 @@ async fn a_proxy_that_refuses_or_hangs_is_named_and_no_proxy_leads_past_it() {
     let url = silent.local_addr().unwrap().to_string();
     let cri = start(&mut host, &[("HTTPS_PROXY", &url)]).await;
     let error = pull(&cri, None).await.unwrap_err();
-    assert_eq!(error, format!("manifest 1: proxy {url}: no byte for 2 s (--image-pull-idle-seconds)"));
+    assert_eq!(error, format!("manifest of tag 1: proxy {url}: no byte for 2 s (--image-pull-idle-seconds)"));
 
     host.kill();
     let cri = start(&mut host, &[("HTTPS_PROXY", &url), ("NO_PROXY", ".test")]).await;
     let error = pull(&cri, None).await.unwrap_err();
-    assert!(error.starts_with("manifest 1: find the address of registry.test: "), "{error}");
+    assert!(error.starts_with("manifest of tag 1: find the address of registry.test: "), "{error}");
 
     host.kill();
     let cri = start(&mut host, &[("HTTPS_PROXY", "socks5://anna:geheim@p.example:1")]).await;
     let error = pull(&cri, None).await.unwrap_err();
-    assert_eq!(error, "manifest 1: HTTPS_PROXY: only proxies with http:// are supported");
+    assert_eq!(error, "manifest of tag 1: HTTPS_PROXY: only proxies with http:// are supported");
     assert_no_downloads(&host);
 }
