@@ -25,7 +25,9 @@ pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
     let removed = failures.keep(rules::remove(call, &|| addresses(call, inside.as_ref())));
     failures.keep(remove_link(call, inside));
     // After the link: without it, the container cannot start further flows.
-    flows::forget(&masqueraded(call, removed.unwrap_or_default()));
+    if let Some(masqueraded) = removed {
+        flows::forget(&masqueraded.without_successors(remembered_if_masqueraded(call)));
+    }
     // Last: once an address is free, another container may get it. After a failure it stays
     // reserved, and the runtime calls DEL again.
     if let Some(ipam) = ipam
@@ -85,13 +87,11 @@ fn remembered_addresses(call: &Invocation) -> Option<Vec<IpAddr>> {
     Some(result.ips.iter().map(|ip| ip.address.ip()).collect())
 }
 
-/// The addresses of the removed rules and of `prevResult`: iptables may have masqueraded them, or
-/// the rules may be gone already. Not the interface's addresses: a container may give itself the
-/// address of another one.
-fn masqueraded(call: &Invocation, of_rules: Vec<IpAddr>) -> Vec<IpAddr> {
+/// The addresses of `prevResult`: iptables may have masqueraded them, or the rules may be gone
+/// already. Not the interface's addresses: a container may give itself the address of another one.
+fn remembered_if_masqueraded(call: &Invocation) -> Vec<IpAddr> {
     let asked = call.conf.fields(KEYS).bool("ipMasq").unwrap_or(false);
-    let remembered = asked.then(|| remembered_addresses(call)).flatten();
-    of_rules.into_iter().chain(remembered.into_iter().flatten()).collect()
+    asked.then(|| remembered_addresses(call)).flatten().unwrap_or_default()
 }
 
 /// Removes the link. A container may rename its interface and give the name to another one, so the

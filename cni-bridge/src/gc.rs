@@ -15,9 +15,11 @@ pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
     let host = Netlink::open()?;
     let mut failures = Failures::default();
     // In the order of DEL, for the same reasons.
-    let masqueraded = failures.keep(rules::collect(call, &valid, &host));
+    let removed = failures.keep(rules::collect(call, &valid, &host));
     failures.keep(delete_stale_links(&host, &call.conf.name, &valid));
-    flows::forget(&masqueraded.unwrap_or_default());
+    if let Some(masqueraded) = removed {
+        flows::forget(&masqueraded.without_successors(Vec::new()));
+    }
     if let Some(ipam) = failures.keep(call.conf.ipam_type()).flatten()
         && failures.is_empty()
     {

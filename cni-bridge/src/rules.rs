@@ -34,6 +34,22 @@ impl Port<'_> {
     }
 }
 
+/// The addresses of the rules of [`masquerade`], after a removal.
+#[derive(Debug, Default)]
+pub(crate) struct Masqueraded {
+    removed: Vec<IpAddr>,
+    kept: Vec<IpAddr>,
+}
+
+impl Masqueraded {
+    /// The addresses of the removed rules and `remembered`, without those that other attachments
+    /// have by now: a DEL may come twice, and the reference's frees the address before the rules.
+    pub(crate) fn without_successors(self, remembered: Vec<IpAddr>) -> Vec<IpAddr> {
+        let Self { removed, kept } = self;
+        removed.into_iter().chain(remembered).filter(|address| !kept.contains(address)).collect()
+    }
+}
+
 /// Whether the configuration requests any rules.
 pub(crate) fn are_wanted(config: &Config) -> bool {
     config.masquerade.is_some() || config.spoof_check
@@ -105,8 +121,8 @@ fn ensure_nf_tables(
 
 /// Removes the attachment's rules: ours and the reference's, with any backend. `addresses`
 /// distinguishes a container's interfaces if the rules do not; if none is known, all rules are
-/// removed. Returns the addresses of the rules of [`masquerade`].
-pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Result<Vec<IpAddr>, Error> {
+/// removed.
+pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Result<Masqueraded, Error> {
     let chain = iptables_chain::chain_name(&call.conf.name, &call.container_id);
     let masqueraded = change(|nf, tables, batch| {
         let owner = masquerade::Owner::of(call);
@@ -121,13 +137,12 @@ pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Re
     Ok(masqueraded)
 }
 
-/// Removes the rules of this network's attachments that are not valid. Returns the same as
-/// [`remove`].
+/// Removes the rules of this network's attachments that are not valid.
 pub(crate) fn collect(
     call: &Invocation,
     valid: &ValidAttachments,
     host: &Netlink,
-) -> Result<Vec<IpAddr>, Error> {
+) -> Result<Masqueraded, Error> {
     let network = &call.conf.name;
     let masqueraded = change(|nf, tables, batch| {
         let masqueraded = remove_masquerade(nf, tables, masquerade::is_stale(network, valid), batch)?;
@@ -242,21 +257,27 @@ fn change<T: Default>(
     }
 }
 
-/// Returns the addresses that the rules were for.
 fn remove_masquerade(
     nf: &mut NfTables,
     tables: &[(Family, String)],
-    is_theirs: impl FnMut(&Rule) -> bool,
+    is_theirs: impl Fn(&Rule) -> bool,
     batch: &mut Batch,
-) -> Result<Vec<IpAddr>, linux::Error> {
+) -> Result<Masqueraded, linux::Error> {
     if !tables.contains(&(masquerade::FAMILY, masquerade::TABLE.to_owned())) {
-        return Ok(Vec::new());
+        return Ok(Masqueraded::default());
     }
-    let rules = nf.rules_where(masquerade::FAMILY, masquerade::TABLE, Some(masquerade::CHECKS), is_theirs)?;
+    let mut kept = Vec::new();
+    let is_removed = |rule: &Rule| {
+        let removed = is_theirs(rule);
+        kept.extend((!removed).then(|| masquerade::source_of(rule)).flatten());
+        removed
+    };
+    let rules =
+        nf.rules_where(masquerade::FAMILY, masquerade::TABLE, Some(masquerade::CHECKS), is_removed)?;
     for rule in &rules {
         batch.delete_rule(masquerade::FAMILY, masquerade::TABLE, &rule.chain, rule.handle);
     }
-    Ok(rules.iter().filter_map(masquerade::source_of).collect())
+    Ok(Masqueraded { removed: rules.iter().filter_map(masquerade::source_of).collect(), kept })
 }
 
 fn remove_spoof_check(

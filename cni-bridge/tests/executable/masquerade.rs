@@ -122,6 +122,39 @@ fn a_container_gets_no_answer_to_the_one_that_had_its_address_before() {
     }
 }
 
+#[test]
+fn a_late_end_leaves_the_flows_of_the_next_container_with_the_address() {
+    const ADDRESS: &str = "10.1.0.2";
+    // What a killed DEL of the reference leaves: it frees the address first.
+    const LEFT: &str = r#"add rule inet cni_plugins_masquerade masq_checks ip saddr 10.1.0.2 ip daddr != 10.1.0.0/24 masquerade comment "a4861f4ae9f7d238-f4d01f2ef4b92245, net: net, if: eth0, id: c1""#;
+    let mut sandbox = Sandbox::new().with_host_local().with_world();
+    sandbox.add_container("c2");
+    let first = masqueraded(&sandbox, "c1").added();
+    first.del();
+    let mut second = masqueraded(&sandbox, "c2");
+    second.conf["args"] = json!({"cni": {"ips": [ADDRESS, "fd00:1::2"]}});
+    let second = second.added();
+    seen_by(&sandbox.netns("world"), &sandbox.netns("c2"), WORLD[0]);
+    let (near, world, host) = begin_flow(&sandbox, "c2", ADDRESS, "198.51.100.2:6000");
+    let is_answered = |answer: &[u8]| {
+        world.send_to(answer, host).unwrap();
+        let mut received = [0; 16];
+        let length = near.recv(&mut received).unwrap();
+        assert_eq!(&received[..length], answer);
+    };
+    first.del();
+    is_answered(b"after DEL");
+    sandbox.nft(LEFT);
+    first.del();
+    is_answered(b"after the rule");
+    sandbox.nft(LEFT);
+    second.collect(&[("c2", "eth0")]);
+    assert_eq!(sandbox.rules_with("id: c1").len(), 0);
+    is_answered(b"after GC");
+    second.del();
+    sandbox.assert_detached();
+}
+
 /// IPv6: a kernel may be built without multicast of IPv4.
 #[test]
 fn multicast_keeps_its_source() {
