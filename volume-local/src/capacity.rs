@@ -220,9 +220,10 @@ impl Policy for CountedByDaemon {
         self.quota.set_limits(wanted)
     }
 
-    /// Saves the next daemon a count.
+    /// Saves the next daemon a count, if this one knows the use.
     fn end(&self) {
-        if let Err(error) = self.usage_file.keep(&self.quota.at_the_end()) {
+        let Some(known) = self.quota.at_the_end() else { return };
+        if let Err(error) = self.usage_file.keep(&known) {
             tracing::warn!(%error, "usage file: the next daemon will count anew");
         }
     }

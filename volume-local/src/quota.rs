@@ -63,6 +63,8 @@ pub(crate) struct Quota {
     used_bytes: AtomicU64,
     used_inodes: AtomicU64,
     counting: AtomicBool,
+    /// The count has failed.
+    uncounted: AtomicBool,
     /// While counting: the use that was found so far.
     found_bytes: AtomicU64,
     found_inodes: AtomicU64,
@@ -109,6 +111,7 @@ impl Quota {
             used_bytes: AtomicU64::new(0),
             used_inodes: AtomicU64::new(0),
             counting: AtomicBool::new(true),
+            uncounted: AtomicBool::new(false),
             found_bytes: AtomicU64::new(0),
             found_inodes: AtomicU64::new(0),
             charges: std::array::from_fn(|_| Mutex::new(HashMap::new())),
@@ -153,6 +156,7 @@ impl Quota {
     /// The volume cannot be counted. It counts as full, so that its limit holds; removing files frees
     /// no space either.
     pub(crate) fn set_uncounted(&self) {
+        self.uncounted.store(true, Ordering::Release);
         self.start(Counted { bytes: u64::MAX, inodes: u64::MAX });
     }
 
@@ -536,9 +540,14 @@ impl Quota {
         all.into_iter().filter(|id| !is_known(*id)).for_each(|id| self.forget(id));
     }
 
-    /// The use after everything is closed: the kernel sends no FORGETs at an unmount.
-    pub(crate) fn at_the_end(&self) -> Use {
-        let (mut counted, mut unsettled) = (self.usage().used, Vec::new());
+    /// The use after everything is closed: the kernel sends no FORGETs at an unmount. `None` if it is
+    /// not known.
+    pub(crate) fn at_the_end(&self) -> Option<Use> {
+        let UsageNow { used: mut counted, counting, .. } = self.usage();
+        if counting || self.uncounted.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut unsettled = Vec::new();
         for shard in &self.charges {
             for (id, charge) in shard.lock().unwrap_or_else(PoisonError::into_inner).iter() {
                 if charge.removed {
@@ -549,7 +558,7 @@ impl Quota {
                 }
             }
         }
-        Use { counted, unsettled }
+        Some(Use { counted, unsettled })
     }
 
     fn shard(&self, id: u64) -> MutexGuard<'_, HashMap<u64, Charge>> {

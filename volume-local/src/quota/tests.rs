@@ -72,7 +72,7 @@ fn a_removed_node_is_charged_until_it_is_forgotten_and_freed_once() {
     quota.removed(7, lasting(4096), None);
     quota.removed(7, lasting(4096), None);
     assert_eq!(quota.usage().used, Counted { bytes: 8192, inodes: 2 });
-    assert_eq!(quota.at_the_end().counted, Counted { bytes: 4096, inodes: 1 });
+    assert_eq!(quota.at_the_end().unwrap().counted, Counted { bytes: 4096, inodes: 1 });
     quota.forget(7);
     quota.forget(7);
     assert_eq!(quota.usage().used, Counted { bytes: 4096, inodes: 1 });
@@ -93,7 +93,7 @@ fn what_is_freed_is_what_was_charged_though_the_file_takes_more_by_now() {
     quota.add(7, lasting(0), None);
     quota.begin_change(7, || Ok(lasting(0))).unwrap().settle(|_before| Ok(unsettled(8192)));
     quota.forget(7);
-    let end = quota.at_the_end();
+    let end = quota.at_the_end().unwrap();
     assert_eq!(end, Use { counted: Counted { bytes: 8192, inodes: 1 }, unsettled: vec![(7, 8192)] });
     // Written back, it takes one block more, which the next daemon meets.
     let next = known(Limits::default(), end, 4);
@@ -101,7 +101,7 @@ fn what_is_freed_is_what_was_charged_though_the_file_takes_more_by_now() {
     assert_eq!(change.before().bytes, 8192);
     change.settle(|_before| Ok(lasting(12_288)));
     assert_eq!(used(&next), 12_288);
-    assert_eq!(next.at_the_end().unsettled, []);
+    assert_eq!(next.at_the_end().unwrap().unsettled, []);
     // Or it is removed unseen.
     quota.free(7, unsettled(12_288), None);
     assert_eq!(quota.usage().used, NONE);
@@ -492,8 +492,10 @@ fn a_successor_counts_anew_if_the_use_was_not_known_or_did_not_fit_into_the_tabl
     assert_eq!(quota.usage().used.bytes, 1 << 20);
 
     let uncounted = linux::shared_memory::create("test", 1 << 20).unwrap();
-    Quota::new(Limits::default(), 4, Some(with_table(&uncounted))).set_uncounted();
+    let quota = Quota::new(Limits::default(), 4, Some(with_table(&uncounted)));
+    quota.set_uncounted();
     assert_eq!(recovered(&uncounted), None);
+    assert_eq!(quota.at_the_end(), None, "the next daemon counts again");
 }
 
 /// An earlier daemon may have followed changes behind the mount, and then the sum is below zero.

@@ -525,4 +525,18 @@ fn the_count_after_a_kill_shows_the_files_that_it_has_found() {
     };
     assert_eq!(all, FILES + 2);
     assert!(found.is_sorted() && found.iter().any(|files| (1..FILES).contains(files)), "{found:?}");
+
+    // A daemon that ends before it has counted all of them: on a busy machine, not the first one.
+    let ends_early = |volume: &mut Volume| {
+        volume.kill();
+        volume.serve_again(Setup::default());
+        while volume.usage_now().used_inodes == 0 {}
+        let is_early = volume.usage_now().counting;
+        volume.unmount();
+        let is_kept = fs::metadata(volume.usage_file()).unwrap().len() > 0;
+        volume.serve_again(Setup::default());
+        assert_eq!(volume.usage().used_inodes, all);
+        is_early && !is_kept
+    };
+    assert!((0..20).any(|_| ends_early(&mut volume)));
 }
