@@ -2,15 +2,16 @@
 //! is shut, nothing changes: the use is being counted, or a snapshot is being cut.
 //!
 //! A change that arrives meanwhile is set aside, so that the event loops continue to answer reads.
-//! If it would take too much memory, its event loop waits.
+//! If that would take too much memory, its event loop waits, and reads with it once all loops do.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Most data of requests set aside; beyond that, event loops wait.
-const MOST_BYTES_ASIDE: usize = 8 << 20;
-/// Most requests set aside.
-const MOST_ASIDE: usize = 1024;
+/// Most data of requests set aside: 128 of the largest writes. The daemon's default memory limit has room
+/// for it.
+const MOST_BYTES_ASIDE: usize = 32 << 20;
+/// Most requests set aside; each takes some hundred bytes beside its data.
+const MOST_ASIDE: usize = 16_384;
 
 /// A request that was set aside. Its size is the data that it keeps.
 type Job = Box<dyn FnOnce() + Send>;
@@ -86,10 +87,10 @@ impl Gate {
         self.open(state);
     }
 
-    /// Whether nothing changes, and nothing will until the gate opens.
+    /// Whether a pause has begun: the use is counted, nothing changes, and nothing will until
+    /// [`Self::resume`].
     pub fn is_still(&self) -> bool {
-        let state = self.state();
-        state.is_shut() && state.inside == 0
+        self.state().is_still()
     }
 
     /// Opens the gate if no reason to shut it is left, and does the requests set aside.
@@ -151,8 +152,12 @@ impl State {
 
     /// The callback of a pause that begins now.
     fn now_still(&mut self) -> Option<Job> {
-        let is_still = self.paused && !self.counting && self.inside == 0;
+        let is_still = self.is_still();
         self.when_still.take_if(|_| is_still)
+    }
+
+    fn is_still(&self) -> bool {
+        self.paused && !self.counting && self.inside == 0
     }
 }
 
@@ -250,6 +255,7 @@ mod tests {
         assert!(gate.enter().is_err(), "it still counts");
         let still = pause(&gate);
         assert_eq!(still.try_recv(), Err(TryRecvError::Empty));
+        assert!(!gate.is_still());
         gate.counted();
         assert_eq!(still.recv(), Ok(()));
         assert!(gate.is_still());

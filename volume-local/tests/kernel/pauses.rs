@@ -196,12 +196,15 @@ fn a_quiesced_volume_changes_nothing_and_answers_reads() {
 fn reads_go_on_while_more_writers_wait_than_there_are_event_loops() {
     let volume = Volume::new();
     fs::write(volume.path("read"), vec![3; 100_000]).unwrap();
-    let files: Vec<File> = (0..16).map(|n| File::create(volume.path(&format!("f{n}"))).unwrap()).collect();
+    const WRITERS: usize = 100;
+    const LARGEST_WRITE: usize = 256 << 10;
+    let files: Vec<File> =
+        (0..WRITERS).map(|n| File::create(volume.path(&format!("f{n}"))).unwrap()).collect();
     let control = volume.control();
     quiesce(&control, LONG_LEASE);
     std::thread::scope(|scope| {
         let writers: Vec<_> =
-            files.iter().map(|file| scope.spawn(|| file.write_all_at(&[9; 70_000], 0))).collect();
+            files.iter().map(|file| scope.spawn(|| file.write_all_at(&[9; LARGEST_WRITE], 0))).collect();
         let deadline = Instant::now() + A_WHILE;
         while Instant::now() < deadline {
             // Opened anew: from the daemon, not from the page cache.
@@ -213,8 +216,8 @@ fn reads_go_on_while_more_writers_wait_than_there_are_event_loops() {
             writer.join().unwrap().unwrap();
         }
     });
-    for n in 0..16 {
-        assert_eq!(fs::read(volume.backing.join(format!("f{n}"))).unwrap(), vec![9; 70_000]);
+    for n in 0..WRITERS {
+        assert_eq!(fs::read(volume.backing.join(format!("f{n}"))).unwrap(), vec![9; LARGEST_WRITE]);
     }
 }
 

@@ -3,7 +3,8 @@
 //! Invariant: the daemon's bounds come first, and this limit has room for all of
 //! them. A daemon that the kernel kills for memory takes its volume's users along.
 
-/// Event loops, buffers, tables of a fixed size; measured below 30 MiB.
+/// Event loops, buffers, tables of a fixed size, measured below 30 MiB; and the requests that wait for the
+/// end of a pause, 32 MiB of data at most.
 const BASE_BYTES: u64 = 64 << 20;
 /// A known inode takes 155 bytes in the daemon's tables with a name of 15 bytes, up to 400
 /// with the longest name, and some more while a table grows.
