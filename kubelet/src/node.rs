@@ -69,15 +69,22 @@ impl Node {
         &self.root
     }
 
-    /// Unmounts the root directory's mount on itself after the last pod is gone. Keeps a file
-    /// system that the user mounted there. Fails while anything is mounted below it.
+    /// The embedded runtime's directory, with images and writable layers. The user may mount a disk there.
+    pub fn runtime_dir(root: &Path) -> PathBuf {
+        root.join("hawser/runtime")
+    }
+
+    /// Unmounts the root directory's mount on itself after the last pod is gone. Keeps the file
+    /// systems that the user mounted there and at [`Self::runtime_dir`]. Fails while anything else is
+    /// mounted below it.
     pub(crate) fn unshare(&self) -> Result<(), Error> {
         let kernel = |source| Error::Kernel { path: self.root.clone(), source };
+        let users = [self.root.clone(), Self::runtime_dir(&self.root)];
         let below: Vec<PathBuf> = mountinfo::read()
             .map_err(kernel)?
             .into_iter()
             .map(|m| m.mount_point)
-            .filter(|point| point.starts_with(&self.root) && *point != self.root)
+            .filter(|point| point.starts_with(&self.root) && !users.contains(point))
             .collect();
         if !below.is_empty() {
             return Err(Error::StillMounted { root: self.root.clone(), mounts: below });

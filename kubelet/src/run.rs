@@ -225,7 +225,7 @@ fn runtime_endpoint(args: &RunArgs, root: &Path) -> Result<RuntimeEndpoint, Erro
     }
     let private = root.join("hawser");
     let config = runtime::Config {
-        root_dir: private.join("runtime"),
+        root_dir: Node::runtime_dir(root),
         images_dir: absolute("images", &args.images)?,
         cni_conf_dir: absolute("cni-conf-dir", &args.cni_conf_dir)?,
         cni_bin_dir: absolute("cni-bin-dir", &args.cni_bin_dir)?,

@@ -12,14 +12,12 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::image::{Program, write_archive, write_archive_of_two};
-use crate::node_runtime::{NodeContainerd, NodeRuntime};
+use crate::node_runtime::{CONTAINERD, NodeContainerd, NodeRuntime};
 use crate::{Allowed, Daemon, LeakCheck, Sandbox, binaries, eventually, examples, manifests};
 
 pub const DRIVER: &str = "csi.hawser.dev";
 pub const KEEPER_POD: &str = "hawser-csi-hawser-dev-keeper";
 pub const KEEPER_MANIFEST: &str = "hawser-csi-hawser-dev-keeper.yaml";
-/// The directory of a node's containerd.
-const CONTAINERD: &str = "c";
 /// For what takes a healthy node a fraction of a second; generous, since tests share two cores.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -15,6 +15,8 @@ use crate::{Sandbox, binaries};
 pub const VARIABLE: &str = "HAWSER_TEST_NODE_RUNTIME";
 /// The test whose nodes use containerd without the variable.
 const TEST_OVER_CONTAINERD: &str = "over_containerd";
+/// The directory of a node's containerd.
+pub(crate) const CONTAINERD: &str = "c";
 /// Of the process that holds the namespaces of a pod.
 const PAUSE_IMAGE: &str = "hawser.dev/pause:test";
 /// Names of Debian's packages too.
@@ -41,6 +43,16 @@ impl Default for NodeRuntime {
         let is_over_containerd =
             own.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TEST_OVER_CONTAINERD));
         if chosen.is_some() || is_over_containerd { Self::Containerd } else { Self::Embedded }
+    }
+}
+
+impl NodeRuntime {
+    /// Its directory on a node's disk: images and writable layers are in it.
+    pub fn dir(self) -> &'static str {
+        match self {
+            Self::Embedded => "k/hawser/runtime",
+            Self::Containerd => CONTAINERD,
+        }
     }
 }
 

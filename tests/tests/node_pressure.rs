@@ -9,6 +9,7 @@ use serde_json::Value;
 use tests::attacker::{self, Attack};
 use tests::loop_device::{FileSystem, LoopMount};
 use tests::node::{TIMEOUT, text};
+use tests::node_runtime::NodeRuntime;
 use tests::{Node, NodeOptions, Sandbox, eventually};
 
 /// Of all pods together, 384 MiB. With the threshold of 134 MiB, only this limit decides on a machine that has
@@ -151,6 +152,69 @@ fn without_disk_space_the_pod_that_uses_most_of_it_goes() {
     node.remove_all_manifests().expect("removed");
     node.wait_for_no_pods().expect("they go");
     node.stop().expect("it stops");
+    disk.unmount().expect("nothing is open in it");
+}
+
+/// A pod whose container writes to its layer and to an emptyDir.
+fn fill(node: &Node<'_>, name: &str, layer_mebibytes: u64, scratch_mebibytes: u64) {
+    let write = |path: &str, mebibytes| format!("dd if=/dev/zero of={path}/f bs=1M count={mebibytes}");
+    let script =
+        [write("/tmp", layer_mebibytes), write("/scratch", scratch_mebibytes), "sleep 1000".to_owned()];
+    let script = script.join("\n");
+    let attack = Attack::new(name, &script).with_pod_fields("volumes: [{name: scratch, emptyDir: {}}]");
+    put(node, &attack.with_container_fields(MOUNT));
+}
+
+#[test]
+fn of_two_disks_the_full_one_decides_which_pod_goes() {
+    let sandbox = Sandbox::new();
+    let disk = LoopMount::new(&sandbox, "disk", FileSystem::Ext4, 1 << 30).expect("a file system");
+    let images = LoopMount::new(&sandbox, "images", FileSystem::Ext4, 1 << 30).expect("another");
+    let of_runtime = format!("disk/{}", NodeRuntime::default().dir());
+    let of_runtime = sandbox.make_dir(&of_runtime).expect("made");
+    linux::mount::bind(images.dir(), &of_runtime).expect("bound");
+    let limit = |disk: &LoopMount, used: u64| {
+        let free = nix::sys::statvfs::statvfs(disk.dir()).expect("its size");
+        free.blocks_available() * free.fragment_size() - used * MIB
+    };
+    let hard = format!(
+        "--eviction-hard=nodefs.available<{},imagefs.available<{}",
+        limit(&disk, 300),
+        limit(&images, 450)
+    );
+    let flags = options(&[&hard, "--eviction-pressure-transition-period=1s"]);
+    let options = NodeOptions { disk: Some(disk.dir().to_owned()), ..flags };
+    let node = Node::start(&sandbox, options).expect("it starts");
+    attacker::install(&node).expect("the image");
+    fill(&node, "layer", 400, 1);
+    node.wait_for_phase("layer", "Running").expect("it runs");
+    fill(&node, "scratch", 1, 310);
+    let evicted = node.wait_for_phase("scratch", "Failed").expect("it is evicted");
+    assert_eq!(evicted["status"]["reason"], "Evicted", "{}", evicted["status"]);
+    node.wait_for_phase("layer", "Running").expect("it runs on");
+
+    eventually("the pressure is over", TIMEOUT, || {
+        let pressure = condition(&node, "DiskPressure")?;
+        ensure!(pressure["status"] == "False", "{pressure}");
+        Ok(())
+    })
+    .expect("no pressure");
+    node.remove_manifest("layer.yaml").expect("removed");
+    node.wait_for_no_pod("layer").expect("it goes");
+    fill(&node, "scratch-2", 1, 290);
+    node.wait_for_phase("scratch-2", "Running").expect("it runs");
+    fill(&node, "smaller", 200, 1);
+    fill(&node, "larger", 260, 1);
+    let evicted = node.wait_for_phase("larger", "Failed").expect("it is evicted");
+    assert_eq!(evicted["status"]["reason"], "Evicted", "{}", evicted["status"]);
+    for name in ["scratch-2", "smaller"] {
+        node.wait_for_phase(name, "Running").expect("it runs on");
+    }
+    node.remove_all_manifests().expect("removed");
+    node.wait_for_no_pods().expect("they go");
+    node.stop().expect("it stops");
+    linux::mount::unmount(&of_runtime, linux::mount::UnmountMode::Plain).expect("unmounted");
+    images.unmount().expect("nothing is open in it");
     disk.unmount().expect("nothing is open in it");
 }
 

@@ -1,7 +1,10 @@
-//! Disk usage of a file system, with kubelet's rounding.
+//! The file systems of the kubelet and of images: their usage, with kubelet's rounding, and whether they are
+//! one.
 
+use std::fs::File;
 use std::path::Path;
 
+use linux::{mount, mountinfo};
 use nix::sys::statvfs::statvfs;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +37,21 @@ impl Space {
     }
 }
 
+/// Whether both directories are in one file system, in any of its subvolumes; also if that is unknown.
+pub(super) fn is_one_file_system(a: &Path, b: &Path) -> bool {
+    match (device(a), device(b)) {
+        (Ok(Some(a)), Ok(Some(b))) => a == b,
+        (Ok(None) | Err(_), _) | (_, Ok(None) | Err(_)) => true,
+    }
+}
+
+/// As in mountinfo: stat(2) has another device for each subvolume of Btrfs.
+fn device(directory: &Path) -> linux::Result<Option<(u32, u32)>> {
+    let open = File::open(directory).map_err(|e| linux::Error::at("open", directory, e))?;
+    let mount = mountinfo::of_id(mount::id_of(open)?)?;
+    Ok(mount.map(|mount| (mount.major, mount.minor)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,5 +64,13 @@ mod tests {
         let space = Space { capacity: 1000, available: 150 };
         assert_eq!(space.percent_used(), 85);
         assert_eq!(Space { capacity: 1000, available: 500 }.missing_for(80), 0);
+    }
+
+    #[test]
+    fn file_systems_are_compared_by_their_device() {
+        let is_one = |a, b| is_one_file_system(Path::new(a), Path::new(b));
+        assert!(is_one("/proc", "/proc/self"));
+        assert!(!is_one("/proc", "/dev"));
+        assert!(is_one("/proc", "/missing"), "unknown");
     }
 }

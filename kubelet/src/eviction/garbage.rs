@@ -48,9 +48,8 @@ impl Garbage {
         Self { limits, images: Mutex::default() }
     }
 
-    /// Removes every dead container and unused image that may go.
-    pub(super) async fn remove_all(&self, tools: &Tools) {
-        remove_dead_containers(tools).await;
+    /// Removes every unused image that may go.
+    pub(super) async fn remove_images(&self, tools: &Tools) {
         if let Err(error) = self.remove_unused_images(tools).await {
             warn!(%error, "unused images not removed");
         }
@@ -153,7 +152,8 @@ async fn collect_images(
     Ok(too_full)
 }
 
-async fn remove_dead_containers(tools: &Tools) {
+/// Removes every dead container that may go.
+pub(super) async fn remove_dead_containers(tools: &Tools) {
     let containers = match tools.cri.list_containers(None).await {
         Ok(containers) => containers,
         Err(error) => return warn!(%error, "dead containers not removed"),

@@ -37,30 +37,63 @@ pub(super) enum Scope {
     /// What its limits are about.
     Limited,
     Whole,
+    /// What is not on the disk of the images, if that is another one.
+    WithoutLayers,
+    /// What is on the disk of the images, if that is another one.
+    Layers,
+}
+
+impl Scope {
+    /// What the disk of images and layers has.
+    pub(super) fn of_images(are_apart: bool) -> Self {
+        if are_apart { Self::Layers } else { Self::Whole }
+    }
+
+    /// What the disk of the kubelet's root directory has.
+    pub(super) fn of_node(images_are_apart: bool) -> Self {
+        if images_are_apart { Self::WithoutLayers } else { Self::Whole }
+    }
 }
 
 pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod, scope: Scope) -> Result<Usage, Error> {
     let mut usage = Usage { is_complete: true, ..Usage::default() };
+    let has_containers = scope != Scope::Limited || limits::has_storage_limit(pod);
+    if has_containers {
+        usage.containers = pod.spec.all_containers().map(|c| (c.name.clone(), 0)).collect();
+    }
+    if scope != Scope::Layers {
+        add_directories(tools, pod, &mut usage).await?;
+    }
+    if has_containers && scope != Scope::WithoutLayers {
+        add_layers(tools, &pod.metadata.uid, &mut usage).await?;
+    }
+    Ok(usage)
+}
+
+/// Adds the emptyDirs, and the kubelet's files of the containers that `usage` has.
+async fn add_directories(tools: &Arc<Tools>, pod: &Pod, usage: &mut Usage) -> Result<(), Error> {
     let uid = &pod.metadata.uid;
     let empty_dirs: Vec<_> =
         pod.spec.volumes.iter().filter(|volume| limits::disk_empty_dir(volume).is_some()).collect();
-    let mut shares = TimeShares::new(TIME_LIMIT, empty_dirs.len() + 2 * pod.spec.all_containers().count());
+    let mut shares = TimeShares::new(TIME_LIMIT, empty_dirs.len() + 2 * usage.containers.len());
     for volume in empty_dirs {
         let used = of_directory(tools.volumes.empty_dir(uid, &volume.name), &mut shares).await?;
         usage.is_complete &= used.is_complete;
         usage.inodes = usage.inodes.saturating_add(used.inodes);
         usage.empty_dirs.insert(volume.name.clone(), used.bytes);
     }
-    if scope == Scope::Limited && !limits::has_storage_limit(pod) {
-        return Ok(usage);
-    }
     let logs = log_directory(&tools.log_dir, &pod.metadata);
-    for container in pod.spec.all_containers() {
-        let logs = of_directory(logs.join(&container.name), &mut shares).await?;
-        let own_files = of_directory(tools.own_files_dir(uid, &container.name), &mut shares).await?;
+    for (container, total) in &mut usage.containers {
+        let logs = of_directory(logs.join(container), &mut shares).await?;
+        let own_files = of_directory(tools.own_files_dir(uid, container), &mut shares).await?;
         usage.inodes = usage.inodes.saturating_add(logs.inodes).saturating_add(own_files.inodes);
-        usage.containers.insert(container.name.clone(), logs.bytes.saturating_add(own_files.bytes));
+        *total = total.saturating_add(logs.bytes).saturating_add(own_files.bytes);
     }
+    Ok(())
+}
+
+/// Adds the writable layers of the containers that `usage` has.
+async fn add_layers(tools: &Tools, uid: &str, usage: &mut Usage) -> Result<(), Error> {
     let layers = tools.cri.writable_layers(uid).await?;
     for container in tools.cri.list_containers(Some(uid)).await? {
         let name = container.labels.get(CONTAINER_NAME_LABEL).cloned().unwrap_or_default();
@@ -69,7 +102,7 @@ pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod, scope: Scope) -> Resul
             usage.inodes = usage.inodes.saturating_add(layer.inodes);
         }
     }
-    Ok(usage)
+    Ok(())
 }
 
 async fn of_directory(dir: PathBuf, shares: &mut TimeShares) -> Result<DiskUsage, Error> {

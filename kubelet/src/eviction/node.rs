@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::garbage::Garbage;
+use super::garbage::{Garbage, remove_dead_containers};
 use super::monitor::{Left, Monitor, scarcest};
 use super::observe::{self, PodUsage};
 use super::rank::{self, Candidate};
@@ -87,7 +87,11 @@ async fn reclaim(
     let message = format!("Attempting to reclaim {}", signal.resource());
     tools.sinks.record(&node, EventType::Warning, "EvictionThresholdMet", &message);
     if signal.condition() == Condition::Disk {
-        garbage.remove_all(tools).await;
+        remove_dead_containers(tools).await;
+        // Images do not fill the kubelet's disk if they are on another one.
+        if signal.is_of_images() || !observe::images_are_apart(tools).await {
+            garbage.remove_images(tools).await;
+        }
         scarcest(&threshold, &observe::node(tools).await)?;
     }
     let pods: Vec<Arc<Pod>> = tools.store.pods().into_iter().filter(|pod| may_be_evicted(pod)).collect();

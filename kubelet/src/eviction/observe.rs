@@ -10,6 +10,8 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
+use super::disk::is_one_file_system;
+use super::limits::Usage;
 use super::measure::{self, Scope};
 use super::monitor::{Left, Observations};
 use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
@@ -100,7 +102,7 @@ pub(super) async fn pods(tools: &Arc<Tools>, signal: Signal, pods: &[Arc<Pod>]) 
         Signal::MemoryAvailable => memory_of_pods(tools, pods).await,
         Signal::PidAvailable => tasks_of_pods(tools, pods),
         Signal::NodefsAvailable | Signal::ImagefsAvailable => {
-            disk_of_pods(tools, pods, |usage| {
+            disk_of_pods(tools, signal, pods, |usage| {
                 let empty_dirs: u64 =
                     usage.empty_dirs.values().fold(0, |sum, used| sum.saturating_add(*used));
                 let total = usage.containers.values().fold(empty_dirs, |sum, used| sum.saturating_add(*used));
@@ -109,8 +111,8 @@ pub(super) async fn pods(tools: &Arc<Tools>, signal: Signal, pods: &[Arc<Pod>]) 
             .await
         }
         Signal::NodefsInodesFree | Signal::ImagefsInodesFree => {
-            disk_of_pods(tools, pods, |usage| PodUsage { total: usage.inodes, containers: BTreeMap::new() })
-                .await
+            let inodes = |usage: Usage| PodUsage { total: usage.inodes, containers: BTreeMap::new() };
+            disk_of_pods(tools, signal, pods, inodes).await
         }
     }
 }
@@ -143,14 +145,24 @@ fn tasks_of_pods(tools: &Tools, pods: &[Arc<Pod>]) -> Usages {
     pods.iter().map(usage).collect()
 }
 
+/// Whether images and layers are on another disk than the kubelet's root directory.
+pub(super) async fn images_are_apart(tools: &Tools) -> bool {
+    let directories = tools.cri.image_directories().await.unwrap_or_default();
+    directories.iter().any(|directory| !is_one_file_system(directory, &tools.root_dir))
+}
+
+/// Of the disk that the signal is about.
 async fn disk_of_pods(
     tools: &Arc<Tools>,
+    signal: Signal,
     pods: &[Arc<Pod>],
-    usage_of: fn(super::limits::Usage) -> PodUsage,
+    usage_of: fn(Usage) -> PodUsage,
 ) -> Usages {
+    let apart = images_are_apart(tools).await;
+    let scope = if signal.is_of_images() { Scope::of_images(apart) } else { Scope::of_node(apart) };
     let measure_one = |pod: &Arc<Pod>| {
         let (tools, pod) = (Arc::clone(tools), Arc::clone(pod));
-        async move { Some(usage_of(measure::of_pod(&tools, &pod, Scope::Whole).await.ok()?)) }
+        async move { Some(usage_of(measure::of_pod(&tools, &pod, scope).await.ok()?)) }
     };
     let measurements = pods.iter().map(|pod| (pod.metadata.uid.clone(), measure_one(pod)));
     measured(measurements, DISK_TIME).await

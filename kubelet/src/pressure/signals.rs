@@ -51,6 +51,11 @@ impl Signal {
         }
     }
 
+    /// Whether it is about the disk of images and layers.
+    pub(crate) fn is_of_images(self) -> bool {
+        matches!(self, Self::ImagefsAvailable | Self::ImagefsInodesFree)
+    }
+
     /// As in kubelet's messages.
     pub(crate) fn resource(self) -> &'static str {
         match self {
