@@ -34,6 +34,10 @@ pub(crate) enum Action {
     StopSandbox {
         id: String,
     },
+    /// Remove a sandbox that was stopped before an earlier restart and has no containers left.
+    RemoveSandbox {
+        id: String,
+    },
     CreateSandbox {
         attempt: u32,
     },
@@ -121,6 +125,7 @@ impl Action {
             Self::Prepare
             | Self::MountVolumes
             | Self::StopSandbox { .. }
+            | Self::RemoveSandbox { .. }
             | Self::CreateSandbox { .. }
             | Self::EnterSandbox { .. }
             | Self::Resize { .. }
@@ -261,9 +266,17 @@ fn sandbox(observed: &Observed) -> Vec<Action> {
     if let Some(sandbox) = observed.ready_sandbox() {
         return vec![Action::EnterSandbox { id: sandbox.id.clone(), attempt: attempt_of(sandbox) }];
     }
-    let stops = observed.sandboxes.iter().map(|old| Action::StopSandbox { id: old.id.clone() });
-    let attempt = observed.sandboxes.first().map_or(0, |newest| attempt_of(newest) + 1);
-    stops.chain([Action::CreateSandbox { attempt }]).collect()
+    let Some((newest, older)) = observed.sandboxes.split_first() else {
+        return vec![Action::CreateSandbox { attempt: 0 }];
+    };
+    // The oldest one shows when the pod started.
+    let between = older.split_last().map_or(&[][..], |(_oldest, between)| between);
+    let has_containers = |id: &String| observed.sandbox_of.values().any(|owner| owner == id);
+    let empty = between.iter().filter(|old| !has_containers(&old.id));
+    let mut steps = vec![Action::StopSandbox { id: newest.id.clone() }];
+    steps.extend(empty.map(|old| Action::RemoveSandbox { id: old.id.clone() }));
+    steps.push(Action::CreateSandbox { attempt: attempt_of(newest) + 1 });
+    steps
 }
 
 /// All ended instances but the newest, and any that was created but never started. A container that runs
@@ -315,18 +328,32 @@ fn next(
         ContainerState::ContainerRunning
         | ContainerState::ContainerCreated
         | ContainerState::ContainerUnknown => Next::Start,
-        ContainerState::ContainerExited if situation.replaced.contains(&newest.id) => Next::Start,
-        ContainerState::ContainerExited => match situation.pod.spec.restart_policy {
-            RestartPolicy::Never => Next::Nothing,
-            // After a failed probe, the exit code only says how the program takes SIGTERM.
-            RestartPolicy::OnFailure
-                if newest.exit_code == 0 && situation.probes.failed(&newest.id).is_none() =>
-            {
+        ContainerState::ContainerExited => {
+            let is_replaced = situation.replaced.contains(&newest.id);
+            let policy = situation.pod.spec.restart_policy;
+            if is_replaced || restarts(policy, newest, situation.probes) {
+                Next::Start
+            } else {
                 Next::Nothing
             }
-            RestartPolicy::OnFailure | RestartPolicy::Always => Next::Start,
-        },
+        }
     }
+}
+
+/// Whether the policy starts another instance after one that has ended.
+pub(crate) fn restarts(policy: RestartPolicy, ended: &ContainerStatus, probes: &ProbeResults) -> bool {
+    match policy {
+        RestartPolicy::Never => false,
+        // After a failed probe, the exit code only says how the program takes SIGTERM.
+        RestartPolicy::OnFailure => ended.exit_code != 0 || probes.failed(&ended.id).is_some(),
+        RestartPolicy::Always => true,
+    }
+}
+
+/// Whether the pod ended before, as its status says that is kept on disk. Then its containers show nothing:
+/// some may have been removed since.
+pub(crate) fn has_ended_before(pod: &Pod, observed: &Observed) -> bool {
+    pod.status.phase.has_ended() && observed.running().next().is_none()
 }
 
 /// Why a running container must end for another instance (kubelet: computePodActions).

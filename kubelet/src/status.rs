@@ -13,9 +13,10 @@ use proto::{cri, signals};
 use crate::objects::{
     ConditionStatus, Container, ContainerState, ContainerStateRunning, ContainerStateTerminated,
     ContainerStateWaiting, ContainerStatus, Pod, PodCondition, PodIp, PodPhase, PodStatus,
-    ResourceRequirements, Time,
+    ResourceRequirements, RestartPolicy, Time,
 };
 use crate::observed::{Observed, image_asked_for, instance_of, time};
+use crate::plan;
 use crate::probe_results::ProbeResults;
 use crate::resources;
 use conditions::Verdict;
@@ -123,7 +124,8 @@ impl Sources<'_> {
                     (ContainerState::Running(running), before.map(terminated))
                 }
                 cri::ContainerState::ContainerExited
-                    if self.waiting.contains_key(name) || self.replaced.contains(&c.id) =>
+                    if self.replaced.contains(&c.id)
+                        || self.waiting.contains_key(name) && self.starts_again(container, c) =>
                 {
                     (waiting(), Some(terminated(c)))
                 }
@@ -148,6 +150,18 @@ impl Sources<'_> {
             image_id: newest.map(image_id).unwrap_or_default(),
             container_id: newest.map(|c| self.container_id(c)).unwrap_or_default(),
         }
+    }
+
+    /// Kubelet: ShouldContainerBeRestarted.
+    fn starts_again(&self, container: &Container, ended: &cri::ContainerStatus) -> bool {
+        let spec = &self.pod.spec;
+        let is_init = spec.init_containers.iter().any(|init| init.name == container.name);
+        let policy = match spec.restart_policy {
+            _ if container.is_sidecar() => RestartPolicy::Always,
+            RestartPolicy::Always if is_init => RestartPolicy::OnFailure,
+            policy => policy,
+        };
+        plan::restarts(policy, ended, self.probes)
     }
 
     fn terminated(&self, container: &cri::ContainerStatus) -> ContainerStateTerminated {
@@ -302,9 +316,19 @@ mod tests {
 
     /// The status of a pod with these instances of container `c`, the newest first.
     fn written(previous: PodStatus, instances: &[cri::ContainerStatus], waiting: &Waiting) -> PodStatus {
+        written_with("Always", previous, instances, waiting)
+    }
+
+    fn written_with(
+        policy: &str,
+        previous: PodStatus,
+        instances: &[cri::ContainerStatus],
+        waiting: &Waiting,
+    ) -> PodStatus {
         let mut pod: Pod = serde_json::from_value(serde_json::json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
             "spec": {
+                "restartPolicy": policy,
                 "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
                 "containers": [{"name": "c", "image": "demo"}]
             }
@@ -328,6 +352,20 @@ mod tests {
             now: Time::UNIX_EPOCH,
         }
         .status()
+    }
+
+    #[test]
+    fn a_container_that_failed_to_start_waits_only_if_it_starts_again() {
+        let failed = container(0, cri::ContainerState::ContainerExited);
+        let why = ContainerStateWaiting { reason: "RunContainerError".to_owned(), message: String::new() };
+        let waiting = Waiting::from([("c".to_owned(), why)]);
+        let state = |policy| {
+            let status = written_with(policy, PodStatus::default(), std::slice::from_ref(&failed), &waiting);
+            status.container_statuses[0].state.clone()
+        };
+        assert!(matches!(state("OnFailure"), ContainerState::Waiting(_)));
+        let ContainerState::Terminated(ended) = state("Never") else { panic!("it never starts again") };
+        assert_eq!(ended.exit_code, 137);
     }
 
     #[test]

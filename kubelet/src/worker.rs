@@ -179,7 +179,7 @@ impl Worker {
                 return Next::Within(Some(self.retries.step()));
             }
         };
-        if self.has_ended_before(&observed) {
+        if plan::has_ended_before(&self.pod, &observed) {
             return Next::Finished;
         }
         self.note_start(&observed);

@@ -74,6 +74,7 @@ fn words(plan: &[Action]) -> String {
         Action::Prepare => "prepare".to_owned(),
         Action::MountVolumes => "mount".to_owned(),
         Action::StopSandbox { id } => format!("stop:{id}"),
+        Action::RemoveSandbox { id } => format!("remove:{id}"),
         Action::CreateSandbox { attempt } => format!("create:{attempt}"),
         Action::EnterSandbox { id, attempt } => format!("enter:{id}:{attempt}"),
         Action::PullImage { container } => format!("pull:{container}"),
@@ -129,6 +130,34 @@ fn a_lost_sandbox_is_replaced_unless_the_pod_never_restarts() {
         "prepare mount stop:s create:4 pull:0 remove:0:a4:4 start:0:5"
     );
     assert_eq!(plan("Never", &observed), [Action::Finish]);
+}
+
+#[test]
+fn of_the_sandboxes_of_a_pod_only_those_stay_that_show_something() {
+    let sandboxes: Vec<PodSandboxStatus> = (0..5)
+        .rev()
+        .map(|attempt| PodSandboxStatus {
+            id: format!("s{attempt}"),
+            metadata: Some(PodSandboxMetadata { attempt, ..PodSandboxMetadata::default() }),
+            ..sandbox(NotReady)
+        })
+        .collect();
+    let containers = [instance("a", 2, Exited, 1), instance("a", 4, Exited, 1)];
+    let sandbox_of = [("a2", "s2"), ("a4", "s4")].map(|(id, owner)| (id.to_owned(), owner.to_owned()));
+    let observed = Observed { sandboxes, containers: containers.to_vec(), sandbox_of: sandbox_of.into() };
+    let steps = words(&plan("Always", &observed));
+    assert!(steps.starts_with("prepare mount stop:s4 remove:s3 remove:s1 create:5 pull:0 "), "{steps}");
+}
+
+#[test]
+fn a_pod_that_has_ended_stays_so_though_some_of_its_containers_are_removed() {
+    let mut pod = pod("OnFailure");
+    let left = observed(sandbox(NotReady), &[container("b", Exited, 0)]);
+    assert!(!has_ended_before(&pod, &left));
+    pod.status.phase = objects::PodPhase::Succeeded;
+    assert!(has_ended_before(&pod, &left));
+    let runs = observed(sandbox(Ready), &[container("b", Running, 0)]);
+    assert!(!has_ended_before(&pod, &runs), "its end comes first");
 }
 
 #[test]

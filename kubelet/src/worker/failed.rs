@@ -103,10 +103,4 @@ impl Worker {
         }
         Duration::from_secs(self.pod.spec.termination_grace_period_seconds)
     }
-
-    /// Whether an earlier kubelet saw the pod end and its containers are gone.
-    pub(super) fn has_ended_before(&self, observed: &Observed) -> bool {
-        let has_ended = self.pod.status.phase.has_ended();
-        has_ended && observed.containers.is_empty()
-    }
 }

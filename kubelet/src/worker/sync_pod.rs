@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::cri;
-use tracing::{Instrument, info_span};
+use tracing::{Instrument, info_span, warn};
 
 use super::hooks::Call;
 use super::images::NotYet;
@@ -148,6 +148,7 @@ impl Worker {
             Action::Prepare => self.prepare()?,
             Action::MountVolumes => self.mount_volumes().await?,
             Action::StopSandbox { id } => self.stop_old_sandbox(id).await?,
+            Action::RemoveSandbox { id } => self.remove_old_sandbox(id).await,
             Action::CreateSandbox { attempt } => round.sandbox = Some(self.create_sandbox(*attempt).await?),
             Action::EnterSandbox { id, attempt } => {
                 let config = self.sandbox_config(*attempt)?;
@@ -267,6 +268,13 @@ impl Worker {
         self.record(EventType::Normal, "SandboxChanged", message);
         let stopped = self.tools.cri.stop_pod_sandbox(id, &self.full_name()).await;
         stopped.map_err(|e| self.failed("FailedKillPod", &e.to_string()))
+    }
+
+    /// The pod starts also if it stays.
+    async fn remove_old_sandbox(&self, id: &str) {
+        if let Err(error) = self.tools.cri.remove_pod_sandbox(id, &self.full_name()).await {
+            warn!(%error, "an old sandbox of the pod was not removed");
+        }
     }
 
     async fn start_container(
