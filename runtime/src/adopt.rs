@@ -51,7 +51,7 @@ pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
     if !runtime.unreadable().is_empty() {
         runtime.remove_unused_cgroups();
     }
-    runtime.images.remove_unused_layers_later(&runtime.layers_in_use())
+    runtime.images.remove_unused_layers_later(&|layer| runtime.uses_layer(layer))
 }
 
 async fn undo(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>) {

@@ -9,6 +9,8 @@ use proto::cri::{ContainerConfig, ContainerEventType, CreateContainerRequest};
 
 use crate::blocking::blocking;
 use crate::error::{Error, Result, chain};
+use crate::group;
+use crate::images::Image;
 use crate::launcher::Overlay;
 use crate::namespaces;
 use crate::pod;
@@ -53,13 +55,17 @@ pub(crate) async fn create(runtime: &Arc<Runtime>, request: CreateContainerReque
     let pids = namespaces::pids(runtime, &sandbox, &config).await?;
     let id = new_id()?;
     let (rt, sb, container_id) = (Arc::clone(runtime), Arc::clone(&sandbox), id.clone());
-    let made = blocking("create container", move || {
+    blocking("create container", move || {
         let dir = sb.container_dir(&container_id);
-        make(&rt, &sb, &container_id, config, pids)
-            .map_err(|cause| cause.after_rollback(record::remove_tree(&dir).err().into_iter().collect()))
+        let image_name = config.image.as_ref().map(|i| i.image.as_str()).unwrap_or_default();
+        // Until the container is known, only the pins show that its layers are in use.
+        let (image, _pins) = rt.images.get_pinned(image_name)?;
+        let made = make(&rt, &sb, &container_id, config, image, pids)
+            .map_err(|cause| cause.after_rollback(record::remove_tree(&dir).err().into_iter().collect()))?;
+        rt.insert_container(Arc::new(Container::new(made, RunState::Created)));
+        Ok(())
     })
     .await?;
-    runtime.insert_container(Arc::new(Container::new(made, RunState::Created)));
     runtime.announce(&id, &sandbox.id, ContainerEventType::ContainerCreatedEvent);
     Ok(id)
 }
@@ -69,11 +75,10 @@ fn make(
     sandbox: &Sandbox,
     id: &str,
     config: ContainerConfig,
+    image: Image,
     pids: PidNamespace,
 ) -> Result<ContainerRecord> {
     let sandbox_record = sandbox.record();
-    let image_name = config.image.as_ref().map(|i| i.image.as_str()).unwrap_or_default();
-    let image = runtime.images.get(image_name)?;
     let lower = runtime.images.lower_dirs(&image.layers);
     let cgroup_path = pod::cgroup_parent(&sandbox_record.config).join(id);
     let sharing = pod::sharing(&sandbox_record.config);
@@ -186,10 +191,20 @@ pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         Ok(other) => shim_client::unexpected(&other),
         Err(problem) => problem,
     };
-    // If no answer came, its process may still wait in execve(2) for a file that another process
-    // holds.
-    end_left_over(&container).await;
+    // If no answer came, the shim may still find the call, and its process may still wait in execve(2)
+    // for a file that another process holds.
+    if matches!(problem, ShimProblem::NoAnswer { .. })
+        && let Err(error) = withdraw(&dir)
+    {
+        tracing::warn!(container_id = container.id, error = %chain(&error), "withdraw the start of a container");
+    }
+    group::end_left_over(&container).await;
     Err(start_failed(runtime, &sandbox, &container, problem))
+}
+
+/// A shim that finds a call to start the container, of a caller that has given up, refuses it.
+fn withdraw(dir: &Path) -> Result<()> {
+    Ok(linux::atomic_file::discard(&dir.join("config.json"))?)
 }
 
 /// Marks a container as starting, until this is dropped.
@@ -205,14 +220,6 @@ impl<'a> Starting<'a> {
 impl Drop for Starting<'_> {
     fn drop(&mut self) {
         self.0.is_starting.send_replace(false);
-    }
-}
-
-/// Ends the remaining processes of a container that has ended or never started.
-async fn end_left_over(container: &Container) {
-    let path = container.record.cgroup_path.clone();
-    if let Err(error) = blocking("kill cgroup", move || kill_group(&path)).await {
-        tracing::warn!(container_id = container.id, error = %chain(&error), "end the processes of a container that did not start");
     }
 }
 
@@ -371,13 +378,13 @@ pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         (Arc::clone(runtime), container.id.clone(), container.record.image_id.clone());
     let group = container.record.cgroup_path.clone();
     blocking("remove container", move || {
-        kill_group(&group)?;
+        group::kill(&group)?;
         linux::mount::unmount_if_mounted(&dir.join("rootfs"))?;
         record::remove_tree(&dir)?;
         rt.forget_container(&container_id);
         // If the image was removed while this container used it, its layers must be removed here.
         if rt.images.find(&image_id)?.is_none() {
-            rt.images.remove_unused_layers(&rt.layers_in_use())?;
+            rt.images.remove_unused_layers(&|layer| rt.uses_layer(layer))?;
         }
         Ok(())
     })
@@ -394,7 +401,7 @@ pub(crate) async fn lose(
     container: &Arc<Container>,
 ) -> Result<()> {
     let path = container.record.cgroup_path.clone();
-    let killed = blocking("kill cgroup", move || kill_group(&path)).await;
+    let killed = blocking("kill cgroup", move || group::kill(&path)).await;
     end_as_killed(runtime, sandbox, container, "the pod's shim ended, and its containers with it");
     killed
 }
@@ -411,11 +418,6 @@ fn end_as_killed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, me
     };
     keep_end(sandbox, container, &ended);
     runtime.end(container, ended);
-}
-
-pub(crate) fn kill_group(path: &std::path::Path) -> Result<()> {
-    // A process that has not ended by then causes EBUSY.
-    Ok(Cgroup::find(&Hierarchies::known()?, path).end(Duration::from_secs(5))?)
 }
 
 pub(crate) async fn reopen_log(runtime: &Runtime, id: &str) -> Result<()> {

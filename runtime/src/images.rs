@@ -21,7 +21,7 @@ mod unpack;
 mod unpacker;
 mod zstd;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,6 +46,9 @@ pub(crate) use unpacker::run as run_unpacker;
 /// Limits how many pulls list an archive or parse a document at once, since both take memory of this
 /// process. An import holds no permit while a layer unpacks, which may take long.
 static READERS: Semaphore = Semaphore::new(4);
+
+/// Whether a container uses the layer with this digest.
+type InUse<'a> = dyn Fn(&str) -> bool + 'a;
 
 /// One image, as its record on disk and in memory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -163,7 +166,18 @@ impl ImageStore {
     }
 
     pub(crate) fn get(&self, name: &str) -> Result<Image> {
-        self.find(name)?.ok_or_else(|| Error::NotFound { kind: "image", id: name.to_owned() })
+        self.find(name)?.ok_or_else(|| not_found(name))
+    }
+
+    /// The image, whose layers stay while the pins are held.
+    pub(crate) fn get_pinned(&self, name: &str) -> Result<(Image, Pins<'_>)> {
+        let image = self.get(name)?;
+        let pins = self.pin(image.layers.iter().map(String::as_str));
+        // A removal that came before the pins took the image first.
+        if !self.locked().contains_key(&image.id) {
+            return Err(not_found(name));
+        }
+        Ok((image, pins))
     }
 
     /// Imports `name` from `images_dir`, also if an older image has that name.
@@ -313,29 +327,29 @@ impl ImageStore {
     }
 
     /// Removes the image; a missing one is a success. Also removes layers that neither another
-    /// image nor `in_use` (digests) needs.
-    pub(crate) fn remove(&self, name: &str, in_use: &BTreeSet<String>) -> Result<()> {
+    /// image nor a container needs (`is_in_use`, by digest; asked when a layer is about to go).
+    pub(crate) fn remove(&self, name: &str, is_in_use: &InUse<'_>) -> Result<()> {
         let Some(image) = self.find(name)? else { return Ok(()) };
         {
             let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
             linux::atomic_file::remove(&self.record_path(&image.id))?;
             self.locked().remove(&image.id);
         }
-        self.remove_unused_layers(in_use)
+        self.remove_unused_layers(is_in_use)
     }
 
     /// Removes layers that no image and no container uses. Their space is free when this returns.
-    pub(crate) fn remove_unused_layers(&self, in_use: &BTreeSet<String>) -> Result<()> {
-        self.take_unused_layers(in_use)?.iter().try_for_each(|layer| record::remove_tree(layer))
+    pub(crate) fn remove_unused_layers(&self, is_in_use: &InUse<'_>) -> Result<()> {
+        self.take_unused_layers(is_in_use)?.iter().try_for_each(|layer| record::remove_tree(layer))
     }
 
     /// [`Self::remove_unused_layers`] in the background, for the start.
-    pub(crate) fn remove_unused_layers_later(&self, in_use: &BTreeSet<String>) -> Result<()> {
-        self.take_unused_layers(in_use).map(trash::remove_in_background)
+    pub(crate) fn remove_unused_layers_later(&self, is_in_use: &InUse<'_>) -> Result<()> {
+        self.take_unused_layers(is_in_use).map(trash::remove_in_background)
     }
 
     /// Moves unused layers to the trash, and returns their paths there.
-    fn take_unused_layers(&self, in_use: &BTreeSet<String>) -> Result<Vec<PathBuf>> {
+    fn take_unused_layers(&self, is_in_use: &InUse<'_>) -> Result<Vec<PathBuf>> {
         let layers = self.dir.join("layers");
         let mut taken = Vec::new();
         for name in record::names(&layers)? {
@@ -347,8 +361,8 @@ impl ImageStore {
             // Under the pins' lock: an import that begins now finds the layer complete or not at
             // all.
             let gone = self.layers.unless_pinned(&digest, || -> Result<Option<PathBuf>> {
-                let is_needed = in_use.contains(&digest)
-                    || self.locked().values().any(|image| image.layers.contains(&digest));
+                let is_needed =
+                    is_in_use(&digest) || self.locked().values().any(|image| image.layers.contains(&digest));
                 if is_needed { Ok(None) } else { self.trash.take(&layers.join(&name)) }
             });
             taken.extend(gone.transpose()?.flatten());
@@ -385,6 +399,10 @@ pub fn offered(images_dir: &Path, limits: &ImageLimits) -> std::io::Result<Vec<S
     Ok(names)
 }
 
+fn not_found(name: &str) -> Error {
+    Error::NotFound { kind: "image", id: name.to_owned() }
+}
+
 fn union(a: &[String], b: &[String]) -> Vec<String> {
     let mut all = a.to_vec();
     all.extend(b.iter().filter(|x| !a.contains(x)).cloned());
@@ -394,4 +412,73 @@ fn union(a: &[String], b: &[String]) -> Vec<String> {
 fn sync_file_system(dir: &Path) -> Result<()> {
     let dir_fd = fs::File::open(dir).map_err(|e| Error::io("open", dir, e))?;
     rustix::fs::syncfs(dir_fd).map_err(|e| Error::io("syncfs", dir, e.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// A store with one image of one empty layer.
+    fn store(dir: &Path) -> ImageStore {
+        let config = crate::Config {
+            root_dir: dir.to_owned(),
+            images_dir: dir.to_owned(),
+            cni_conf_dir: dir.to_owned(),
+            cni_bin_dir: dir.to_owned(),
+            cni_cache_dir: dir.to_owned(),
+            oci_runtime: None,
+            allow_without_device_control: false,
+            log_ceiling: None,
+            cgroup_root: PathBuf::from("/hawser-test-of-images"),
+            image_limits: ImageLimits::default(),
+            registries: crate::RegistryConfig { registry_config: dir.to_owned(), image_pull_idle_seconds: 1 },
+            preload_images: false,
+        };
+        let trash = Arc::new(Trash::open(dir.join("trash")).unwrap());
+        let store = ImageStore::open(&dir.join("images"), &config, trash).unwrap();
+        let image = Image {
+            id: format!("sha256:{}", "0".repeat(64)),
+            repo_tags: vec!["docker.io/library/a:1".to_owned()],
+            repo_digests: Vec::new(),
+            layers: vec!["sha256:1".to_owned()],
+            diff_ids: Vec::new(),
+            size_bytes: 0,
+            config: ImageConfig::default(),
+        };
+        fs::create_dir(store.layer_dir("sha256:1")).unwrap();
+        store.remember(image).unwrap();
+        store
+    }
+
+    #[test]
+    fn a_removal_leaves_the_layers_of_a_container_that_is_being_created() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let (image, pins) = store.get_pinned("a:1").unwrap();
+        store.remove(&image.id, &|_| false).unwrap();
+        let layer = store.layer_dir(&image.layers[0]);
+        assert!(layer.is_dir(), "pinned");
+        // The container is known now.
+        drop(pins);
+        store.remove_unused_layers(&|digest| digest == image.layers[0]).unwrap();
+        assert!(layer.is_dir(), "in use");
+        store.remove_unused_layers(&|_| false).unwrap();
+        assert!(!layer.exists());
+        let missing = store.get_pinned("a:1").map(drop).unwrap_err();
+        assert_eq!(missing.to_string(), "image \"a:1\" not found");
+    }
+
+    #[test]
+    fn whether_a_layer_is_in_use_is_asked_when_the_image_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let had_image = Cell::new(None);
+        let is_in_use = |_: &str| {
+            had_image.set(Some(store.find("a:1").unwrap().is_some()));
+            true
+        };
+        store.remove("a:1", &is_in_use).unwrap();
+        assert_eq!(had_image.get(), Some(false));
+    }
 }

@@ -19,6 +19,7 @@ mod exec;
 mod exec_ends;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod group;
 mod image_pull;
 mod images;
 mod in_place;

@@ -1,7 +1,7 @@
 //! The state behind the CRI services: all sandboxes, all containers, the image store, and the
 //! receivers of events.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -15,6 +15,7 @@ use crate::cni::{Cni, NetworkList};
 use crate::created_groups::CreatedGroups;
 use crate::error::{Error, Result, chain};
 use crate::exec_ends::Ends;
+use crate::group;
 use crate::images::ImageStore;
 use crate::kept::Kept;
 use crate::mount_dir::MountDir;
@@ -269,9 +270,9 @@ impl Runtime {
         locked(&self.containers).remove(id);
     }
 
-    /// Digests of layers under existing containers.
-    pub(crate) fn layers_in_use(&self) -> BTreeSet<String> {
-        self.containers().iter().flat_map(|c| c.record.layers.clone()).collect()
+    /// Whether an existing container uses the layer.
+    pub(crate) fn uses_layer(&self, digest: &str) -> bool {
+        locked(&self.containers).all().any(|container| container.record.layers.iter().any(|l| l == digest))
     }
 
     /// Makes the parent group of a pod's containers. Records the groups that did not exist, to be
@@ -342,7 +343,18 @@ impl Runtime {
 
     fn started(&self, id: &str, status: &ShimStatus) {
         let Some(container) = self.find_container(id) else { return };
-        container.state.send_replace(running(status));
+        let has_begun = container.state.send_if_modified(|state| {
+            let begins = !matches!(state, RunState::Exited(_));
+            if begins {
+                *state = running(status);
+            }
+            begins
+        });
+        if !has_begun {
+            // The runtime has given its start up, and another instance may run.
+            tokio::spawn(async move { group::end_left_over(&container).await });
+            return;
+        }
         self.announce(id, &container.record.sandbox_id, ContainerEventType::ContainerStartedEvent);
     }
 

@@ -18,6 +18,7 @@ use crate::blocking::blocking;
 use crate::cni::{self, Attachment};
 use crate::container;
 use crate::error::{Error, Result, chain};
+use crate::group;
 use crate::namespaces;
 use crate::pod::{POD_INTERFACE, cgroup_parent, hostname, sharing};
 use crate::record::{self, new_id};
@@ -319,8 +320,8 @@ pub(crate) async fn take_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) ->
     let (rt, id) = (Arc::clone(runtime), sandbox.id.clone());
     let released = blocking("release sandbox", move || {
         // Also for containers that have exited: their start may have been abandoned.
-        let ended = containers.iter().map(|container| container::kill_group(&container.record.cgroup_path));
-        let ended = ended.fold(Ok(()), Result::and).and(container::kill_group(&holder));
+        let ended = containers.iter().map(|container| group::kill(&container.record.cgroup_path));
+        let ended = ended.fold(Ok(()), Result::and).and(group::kill(&holder));
         release(&rt, &id, &dir, netns.as_deref()).and(ended)
     });
     errors.extend(released.await.err());

@@ -440,7 +440,9 @@ impl ImageService for Service {
         let name = image_name(request.into_inner().image)?;
         let runtime = Arc::clone(&self.runtime);
         let span = info_span!("cri.RemoveImage", image = name);
-        let remove = blocking("remove image", move || runtime.images.remove(&name, &runtime.layers_in_use()));
+        let remove = blocking("remove image", move || {
+            runtime.images.remove(&name, &|layer| runtime.uses_layer(layer))
+        });
         detached(span, remove).await?;
         Ok(Response::new(RemoveImageResponse {}))
     }

@@ -1,5 +1,7 @@
 //! kill -9 of the runtime, of a shim, in the middle: adopted or undone.
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use proto::cri::{
     ContainerState, ListContainersRequest, PodSandboxState, PodSandboxStatusRequest, StopContainerRequest,
 };
@@ -158,6 +160,30 @@ async fn what_a_killed_removal_has_left_delays_no_start() {
     host.kill();
     let mut cri = host.start().await;
     eventually("the trash is empty", || (trash() == 0).then_some(())).await;
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+/// A shim that wakes up after the runtime has given the start up, for example behind a slow disk.
+#[tokio::test]
+async fn a_start_that_is_given_up_is_not_done_later() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let id = cri.create(&pod, container("late", &["/demo-app", "print", "late"])).await.unwrap();
+    let shim = Pid::from_raw(host.shims()[0]);
+    kill(shim, Signal::SIGSTOP).unwrap();
+    let started = cri.start(&id).await;
+    kill(shim, Signal::SIGCONT).unwrap();
+    started.unwrap_err();
+    // It has done every call before this one.
+    let next = cri.create(&pod, container("next", &["/demo-app", "print", "next"])).await.unwrap();
+    cri.start(&next).await.unwrap();
+    let status = cri.status(&id).await;
+    assert_eq!((status.state(), status.reason.as_str()), (ContainerState::ContainerExited, "StartError"));
+    assert_eq!(status.started_at, 0);
+    assert!(host.container_log("late").is_empty());
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }
