@@ -5,7 +5,8 @@
 //! found again by their place (directory and name), and accepted only if the inode number matches;
 //! open by handle would need CAP_DAC_READ_SEARCH. A node without a place, such as an unlinked file
 //! that is still open, keeps its descriptor until it is forgotten; the number of these is limited
-//! for each user. `table` has the nodes, and `bound` limits their number.
+//! for each user. So does a file with other names than the one where it was last seen, if that is
+//! removed (`unplaced`). `table` has the nodes, and `bound` limits their number.
 //!
 //! Invariant: a node leaves the table and the quota's records in one step, so a request that finds it
 //! in neither may create both anew.
@@ -19,6 +20,7 @@ mod bound;
 mod keeping;
 mod restored;
 mod table;
+mod unplaced;
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -64,6 +66,8 @@ pub(crate) struct Nodes {
     /// Most event loops that may wait for space.
     most_waiting: usize,
     most_nameless: usize,
+    /// Most nodes without a place, of files with names, before the kernel is asked about them.
+    most_unplaced: usize,
     /// Wakes the pruner.
     pressure: Condvar,
     /// Wakes requests that wait for space.
@@ -115,15 +119,17 @@ impl Nodes {
         let part = |most: u64| usize::try_from(most).unwrap_or(usize::MAX);
         let root = Node { lookups: 1, fd: Some(root), ..Node::default() };
         let table = Table { state, nodes: HashMap::from([(ROOT, root)]), round: 1, ..Table::default() };
+        let limit = part(limits.descriptors / 4).min(MOST_DESCRIPTORS);
         Self {
             origin,
-            limit: part(limits.descriptors / 4).min(MOST_DESCRIPTORS),
+            limit,
             table: Mutex::new(table),
             quota,
             names_lost: std::array::from_fn(|_| AtomicU64::new(0)),
             bound: limits.known.max(1),
             most_waiting: limits.event_loops / 2,
             most_nameless: part((limits.descriptors / 16).min(MOST_NAMELESS)),
+            most_unplaced: (limit / 16).max(1),
             pressure: Condvar::new(),
             relief: Condvar::new(),
             asked_to_forget: AtomicU64::new(0),
@@ -334,6 +340,7 @@ impl Nodes {
             // In this order: a node without a place is not closed again.
             left.extend(table.take_place(id));
             left.extend(table.keep_open(id, held, self.limit));
+            self.lost_place_of(&mut table);
         }
         self.release(table, left);
     }

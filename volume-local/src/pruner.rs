@@ -62,7 +62,9 @@ impl Pruner {
         loop {
             match self.volume.nodes().wait_for_pressure() {
                 Pressure::MuchFreed => self.volume.give_back(),
+                Pressure::TooManyUnplaced => self.look_up_again()?,
                 Pressure::TooManyNodes => {
+                    self.look_up_again()?;
                     let (begun, dropped) = (Instant::now(), self.volume.nodes().dropped());
                     self.round()?;
                     barren = if self.volume.nodes().is_stuck_since(dropped) { barren + 1 } else { 0 };
@@ -72,11 +74,22 @@ impl Pruner {
                         // A round without prunes mostly waits.
                         let factor = if self.can_prune { REST_FACTOR } else { 1 };
                         let rest = begun.elapsed().saturating_mul(factor);
-                        self.volume.nodes().rest(rest.clamp(LEAST_REST, MOST_REST));
+                        self.rest(rest.clamp(LEAST_REST, MOST_REST))?;
                     }
                 }
             }
         }
+    }
+
+    fn rest(&self, pause: Duration) -> Result<(), Errno> {
+        let begun = Instant::now();
+        let nodes = self.volume.nodes();
+        nodes.rest(pause);
+        while !nodes.unplaced_if_too_many().is_empty() && begun.elapsed() < pause {
+            self.look_up_again()?;
+            nodes.rest(pause.saturating_sub(begun.elapsed()));
+        }
+        Ok(())
     }
 
     fn round(&mut self) -> Result<(), Errno> {
@@ -101,12 +114,8 @@ impl Pruner {
                     return Ok(true);
                 }
                 let ids = nodes.candidates(&mut turn, excess, |id, _place| id);
-                for some in ids.chunks(MOST_PRUNED) {
-                    match self.kernel.prune(some) {
-                        Ok(()) => nodes.asked_to_forget(some.len()),
-                        Err(Errno::INVAL) => return Ok(false),
-                        Err(errno) => return Err(errno),
-                    }
+                if !self.prune_these(&ids)? {
+                    return Ok(false);
                 }
                 if !ids.is_empty() {
                     nodes.wait_for_forgets(QUIET);
@@ -114,6 +123,35 @@ impl Pruner {
             }
         }
         Ok(true)
+    }
+
+    /// Whether the kernel knows FUSE_NOTIFY_PRUNE.
+    fn prune_these(&self, ids: &[u64]) -> Result<bool, Errno> {
+        for some in ids.chunks(MOST_PRUNED) {
+            match self.kernel.prune(some) {
+                Ok(()) => self.volume.nodes().asked_to_forget(some.len()),
+                Err(Errno::INVAL) => return Ok(false),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Files that have lost the name where they were last seen get a place with the next lookup. So the
+    /// kernel drops its unused entries, if there are too many such files. A kernel that cannot looks names
+    /// up again after a second.
+    fn look_up_again(&self) -> Result<(), Errno> {
+        let nodes = self.volume.nodes();
+        let unplaced = nodes.unplaced_if_too_many();
+        if unplaced.is_empty() {
+            return Ok(());
+        }
+        if self.prune_these(&unplaced)? {
+            nodes.wait_for_unplaced(&unplaced, QUIET);
+        } else {
+            nodes.keep_unplaced();
+        }
+        Ok(())
     }
 
     /// FUSE_NOTIFY_INVAL_ENTRY removes an entry even if it is in use, and every mount on or below

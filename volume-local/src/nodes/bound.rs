@@ -46,6 +46,7 @@ pub(crate) enum Admission {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pressure {
     TooManyNodes,
+    TooManyUnplaced,
     MuchFreed,
 }
 
@@ -187,6 +188,9 @@ impl Nodes {
             if table.nodes.len() > self.bound {
                 return Pressure::TooManyNodes;
             }
+            if self.has_too_many_unplaced(&table) {
+                return Pressure::TooManyUnplaced;
+            }
             table.stuck = false;
             if table.much_freed() {
                 table.peak = table.nodes.len();
@@ -263,15 +267,7 @@ impl Nodes {
 
     /// Waits until the round's goal is reached, or until nothing was forgotten for `quiet`.
     pub(crate) fn wait_for_forgets(&self, quiet: Duration) {
-        let mut seen = (self.excess(), Instant::now());
-        while seen.0 > 0 && seen.1.elapsed() < quiet {
-            // Waking up for each FORGET would cost too much.
-            std::thread::park_timeout(quiet / 10);
-            let excess = self.excess();
-            if excess < seen.0 {
-                seen = (excess, Instant::now());
-            }
-        }
+        wait_until_none_is_left(quiet, || self.excess());
     }
 
     pub(crate) fn asked_to_forget(&self, count: usize) {
@@ -279,12 +275,13 @@ impl Nodes {
     }
 
     /// A round has freed almost nothing: the known inodes are in use. No request waits for space
-    /// until `pause` is over.
+    /// until `pause` is over, or too many nodes have no place.
     pub(crate) fn rest(&self, pause: Duration) {
         let mut table = self.table();
         table.stuck = true;
         self.relief.notify_all();
-        let too_many = |table: &mut Table| table.nodes.len() > self.bound;
+        let too_many =
+            |table: &mut Table| table.nodes.len() > self.bound && !self.has_too_many_unplaced(table);
         let rested = self.pressure.wait_timeout_while(table, pause, too_many);
         let (mut table, _) = rested.unwrap_or_else(PoisonError::into_inner);
         table.stuck = false;
@@ -306,6 +303,21 @@ impl Nodes {
         names.reverse();
         Some(names)
     }
+}
+
+/// Waits until FORGETs leave none of what is counted, or until there were no more for `quiet`. Returns
+/// how many are left.
+pub(super) fn wait_until_none_is_left(quiet: Duration, count: impl Fn() -> usize) -> usize {
+    let mut seen = (count(), Instant::now());
+    while seen.0 > 0 && seen.1.elapsed() < quiet {
+        // Waking up for each FORGET would cost too much.
+        std::thread::park_timeout(quiet / 10);
+        let left = count();
+        if left < seen.0 {
+            seen = (left, Instant::now());
+        }
+    }
+    seen.0
 }
 
 impl Table {

@@ -58,6 +58,11 @@ impl Nodes {
                 }
             }
         }
+        let is_unplaced =
+            |id: u64, node: &Node| id != ROOT && node.place.is_none() && table.nameless.owner(id).is_none();
+        let unplaced: Vec<u64> =
+            table.nodes.iter().filter(|(id, node)| is_unplaced(**id, node)).map(|(id, _)| *id).collect();
+        unplaced.into_iter().for_each(|id| table.unplaced.add(id));
         // A directory may have stayed for the sake of a node that is gone.
         let unused: Vec<u64> =
             table.nodes.iter().filter(|(_, n)| n.lookups == 0).map(|(id, _)| *id).collect();

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use super::bound::Nameless;
 use super::restored::Count;
+use super::unplaced::Unplaced;
 use crate::attributes::ROOT;
 use crate::errno::Result;
 use crate::place::Place;
@@ -46,6 +47,7 @@ pub(super) struct Table {
     /// A lookup was refused, and the limit is still exceeded.
     pub(super) refusing: bool,
     pub(super) nameless: Nameless,
+    pub(super) unplaced: Unplaced,
     /// Nodes whose count an earlier daemon may have left too high, for the sweeper.
     pub(super) doubtful: Vec<u64>,
 }
@@ -130,6 +132,7 @@ impl Table {
         // It was not removed, or another file has its number: then an earlier daemon was killed before
         // it carried out a FORGET.
         self.nameless.remove(id);
+        self.unplaced.remove(id);
         if let Some(node) = self.nodes.get_mut(&id) {
             node.place = Some(place);
             if node.fd.is_some() && !node.in_clock {
@@ -144,8 +147,13 @@ impl Table {
         left
     }
 
+    /// A removed file must be among `nameless` before.
     pub(super) fn take_place(&mut self, id: u64) -> Left {
         let left = self.detach(id);
+        match self.nameless.owner(id) {
+            Some(_uid) => self.unplaced.remove(id),
+            None => self.unplaced.add(id),
+        }
         self.write(id);
         left
     }
@@ -184,6 +192,7 @@ impl Table {
             }
             if node.place.is_none() {
                 self.nameless.remove(id);
+                self.unplaced.remove(id);
             }
             if let Some(place) = node.place {
                 if let Some(directory) = self.nodes.get_mut(&place.directory) {

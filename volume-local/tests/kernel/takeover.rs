@@ -1,9 +1,11 @@
 //! A daemon is killed, and another one continues its connection: applications see a pause, and no
 //! error.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -440,4 +442,61 @@ fn files_without_a_name_stay_open_and_are_let_go_when_they_are_closed() {
     volume.kill();
     volume.take_over(SETUP);
     assert_eq!(volume.usage().used_inodes, usage.used_inodes);
+}
+
+/// Uses a file of one name in each way that asks the daemon, and puts it back.
+fn use_file(path: &Path, content: &str) {
+    assert_eq!(fs::metadata(path).unwrap().nlink(), 1, "{}", path.display());
+    assert_eq!(fs::read_to_string(path).unwrap(), content);
+    fs::write(path, content).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o640)).unwrap();
+    let (moved, linked) = (path.with_extension("moved"), path.with_extension("linked"));
+    fs::rename(path, &moved).unwrap();
+    fs::hard_link(&moved, &linked).unwrap();
+    fs::remove_file(&moved).unwrap();
+    fs::rename(&linked, path).unwrap();
+    assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o640);
+}
+
+/// As by `cp -al from to; rm -rf to`.
+#[test]
+fn files_whose_hard_links_are_removed_take_few_descriptors() {
+    const LINKED: usize = 300;
+    let setup = Setup { descriptors: 1024, ..SETUP };
+    let mut volume = Volume::with(setup);
+    let descriptors = |volume: &Volume| fs::read_dir(format!("/proc/{}/fd", volume.pid())).unwrap().count();
+    let at = |volume: &Volume, number: usize, directory: &str| volume.path(&format!("{directory}/f{number}"));
+    let before = descriptors(&volume);
+    ["from", "to"].into_iter().for_each(|name| fs::create_dir(volume.path(name)).unwrap());
+    for number in 0..LINKED {
+        fs::write(at(&volume, number, "from"), number.to_string()).unwrap();
+        fs::hard_link(at(&volume, number, "from"), at(&volume, number, "to")).unwrap();
+    }
+    // These are in use: by a name that is removed, and by one that stays, without an open file of FUSE.
+    let mut open = File::open(at(&volume, 0, "to")).unwrap();
+    let held = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(at(&volume, 1, "from")).unwrap();
+    let by_held = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
+    fs::remove_dir_all(volume.path("to")).unwrap();
+    known::until("few descriptors are left", || {
+        descriptors(&volume) <= before + LINKED / 10 && volume.kept_nodes().len() <= LINKED / 10
+    });
+    assert_eq!(fs::read_to_string(&by_held).unwrap(), "1");
+    for number in 0..LINKED / 2 {
+        use_file(&at(&volume, number, "from"), &number.to_string());
+    }
+    volume.kill();
+    volume.take_over(setup);
+    assert_eq!(fs::read_to_string(&by_held).unwrap(), "1");
+    let mut text = String::new();
+    open.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "0");
+    for number in 0..LINKED {
+        use_file(&at(&volume, number, "from"), &number.to_string());
+    }
+    drop((open, held));
+    volume.shell(ROOT, "rm -r from");
+    let control = volume.control();
+    known::until("all is forgotten", || {
+        known::stats(&control).known_inodes <= 2 && volume.kept_nodes().is_empty()
+    });
 }
