@@ -101,6 +101,26 @@ fn overwriting_in_a_full_volume_works() {
     file.write_all_at(&again, 0).unwrap();
 }
 
+/// The daemon cannot tell the two apart: it may make no ioctl(2), so no FIEMAP.
+#[test]
+fn what_is_reserved_in_a_file_with_a_hole_is_taken_for_one_in_a_full_volume() {
+    let volume = volume_of(4 * MIB);
+    let file = File::create(volume.path("f")).unwrap();
+    file.set_len(2 * MIB).unwrap();
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, MIB).unwrap();
+    let (other, length) = full_file(&volume.path("other"));
+    assert_eq!(errno(file.write_at(b"x", 0)), libc::ENOSPC);
+    // Nothing was taken for the reserved space in the end.
+    other.set_len(length - BLOCK).unwrap();
+    file.write_all_at(b"x", 0).unwrap();
+    assert_eq!(free(&volume), BLOCK);
+    // Without the hole the rest can be written.
+    file.set_len(MIB).unwrap();
+    let (_third, _) = full_file(&volume.path("third"));
+    assert_eq!(free(&volume), 0);
+    file.write_all_at(&vec![1; usize::try_from(MIB).unwrap()], 0).unwrap();
+}
+
 #[test]
 fn a_hole_is_free_and_filling_it_is_not() {
     let volume = volume_of(2 * MIB);
