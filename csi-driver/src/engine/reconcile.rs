@@ -85,7 +85,7 @@ impl Reconciler {
         let volumes = self.journal.list();
         // First, so that no kubelet starts the pod of an unknown launch.
         self.remove_unknown_launches(&volumes, deadline)?;
-        self.forget_unknown_descriptors();
+        self.forget_unused_descriptors();
         // Asked once: otherwise every volume would wait for a pool that does not answer.
         let is_pool_there = self.backend.check_present().is_ok();
         let mut unsettled = Vec::new();
@@ -114,17 +114,17 @@ impl Reconciler {
         }
     }
 
-    /// What a keeper in another process holds for volumes that the journal does not know.
-    fn forget_unknown_descriptors(&self) {
+    /// What a keeper in another process holds for volumes that are not on this node. An earlier driver
+    /// may have unstaged one while the keeper did not answer.
+    fn forget_unused_descriptors(&self) {
         let keeper = &self.daemons.keeper;
         let forget = |volume_id: &VolumeId| {
             keeper.forget_connection(volume_id)?;
             keeper.forget(volume_id, Role::ParkedMount)
         };
         match keeper.volumes() {
-            // A volume whose entry cannot be read may be served.
             Ok(held) => {
-                for volume_id in held.iter().filter(|id| matches!(self.journal.find(id), Ok(None))) {
+                for volume_id in held.iter().filter(|id| self.is_unused(id)) {
                     if let Err(error) = forget(volume_id) {
                         tracing::error!(%volume_id, error = chain(&error), "the keeper still holds its descriptors");
                     }
@@ -134,12 +134,18 @@ impl Reconciler {
             Err(error) if error.errno() == Errno::ENOTCONN => {
                 tracing::warn!(
                     error = chain(&error),
-                    "no keeper answers: a keeper that comes later keeps the descriptors of unknown volumes until the \
+                    "no keeper answers: a keeper that comes later keeps the descriptors of unused volumes until the \
                      driver's next start"
                 );
             }
             Err(error) => tracing::error!(error = chain(&error), "the keeper does not list what it holds"),
         }
+    }
+
+    /// Neither staged nor parked. A volume whose entry cannot be read may be served.
+    fn is_unused(&self, volume_id: &VolumeId) -> bool {
+        let found = self.journal.find(volume_id);
+        found.is_ok_and(|record| record.is_none_or(|record| record.stage_or_parked().is_none()))
     }
 
     fn remove_unknown_launches(&self, volumes: &[(VolumeId, VolumeRecord)], deadline: Instant) -> Result<()> {

@@ -181,6 +181,32 @@ fn a_volume_that_is_unstaged_while_its_keeper_is_stopped_is_not_held_afterwards(
 }
 
 #[test]
+fn a_new_driver_has_the_keeper_release_what_an_earlier_one_could_not() {
+    let mut scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let volumes = ["one", "two"].map(|pod| {
+        let id = caller.bring_up(&format!("pvc-{pod}"), &[pod]).unwrap();
+        (id, pod)
+    });
+    let [keeper] = keepers(&scene)[..] else { panic!("{:?}", keepers(&scene)) };
+    let pidfd = linux::process::open_pidfd(keeper).unwrap().unwrap();
+    linux::process::signal_pidfd(&pidfd, Signal::SIGSTOP as i32).unwrap();
+    tests::wait_until_stopped(keeper, TIMEOUT).unwrap();
+    for (id, pod) in &volumes {
+        retried(&scene, "unpublish", || caller.unpublish(id, pod));
+        caller.unstage(id).unwrap();
+    }
+    scene.kill_driver();
+    linux::process::signal_pidfd(&pidfd, Signal::SIGCONT as i32).unwrap();
+    scene.start_driver();
+    let held = Client::connect(&scene.sandbox.path("run/keeper/keeper.sock"), TIMEOUT).unwrap().list();
+    assert_eq!(held.unwrap(), []);
+    volumes.iter().for_each(|(id, _)| caller.delete(id).unwrap());
+    scene.assert_nothing_left();
+    scene.end_keeper();
+}
+
+#[test]
 fn a_new_driver_takes_everything_back_from_a_daemon_that_was_left_alone() {
     let mut scene = Scene::start(with_keeper());
     let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
