@@ -68,10 +68,20 @@ fn make(root: BorrowedFd<'_>, parent: &Path, name: &Path, mode: u32) -> rustix::
 }
 
 fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    resolve_within(root, path, flags, WITHIN)
+}
+
+/// openat2(2) that a rename during the call does not fail.
+pub(crate) fn resolve_within(
+    root: BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+    within: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
     let mut left = ATTEMPTS;
     loop {
         left -= 1;
-        match rustix::fs::openat2(root, path, flags, Mode::empty(), WITHIN) {
+        match rustix::fs::openat2(root, path, flags, Mode::empty(), within) {
             Err(Errno::AGAIN) if left > 0 => {}
             resolved => return resolved,
         }

@@ -27,7 +27,7 @@ pub use mask::{KernelFs, Masks, open_kernel_fs};
 pub use target::{Target, ensure_target, resolve};
 
 use crate::mount::AccessTimes;
-use crate::{Error, Result};
+use crate::{Error, Result, beneath};
 
 const OVERLAY: &str = "overlay";
 const VOLATILE: &str = "volatile";
@@ -363,14 +363,9 @@ pub fn is_plain_path(path: &Path) -> bool {
 }
 
 fn open_how(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd> {
-    rustix::fs::openat2(
-        root,
-        path,
-        flags | OFlags::CLOEXEC,
-        Mode::empty(),
-        ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
-    )
-    .map_err(|e| Error::at("open in container root", path, e))
+    let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    beneath::resolve_within(root, path, flags | OFlags::CLOEXEC, within)
+        .map_err(|e| Error::at("open in container root", path, e))
 }
 
 #[cfg(test)]
@@ -414,6 +409,33 @@ mod tests {
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("passwd")).unwrap();
         let root = open_root(dir.path()).unwrap();
         assert_eq!(read_in_root(&root, Path::new("passwd"), 1 << 20).unwrap_err().errno(), Errno::ENOENT);
+    }
+
+    /// openat2(2) answers `EAGAIN` if a file was renamed anywhere while it resolved `..`.
+    #[test]
+    fn renames_elsewhere_do_not_fail_a_path_with_dots() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for name in ["a", "b"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let root = open_root(dir.path()).unwrap();
+        let (first, second) = (elsewhere.path().join("1"), elsewhere.path().join("2"));
+        std::fs::write(&first, "").unwrap();
+        let stop = AtomicBool::new(false);
+        let failed = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::fs::rename(&first, &second).unwrap();
+                    std::fs::rename(&second, &first).unwrap();
+                }
+            });
+            let path = Path::new("a/../b");
+            let failed = (0..100_000).find_map(|_| open_in_root(&root, path).err());
+            stop.store(true, Ordering::Relaxed);
+            failed
+        });
+        assert_eq!(failed.map(|e| e.errno()), None);
     }
 
     #[test]
