@@ -29,7 +29,12 @@ pub use target::{Target, ensure_target, resolve};
 use crate::mount::AccessTimes;
 use crate::{Error, Result, beneath};
 
+/// The extended attribute of a layer's directory that hides the directories of its name in the layers
+/// below.
+pub const OPAQUE_ATTRIBUTE: &str = "trusted.overlay.opaque";
+
 const OVERLAY: &str = "overlay";
+const UPPER_DIR: &str = "upperdir";
 const VOLATILE: &str = "volatile";
 
 /// How mounts and unmounts propagate between a mount and its copies.
@@ -72,17 +77,29 @@ impl Overlay<'_> {
     /// not write the whole file system of `upper` to the disk, and neither does fsync(2) in it. So
     /// what is in `upper` may be incomplete after a crash of the node, and must not be mounted again.
     pub fn mount(&self) -> Result<OwnedFd> {
-        let mut options: Vec<(&str, &Path)> =
-            self.lower.iter().map(|dir| ("lowerdir+", dir.as_path())).collect();
-        options.extend([("upperdir", self.upper), ("workdir", self.work)]);
-        match new_overlay(&options) {
-            // Linux 6.1 checks options when the file system is created, later kernels one by one.
-            Err(e) if e.errno() == Errno::EINVAL => {
-                let lower = joined(self.lower);
-                new_overlay(&[("lowerdir", &lower), ("upperdir", self.upper), ("workdir", self.work)])
-            }
-            result => result,
+        mount_layers(self.lower, &[(UPPER_DIR, self.upper), ("workdir", self.work)])
+    }
+}
+
+/// A view of layers, topmost first: a detached, read-only overlayfs mount. A single layer is opened
+/// itself, because overlayfs needs two.
+pub fn merge_layers(layers: &[PathBuf]) -> Result<OwnedFd> {
+    match layers {
+        [only] => open_root(only),
+        _ => mount_layers(layers, &[]),
+    }
+}
+
+fn mount_layers(lower: &[PathBuf], writable: &[(&str, &Path)]) -> Result<OwnedFd> {
+    let one_by_one = lower.iter().map(|dir| ("lowerdir+", dir.as_path()));
+    let options: Vec<(&str, &Path)> = one_by_one.chain(writable.iter().copied()).collect();
+    match new_overlay(&options) {
+        // Linux 6.1 checks options when the file system is created, later kernels one by one.
+        Err(e) if e.errno() == Errno::EINVAL => {
+            let lower = joined(lower);
+            new_overlay(&[&[("lowerdir", &*lower)], writable].concat())
         }
+        result => result,
     }
 }
 
@@ -110,8 +127,11 @@ fn new_overlay(options: &[(&str, &Path)]) -> Result<OwnedFd> {
         rustix::mount::fsconfig_set_string(&config, *key, *path)
             .map_err(|e| Error::new("fsconfig", format!("{OVERLAY} {key}={}", path.display()), e))?;
     }
-    rustix::mount::fsconfig_set_flag(&config, VOLATILE)
-        .map_err(|e| Error::new("fsconfig", format!("{OVERLAY} {VOLATILE}"), e))?;
+    // Without an upper directory the kernel logs that the option is meaningless.
+    if options.iter().any(|(key, _)| *key == UPPER_DIR) {
+        rustix::mount::fsconfig_set_flag(&config, VOLATILE)
+            .map_err(|e| Error::new("fsconfig", format!("{OVERLAY} {VOLATILE}"), e))?;
+    }
     create_fs(&config, OVERLAY)
 }
 

@@ -171,7 +171,7 @@ fn place(
         return Err(limits.too_deep());
     }
     if name.as_bytes() == OPAQUE {
-        return set_xattr(&parent, "trusted.overlay.opaque", b"y");
+        return set_xattr(&parent, rootfs::OPAQUE_ATTRIBUTE, b"y");
     }
     if let Some(hidden) = name.as_bytes().strip_prefix(WHITEOUT) {
         if matches!(hidden, b"" | b"." | b"..") {

@@ -6,14 +6,19 @@
 
 use std::collections::HashSet;
 use std::fmt::Display;
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use linux::rootfs;
+use nix::errno::Errno;
 use proto::cri::{LinuxContainerSecurityContext, SupplementalGroupsPolicy};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
+const PASSWD: &str = "etc/passwd";
+const GROUP: &str = "etc/group";
 /// Limit of /etc/passwd and /etc/group; a larger file counts as missing.
 const MAX_ACCOUNTS_BYTES: u64 = 4 << 20;
 /// The most groups that setgroups(2) accepts (include/uapi/linux/limits.h, NGROUPS_MAX).
@@ -42,8 +47,7 @@ pub(crate) fn resolve(
     image_user: &str,
     lower_dirs: &[PathBuf],
 ) -> Result<User> {
-    let passwd = read_topmost(lower_dirs, "passwd");
-    let group = read_topmost(lower_dirs, "group");
+    let (passwd, group) = read_accounts(lower_dirs)?;
     let wanted = if let Some(uid) = &context.run_as_user {
         uid.value.to_string()
     } else if context.run_as_username.is_empty() {
@@ -143,16 +147,52 @@ fn groups(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
     })
 }
 
-/// The file as the container will see it, read before the layers are merged: from the topmost layer
-/// that has it. An image without the file has no names.
-fn read_topmost(lower_dirs: &[PathBuf], file: &str) -> String {
-    let path = Path::new("etc").join(file);
-    lower_dirs
-        .iter()
-        .filter_map(|dir| rootfs::open_root(dir).ok())
-        .find_map(|root| rootfs::read_in_root(root, &path, MAX_ACCOUNTS_BYTES).ok())
-        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-        .unwrap_or_default()
+/// The image's /etc/passwd and /etc/group as the container will see them.
+fn read_accounts(lower_dirs: &[PathBuf]) -> Result<(String, String)> {
+    if let (Some(passwd), Some(group)) = (layer_of(lower_dirs, PASSWD), layer_of(lower_dirs, GROUP)) {
+        return Ok((read(rootfs::open_root(passwd)?, PASSWD)?, read(rootfs::open_root(group)?, GROUP)?));
+    }
+    if lower_dirs.is_empty() {
+        return Ok(Default::default());
+    }
+    let merged = rootfs::merge_layers(lower_dirs)?;
+    Ok((read(&merged, PASSWD)?, read(&merged, GROUP)?))
+}
+
+/// The layer that has the file of the merged layers, or lacks it as all do. `None`: only the merged layers show
+/// it, because a link, a whiteout or an opaque directory is in the way. Their mount takes far longer.
+fn layer_of<'a>(lower_dirs: &'a [PathBuf], file: &str) -> Option<&'a Path> {
+    for dir in lower_dirs {
+        let (etc, file) = (dir.join("etc"), dir.join(file));
+        match etc.symlink_metadata() {
+            Ok(found) if found.is_dir() => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => continue,
+            _ => return None,
+        }
+        match file.symlink_metadata() {
+            Ok(found) if found.is_file() => return Some(dir),
+            Err(e) if e.kind() == ErrorKind::NotFound && !is_opaque(&etc) => {}
+            _ => return None,
+        }
+    }
+    lower_dirs.last().map(PathBuf::as_path)
+}
+
+fn is_opaque(dir: &Path) -> bool {
+    let found = rustix::fs::lgetxattr(dir, rootfs::OPAQUE_ATTRIBUTE, &mut [0; 1]);
+    !matches!(found, Err(rustix::io::Errno::NODATA | rustix::io::Errno::NOTSUP))
+}
+
+/// Empty if `root` has no such file, or no regular file of at most [`MAX_ACCOUNTS_BYTES`]: then the image has
+/// no names.
+fn read(root: impl AsFd, file: &str) -> Result<String> {
+    match rootfs::read_in_root(root, Path::new(file), MAX_ACCOUNTS_BYTES) {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(e) => match e.errno() {
+            Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL | Errno::EFBIG => Ok(String::new()),
+            _ => Err(e.into()),
+        },
+    }
 }
 
 #[cfg(test)]
@@ -273,5 +313,115 @@ mod tests {
     fn a_name_that_the_image_lacks_is_named() {
         let err = resolve(&LinuxContainerSecurityContext::default(), "nobody", &[]).unwrap_err();
         assert_eq!(err.to_string(), "run_as_user: the image has no user \"nobody\" in its /etc/passwd");
+    }
+
+    /// Two layers below `dir`, topmost first: the lower one has the user `app`, the upper one an empty /etc.
+    fn two_layers(dir: &Path) -> [PathBuf; 2] {
+        let [upper, lower] = ["upper", "lower"].map(|name| dir.join(name));
+        std::fs::create_dir_all(upper.join("etc")).unwrap();
+        std::fs::create_dir_all(lower.join("etc")).unwrap();
+        std::fs::write(lower.join(PASSWD), "app:x:1000:1000::/srv:/bin/sh\n").unwrap();
+        std::fs::write(lower.join(GROUP), "app:x:1000:\nextra:x:7:app\n").unwrap();
+        [upper, lower]
+    }
+
+    fn app() -> User {
+        User { uid: 1000, gid: 1000, groups: vec![1000, 7], home: "/srv".to_owned() }
+    }
+
+    /// `app` and `1000` both are [`app`].
+    fn assert_app(layers: &[PathBuf]) {
+        for user in ["app", "1000"] {
+            let found = resolve(&LinuxContainerSecurityContext::default(), user, layers).unwrap();
+            assert_eq!(found, app(), "{user}");
+        }
+    }
+
+    /// `app` is refused, and `1000` is a user without an account.
+    fn assert_no_app(layers: &[PathBuf]) {
+        let context = LinuxContainerSecurityContext::default();
+        let error = resolve(&context, "app", layers).unwrap_err();
+        assert_eq!(error.to_string(), "run_as_user: the image has no user \"app\" in its /etc/passwd");
+        let found = resolve(&context, "1000", layers).unwrap();
+        assert_eq!(found, User { uid: 1000, gid: 0, groups: vec![0], home: "/".to_owned() });
+    }
+
+    #[test]
+    fn accounts_of_a_lower_layer_count_below_layers_without_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let [upper, lower] = two_layers(dir.path());
+        let bare = dir.path().join("bare");
+        std::fs::create_dir(&bare).unwrap();
+        let layers = [bare.clone(), upper.clone(), lower.clone()];
+        assert_eq!([PASSWD, GROUP].map(|file| layer_of(&layers, file)), [Some(&*lower); 2], "no mount");
+        assert_app(&layers);
+        let without = [bare, upper];
+        assert_eq!(layer_of(&without, PASSWD), Some(&*without[1]), "no mount");
+        assert_no_app(&without);
+    }
+
+    #[test]
+    fn links_to_accounts_lead_into_other_layers() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let [upper, lower] = two_layers(dir.path());
+        std::fs::rename(lower.join("etc"), lower.join("store")).unwrap();
+        symlink("/store/passwd", upper.join(PASSWD)).unwrap();
+        symlink("../store/group", upper.join(GROUP)).unwrap();
+        assert_app(&[upper.clone(), lower.clone()]);
+        // From a lower layer into an upper one.
+        assert_app(&[lower.clone(), upper.clone()]);
+        std::fs::remove_dir_all(upper.join("etc")).unwrap();
+        symlink("store", upper.join("etc")).unwrap();
+        assert_app(&[upper, lower]);
+    }
+
+    #[test]
+    fn links_to_accounts_stay_in_an_image_of_one_layer() {
+        let dir = tempfile::tempdir().unwrap();
+        let [_, lower] = two_layers(dir.path());
+        std::fs::rename(lower.join("etc"), lower.join("store")).unwrap();
+        std::os::unix::fs::symlink("/store", lower.join("etc")).unwrap();
+        assert_app(std::slice::from_ref(&lower));
+        std::fs::rename(lower.join("store"), dir.path().join("store")).unwrap();
+        assert_no_app(&[lower]);
+    }
+
+    #[test]
+    fn accounts_that_an_upper_layer_deletes_do_not_count() {
+        use nix::sys::stat::{Mode, SFlag, mknod};
+        let whiteout = |place: &Path| mknod(place, SFlag::S_IFCHR, Mode::empty(), 0).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let layers = two_layers(dir.path());
+        whiteout(&layers[0].join(PASSWD));
+        assert_no_app(&layers);
+
+        let dir = tempfile::tempdir().unwrap();
+        let layers = two_layers(dir.path());
+        std::fs::remove_dir(layers[0].join("etc")).unwrap();
+        whiteout(&layers[0].join("etc"));
+        assert_no_app(&layers);
+
+        let dir = tempfile::tempdir().unwrap();
+        let layers = two_layers(dir.path());
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(layers[0].join("etc"), rootfs::OPAQUE_ATTRIBUTE, b"y", flags).unwrap();
+        assert_no_app(&layers);
+        for file in [PASSWD, GROUP] {
+            std::fs::copy(layers[1].join(file), layers[0].join(file)).unwrap();
+        }
+        assert_app(&layers);
+    }
+
+    #[test]
+    fn accounts_that_are_too_large_or_no_file_hide_those_of_lower_layers() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = two_layers(dir.path());
+        let passwd = std::fs::File::create(layers[0].join(PASSWD)).unwrap();
+        passwd.set_len(MAX_ACCOUNTS_BYTES + 1).unwrap();
+        assert_no_app(&layers);
+        std::fs::remove_file(layers[0].join(PASSWD)).unwrap();
+        std::fs::create_dir(layers[0].join(PASSWD)).unwrap();
+        assert_no_app(&layers);
     }
 }
