@@ -167,7 +167,7 @@ impl Handle {
     }
 
     /// Marks a volume for deletion; `false` if it does not exist. The object is removed once no
-    /// claim is bound to it; the data stays.
+    /// claim is bound to it. The data stays, unless it goes with a deleted claim: then it goes first.
     pub fn delete_volume(&self, name: &str) -> Result<bool, store::Error> {
         self.store.mark_volume_deleted(name)
     }

@@ -122,9 +122,15 @@ fn goes_with_its_claim(volume: &PersistentVolume) -> bool {
 /// Volumes whose deletion began but whose claims are missing: the claims' records were lost.
 pub(super) fn half_deleted(store: &Store) -> Vec<Arc<PersistentVolume>> {
     let mut volumes = store.volumes();
-    volumes.retain(|v| v.status.phase == VolumePhase::Released && goes_with_its_claim(v));
-    volumes.retain(|v| has_lost_its_claim(store, v));
+    volumes.retain(|v| has_begun_to_go(v) && has_lost_its_claim(store, v));
     volumes
+}
+
+/// Whether [`delete`] removes the volume, at the latest as one of [`half_deleted`].
+fn has_begun_to_go(volume: &PersistentVolume) -> bool {
+    let (spec, is_released) = (&volume.spec, volume.status.phase == VolumePhase::Released);
+    let had_a_claim = spec.claim_ref.as_ref().is_some_and(|claim| !claim.uid.is_empty());
+    is_released && had_a_claim && spec.csi.is_some() && goes_with_its_claim(volume)
 }
 
 /// Whether the volume names a claim that does not exist.
@@ -162,16 +168,18 @@ pub(super) async fn delete(
     store.remove_volume(name).map_err(not_kept)
 }
 
-/// Removes volumes that are marked deleted once no claim is bound to them; their data stays.
-/// Releases volumes of claims whose deletion on a full disk was not recorded. Returns false while
-/// the disk is still full.
+/// Removes volumes that are marked deleted once no claim is bound to them; their data stays. A volume
+/// that goes with its claim is left to [`delete`]. Releases volumes of claims whose deletion on a full
+/// disk was not recorded. Returns false while the disk is still full.
 pub(super) fn settle_volumes(store: &Store) -> bool {
     let mut is_settled = true;
     for volume in store.volumes() {
         let name = &volume.metadata.name;
         let is_bound = volume.status.phase == VolumePhase::Bound && !has_lost_its_claim(store, &volume);
         if volume.metadata.is_deleted() && !is_bound {
-            if let Err(error) = store.remove_volume(name) {
+            if !has_begun_to_go(&volume)
+                && let Err(error) = store.remove_volume(name)
+            {
                 warn!(volume = name, error = linux::chain(&error), "volume object not removed");
             }
         } else if volume.status.phase == VolumePhase::Bound

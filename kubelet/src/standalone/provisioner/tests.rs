@@ -40,9 +40,23 @@ struct Recorded {
     snapshots: Mutex<Vec<Result<bool, Status>>>,
     /// It has no CREATE_DELETE_SNAPSHOT.
     takes_no_snapshots: AtomicBool,
+    /// The methods that fail, and how.
+    failing: Mutex<HashMap<&'static str, Status>>,
 }
 
 impl Recorded {
+    /// `None`: the method succeeds again.
+    fn fail(&self, method: &'static str, answer: Option<Status>) {
+        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        failing.remove(method);
+        failing.extend(answer.map(|answer| (method, answer)));
+    }
+
+    fn answer(&self, method: &str) -> Result<(), Status> {
+        let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        failing.get(method).map_or(Ok(()), |answer| Err(answer.clone()))
+    }
+
     fn add(&self, method: &'static str, request: impl std::fmt::Debug, secrets: HashMap<String, String>) {
         let call = Call { method, request: format!("{request:?}"), secrets };
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
@@ -102,6 +116,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::DeleteVolumeRequest>,
     ) -> Result<Response<csi::DeleteVolumeResponse>, Status> {
+        self.0.answer("DeleteVolume")?;
         record!(self, "DeleteVolume", request);
         Ok(Response::new(csi::DeleteVolumeResponse {}))
     }
@@ -655,4 +670,38 @@ async fn a_volume_whose_claim_is_gone_follows_its_policy() {
     fixture.event("VolumeFailedDelete", "volume by-hand is kept: it was not made for a claim").await;
     let deleted = fixture.driver.of("DeleteVolume");
     assert!(deleted.len() == 1 && deleted[0].request.contains("\"made\""), "{deleted:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_goes_with_its_claim_is_deleted_by_the_driver_before_its_record_goes() {
+    for loses_its_claim in [false, true] {
+        let fixture = Fixture::start();
+        fixture.apply(&format!(
+            "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n"
+        ));
+        fixture.apply(&claim("1Gi"));
+        let bound = fixture.claim("bound", |claim| claim.status.phase == ClaimPhase::Bound).await;
+        let volume = &bound.spec.volume_name;
+        fixture.driver.fail("DeleteVolume", Some(Status::internal("still in use")));
+        fixture.store.mark_claim_deleted("default", "data").unwrap();
+        fixture.event("VolumeFailedDelete", "still in use").await;
+        if loses_its_claim {
+            fixture.store.remove_claim("default", "data").unwrap();
+        }
+        fixture.store.mark_volume_deleted(volume).unwrap();
+        let failures = |store: &Store| {
+            let events = store.events().into_iter();
+            let of_volume = events.filter(|e| e.involved_object.kind == "PersistentVolume");
+            of_volume.filter(|e| e.reason == "VolumeFailedDelete").map(|e| e.count).sum::<u32>()
+        };
+        let (before, is_gone) =
+            (failures(&fixture.store), |store: &Store| store.volume(volume).is_none().then_some(()));
+        let tried_again = |store: &Store| is_gone(store).or((failures(store) > before).then_some(()));
+        fixture.until("it is tried again", tried_again).await;
+        fixture.driver.fail("DeleteVolume", None);
+        fixture.until("the volume is gone", is_gone).await;
+        let deleted = fixture.driver.of("DeleteVolume");
+        assert!(deleted.len() == 1 && deleted[0].request.contains("id-of-pvc-"), "{deleted:?}");
+        fixture.until("the claim is gone", |store| store.claims().is_empty().then_some(())).await;
+    }
 }
