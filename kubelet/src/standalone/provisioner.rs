@@ -5,6 +5,7 @@
 //! - DeleteVolume follows only an explicit deletion of the claim (never a removed manifest), and
 //!   only if the reclaim policy is Delete.
 //! - The store writes a volume to disk before its claim names it.
+//! - A claim says that CreateVolume was called before it is, and goes only when its outcome is known.
 
 mod binding;
 mod create;
@@ -239,7 +240,10 @@ impl Provisioner {
             &metadata.name,
             &running,
         );
-        let clone = claims.iter().find(|clone| running.contains(&clone.metadata.uid))?;
+        let is_being_made = |clone: &PersistentVolumeClaim| {
+            clone.metadata.is_deleted() || running.contains(&clone.metadata.uid)
+        };
+        let clone = claims.iter().find(|clone| is_being_made(clone))?;
         Some(format!("its clone, claim {},", clone.metadata.name))
     }
 

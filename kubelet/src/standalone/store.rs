@@ -43,7 +43,7 @@ use events::EventLog;
 pub use desired::{AnyObject, Declaration, Declared, Described, Outcome};
 pub(crate) use outcome::{DEADLINE_EXCEEDED, EVICTED};
 pub(crate) use snapshots::CLASS_PARAMETERS;
-pub(crate) use update::BindError;
+pub(crate) use update::{BindError, name_of_new_volume};
 
 /// How many changes may wait for a slow reader. A slower reader gets `RecvError::Lagged` and must
 /// check everything again.
@@ -57,6 +57,9 @@ pub(crate) const UNREADABLE_RECORD: &str = "UnreadableRecord";
 /// Marks objects whose file was removed.
 pub const SOURCE_ANNOTATION: &str = "hawser.dev/source";
 pub const SOURCE_MISSING: &str = "missing";
+/// In a claim's annotations: CreateVolume was called, and the driver may have made a volume whose id is
+/// not known.
+pub(crate) const VOLUME_BEING_CREATED: &str = "hawser.dev/volume-being-created";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -430,13 +433,24 @@ impl Store {
     /// Writes to disk first, then to memory: what a reader sees survives a restart. The caller
     /// holds `writing`.
     fn keep<T: Stored>(&self, key: Key, entry: Entry<T>, durability: Durability) -> Result<(), Error> {
+        self.keep_unannounced(key.clone(), entry, durability)?;
+        self.announce(T::KIND, &key);
+        Ok(())
+    }
+
+    /// Like [`Store::keep`], but those who subscribed do not hear of it.
+    fn keep_unannounced<T: Stored>(
+        &self,
+        key: Key,
+        entry: Entry<T>,
+        durability: Durability,
+    ) -> Result<(), Error> {
         if entry.object.metadata().is_deleted() {
             self.inner.disk.write_deleted(T::KIND, &key, &entry, durability)?;
         } else {
             self.inner.disk.write(T::KIND, &key, &entry, durability)?;
         }
-        T::entries_mut(&mut self.state()).insert(key.clone(), entry);
-        self.announce(T::KIND, &key);
+        T::entries_mut(&mut self.state()).insert(key, entry);
         Ok(())
     }
 

@@ -1,7 +1,8 @@
 //! CreateVolume for a claim, and the binding of claim and volume.
 
 use proto::csi;
-use tracing::{Instrument, info_span};
+use serde::{Deserialize, Serialize};
+use tracing::{Instrument, debug, info_span};
 
 use super::{Failure, source};
 use crate::csi::{ControllerCapabilities, Driver};
@@ -10,13 +11,39 @@ use crate::objects::{
     CsiVolumeSource, EventType, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim,
     PersistentVolumeSpec, Quantity, SecretReference, StorageClass, VolumePhase, new_uid, now,
 };
-use crate::standalone::store::{BindError, Store};
+use crate::plugins::Plugins;
+use crate::standalone::store::{BindError, Store, VOLUME_BEING_CREATED, name_of_new_volume};
 use crate::volumes::capabilities_of_claim;
 
 pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 /// The Secret of DeleteVolume: the class may be gone by then.
 const DELETION_SECRET_NAME: &str = "volume.kubernetes.io/provisioner-deletion-secret-name";
 const DELETION_SECRET_NAMESPACE: &str = "volume.kubernetes.io/provisioner-deletion-secret-namespace";
+
+/// What a repeated CreateVolume needs, as a claim keeps it: class and source may be gone by then.
+#[derive(Debug, Serialize, Deserialize)]
+struct Begun {
+    class: StorageClass,
+    source: Option<source::Handle>,
+}
+
+impl Begun {
+    fn of(claim: &PersistentVolumeClaim) -> Option<Self> {
+        serde_json::from_str(claim.metadata.annotations.get(VOLUME_BEING_CREATED)?).ok()
+    }
+}
+
+struct NotCreated {
+    /// The driver certainly has no volume.
+    is_final: bool,
+    message: String,
+}
+
+impl NotCreated {
+    fn unknown(message: impl ToString) -> Self {
+        Self { is_final: false, message: message.to_string() }
+    }
+}
 
 pub(super) async fn provision(
     store: &Store,
@@ -29,22 +56,49 @@ pub(super) async fn provision(
         failed(format!("failed to provision volume with StorageClass \"{}\": {cause}", class.metadata.name))
     };
     let can = driver.controller_capabilities().await.map_err(|e| in_class(e.to_string()))?;
-    let order = Order::new(store, claim, class, can).map_err(in_class)?;
-    let request = order.request(store).map_err(|e| in_class(e.to_string()))?;
-    let (name, wanted_source) = (request.name.clone(), request.volume_content_source.clone());
-    let created = driver.create_volume(request).instrument(span).await;
-    let created = created.map_err(|e| in_class(e.to_string()))?;
-    if wanted_source.is_some() && created.content_source != wanted_source {
-        // An empty volume must not pass for a copy.
-        let secrets = order.secrets(store).map_err(|e| in_class(e.to_string()))?;
-        driver.delete_volume(&created.volume_id, secrets).await.map_err(|e| in_class(e.to_string()))?;
-        return Err(in_class("the driver made the volume without its data source".to_owned()));
-    }
-    let volume = order.volume(created)?;
-    store.add_volume(volume).map_err(not_bound)?;
+    let source = source::handle(store, claim, class, can).map_err(in_class)?;
+    let order = Order::new(claim, class, source, can).map_err(in_class)?;
+    order.create(store, driver).instrument(span).await.map_err(|error| in_class(error.message))?;
+    let name = &order.name;
     let message = format!("Successfully provisioned volume {name}");
     store.record(&claim.reference(), EventType::Normal, "ProvisioningSucceeded", &message);
-    bind(store, claim, &name)
+    bind(store, claim, name)
+}
+
+/// Repeats a CreateVolume whose outcome is not known, so that its volume is on record.
+pub(super) async fn finish(
+    store: &Store,
+    plugins: &Plugins,
+    claim: &PersistentVolumeClaim,
+) -> Result<(), Failure> {
+    // An attempt may have ended after `claim` was read.
+    let current = store.claim(&claim.metadata.namespace, &claim.metadata.name);
+    let Some(claim) = current.filter(|current| current.metadata.uid == claim.metadata.uid) else {
+        return Ok(());
+    };
+    let Some(Begun { class, source }) = Begun::of(&claim) else { return Ok(()) };
+    let name = name_of_new_volume(&claim);
+    if store.volume(&name).is_some() {
+        return Ok(());
+    }
+    let unknown = |cause: String| {
+        failed(format!(
+            "the claim is kept until driver {} says whether it made volume {name}: {cause}",
+            class.provisioner
+        ))
+    };
+    let driver = plugins.driver(&class.provisioner).ok_or_else(|| {
+        unknown("the driver is not registered; start it with this kubelet's root directory".to_owned())
+    })?;
+    let can = driver.controller_capabilities().await.map_err(|e| unknown(e.to_string()))?;
+    let order = Order::new(&claim, &class, source, can).map_err(unknown)?;
+    match order.create(store, &driver).await {
+        Err(NotCreated { is_final: true, message }) => {
+            debug!(claim = claim.metadata.name, message, "no volume was made for the deleted claim");
+            Ok(())
+        }
+        created => created.map_err(|error| unknown(error.message)),
+    }
 }
 
 pub(super) fn bind(store: &Store, claim: &PersistentVolumeClaim, volume: &str) -> Result<(), Failure> {
@@ -62,16 +116,16 @@ struct Order<'a> {
     claim: &'a PersistentVolumeClaim,
     class: &'a StorageClass,
     can: ControllerCapabilities,
-    source: Option<csi::VolumeContentSource>,
+    source: Option<source::Handle>,
     tokens: Tokens,
     provisioner_secret: Option<SecretReference>,
 }
 
 impl<'a> Order<'a> {
     fn new(
-        store: &Store,
         claim: &'a PersistentVolumeClaim,
         class: &'a StorageClass,
+        source: Option<source::Handle>,
         can: ControllerCapabilities,
     ) -> Result<Self, String> {
         if let Some(key) = csi_secrets::unknown_parameter(&class.parameters) {
@@ -79,8 +133,7 @@ impl<'a> Order<'a> {
                 "found unknown parameter key \"{key}\" with reserved namespace csi.storage.k8s.io/"
             ));
         }
-        let source = source::content_source(store, claim, class, can)?;
-        let name = format!("pvc-{}", claim.metadata.uid);
+        let name = name_of_new_volume(claim);
         let tokens = tokens(claim, &name);
         let secret = csi_secrets::reference(&class.parameters, Purpose::Provision, &tokens);
         let provisioner_secret = secret.map_err(|e| e.to_string())?;
@@ -92,6 +145,48 @@ impl<'a> Order<'a> {
             order.secret(purpose).map_err(|e| e.to_string())?;
         }
         Ok(order)
+    }
+
+    /// Calls CreateVolume, and records the volume.
+    async fn create(&self, store: &Store, driver: &Driver) -> Result<(), NotCreated> {
+        let request = self.request(store).map_err(NotCreated::unknown)?;
+        let wanted_source = request.volume_content_source.clone();
+        self.note(store, Some(self.begun()?))?;
+        let created = match driver.create_volume(request).await {
+            Ok(created) => created,
+            Err(error) if error.is_final() => return Err(self.not_made(store, error.to_string())?),
+            Err(error) => return Err(NotCreated::unknown(error)),
+        };
+        if wanted_source.is_some() && created.content_source != wanted_source {
+            // An empty volume must not pass for a copy.
+            let secrets = self.secrets(store).map_err(NotCreated::unknown)?;
+            driver.delete_volume(&created.volume_id, secrets).await.map_err(NotCreated::unknown)?;
+            let message = "the driver made the volume without its data source".to_owned();
+            return Err(self.not_made(store, message)?);
+        }
+        let volume = self.volume(created).map_err(|failure| NotCreated::unknown(failure.message))?;
+        store.add_volume(volume).map_err(|error| NotCreated::unknown(not_bound(error).message))
+    }
+
+    fn begun(&self) -> Result<String, NotCreated> {
+        let metadata = ObjectMeta { name: self.class.metadata.name.clone(), ..ObjectMeta::default() };
+        let class = StorageClass { metadata, ..self.class.clone() };
+        let begun = Begun { class, source: self.source.clone() };
+        serde_json::to_string(&begun).map_err(NotCreated::unknown)
+    }
+
+    fn not_made(&self, store: &Store, message: String) -> Result<NotCreated, NotCreated> {
+        self.note(store, None)?;
+        Ok(NotCreated { is_final: true, message })
+    }
+
+    /// The claim's note is on disk before CreateVolume is called.
+    fn note(&self, store: &Store, begun: Option<String>) -> Result<(), NotCreated> {
+        match store.note_creation(self.claim, begun) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(NotCreated::unknown("the claim is gone")),
+            Err(error) => Err(NotCreated::unknown(linux::chain(&error))),
+        }
     }
 
     fn secrets(&self, store: &Store) -> Result<Secrets, csi_secrets::Error> {
@@ -124,7 +219,7 @@ impl<'a> Order<'a> {
             ),
             parameters: csi_secrets::for_driver(&class.parameters),
             secrets: self.secrets(store)?.into_map(),
-            volume_content_source: self.source.clone(),
+            volume_content_source: self.source.clone().map(Into::into),
             ..csi::CreateVolumeRequest::default()
         })
     }
@@ -233,7 +328,7 @@ mod tests {
         .unwrap();
         let root = tempfile::tempdir().unwrap();
         let store = Store::open(root.path(), "node").unwrap();
-        let order = Order::new(&store, &claim, &class, ControllerCapabilities::default()).unwrap();
+        let order = Order::new(&claim, &class, None, ControllerCapabilities::default()).unwrap();
         let asked = order.request(&store).unwrap();
         let range = asked.capacity_range.unwrap();
         assert_eq!((asked.name.as_str(), range.required_bytes, range.limit_bytes), ("pvc-c1", 1024, 2048));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tracing::{debug, warn};
 
-use super::create::{PROVISIONED_BY, deletion_secret};
+use super::create::{self, PROVISIONED_BY, deletion_secret};
 use super::{Failure, pods_naming};
 use crate::csi_secrets::Secrets;
 use crate::objects::{
@@ -63,7 +63,8 @@ pub(super) async fn reclaim(
     plugins: &Plugins,
     claim: &PersistentVolumeClaim,
 ) -> Result<(), Failure> {
-    if let Some(volume) = bound_volume(store, claim) {
+    create::finish(store, plugins, claim).await?;
+    for volume in volumes_of(store, claim) {
         match release(store, &volume) {
             // Only the phase is not on disk: the claim's uid in the volume excludes other claims.
             Err(error) if error.is_full_disk() => {
@@ -108,10 +109,11 @@ fn release(store: &Store, volume: &PersistentVolume) -> Result<(), store::Error>
     Ok(())
 }
 
-/// The volume that names this claim, or that the claim names.
-fn bound_volume(store: &Store, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolume>> {
-    let holds = |v: &PersistentVolume| v.spec.claim_ref.as_ref().is_some_and(|r| r.uid == claim.metadata.uid);
-    store.volumes().into_iter().find(|v| holds(v))
+/// The volumes that name this claim: several, if it was bound to another one than the driver made for it.
+fn volumes_of(store: &Store, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolume>> {
+    let mut volumes = store.volumes();
+    volumes.retain(|v| v.spec.claim_ref.as_ref().is_some_and(|holder| holder.uid == claim.metadata.uid));
+    volumes
 }
 
 fn goes_with_its_claim(volume: &PersistentVolume) -> bool {

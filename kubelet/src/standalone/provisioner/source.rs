@@ -6,13 +6,32 @@ use std::sync::Arc;
 
 use proto::csi::VolumeContentSource;
 use proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
+use serde::{Deserialize, Serialize};
 
 use crate::csi::ControllerCapabilities;
 use crate::objects::{
     ClaimPhase, CsiVolumeSource, PersistentVolumeClaim, Quantity, StorageClass, VolumeSnapshot,
     VolumeSnapshotContent,
 };
-use crate::standalone::store::Store;
+use crate::standalone::store::{Store, VOLUME_BEING_CREATED};
+
+/// What a volume is made from, by the driver's id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Handle {
+    Snapshot(String),
+    Volume(String),
+}
+
+impl From<Handle> for VolumeContentSource {
+    fn from(handle: Handle) -> Self {
+        let source = match handle {
+            Handle::Snapshot(snapshot_id) => Type::Snapshot(SnapshotSource { snapshot_id }),
+            Handle::Volume(volume_id) => Type::Volume(VolumeSource { volume_id }),
+        };
+        Self { r#type: Some(source) }
+    }
+}
 
 /// A source that can be used now.
 enum Found {
@@ -25,17 +44,17 @@ pub(super) fn check(claim: &PersistentVolumeClaim, store: &Store) -> Result<(), 
     find(claim, store).map(drop)
 }
 
-/// The source as CreateVolume gets it; `None` for an empty volume.
-pub(super) fn content_source(
+/// The source for CreateVolume; `None` for an empty volume.
+pub(super) fn handle(
     store: &Store,
     claim: &PersistentVolumeClaim,
     class: &StorageClass,
     can: ControllerCapabilities,
-) -> Result<Option<VolumeContentSource>, String> {
+) -> Result<Option<Handle>, String> {
     let Some(found) = find(claim, store)? else { return Ok(None) };
     let requested = claim.spec.resources.requests.get("storage").map_or(0, Quantity::value);
     let provisioner = &class.provisioner;
-    let source = match found {
+    Ok(Some(match found {
         Found::Snapshot { snapshot, content } => {
             let name = &snapshot.metadata.name;
             if !can.snapshot {
@@ -53,7 +72,7 @@ pub(super) fn content_source(
                     "requested volume size {requested} is less than the size {least} for the source snapshot {name}"
                 ));
             }
-            Type::Snapshot(SnapshotSource { snapshot_id: content.status.snapshot_handle.clone() })
+            Handle::Snapshot(content.status.snapshot_handle.clone())
         }
         Found::Claim { name, driver, volume_handle, bytes } => {
             if !can.clone {
@@ -70,10 +89,9 @@ pub(super) fn content_source(
                      requested {requested} but source is {bytes}"
                 ));
             }
-            Type::Volume(VolumeSource { volume_id: volume_handle })
+            Handle::Volume(volume_handle)
         }
-    };
-    Ok(Some(VolumeContentSource { r#type: Some(source) }))
+    }))
 }
 
 fn find(claim: &PersistentVolumeClaim, store: &Store) -> Result<Option<Found>, String> {
@@ -120,7 +138,7 @@ fn source_claim(store: &Store, namespace: &str, name: &str) -> Result<Found, Str
 }
 
 /// The claims that are about to be made from this source. It is kept until they are: a deleted claim
-/// too, if it is among the `running`, whose CreateVolume may have begun.
+/// too, if its CreateVolume may have begun, because it is among the `running` or its outcome is not known.
 pub(super) fn claims_from(
     store: &Store,
     kind: &str,
@@ -133,7 +151,9 @@ pub(super) fn claims_from(
         let uses = claim.spec.source().is_some_and(|source| source.kind == kind && source.name == name);
         uses && claim.metadata.namespace == namespace
             && claim.status.phase == ClaimPhase::Pending
-            && (!claim.metadata.is_deleted() || running.contains(&claim.metadata.uid))
+            && (!claim.metadata.is_deleted()
+                || running.contains(&claim.metadata.uid)
+                || claim.metadata.annotations.contains_key(VOLUME_BEING_CREATED))
     });
     claims
 }

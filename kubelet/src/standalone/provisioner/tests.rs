@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proto::csi::controller_server::{Controller, ControllerServer};
 use proto::csi::node_server::{Node, NodeServer};
@@ -19,7 +19,7 @@ use crate::manifest;
 use crate::objects::{ClaimPhase, PersistentVolumeClaim, Pod, VolumePhase, VolumeSnapshot};
 use crate::plugins::Plugins;
 use crate::sink::Sinks;
-use crate::standalone::store::{Source, Store};
+use crate::standalone::store::{Source, Store, VOLUME_BEING_CREATED};
 use crate::volumes::Volumes;
 
 const DRIVER: &str = "csi.example.com";
@@ -42,6 +42,7 @@ struct Recorded {
     takes_no_snapshots: AtomicBool,
     /// The methods that fail, and how.
     failing: Mutex<HashMap<&'static str, Status>>,
+    failed_at: Mutex<Vec<Instant>>,
 }
 
 impl Recorded {
@@ -54,7 +55,9 @@ impl Recorded {
 
     fn answer(&self, method: &str) -> Result<(), Status> {
         let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        failing.get(method).map_or(Ok(()), |answer| Err(answer.clone()))
+        let Some(answer) = failing.get(method) else { return Ok(()) };
+        self.failed_at.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
+        Err(answer.clone())
     }
 
     fn add(&self, method: &'static str, request: impl std::fmt::Debug, secrets: HashMap<String, String>) {
@@ -102,6 +105,7 @@ impl Controller for Service {
         &self,
         request: Request<csi::CreateVolumeRequest>,
     ) -> Result<Response<csi::CreateVolumeResponse>, Status> {
+        self.0.answer("CreateVolume")?;
         let request = record!(self, "CreateVolume", request);
         let volume = csi::Volume {
             volume_id: format!("id-of-{}", request.name),
@@ -704,4 +708,66 @@ async fn a_volume_that_goes_with_its_claim_is_deleted_by_the_driver_before_its_r
         assert!(deleted.len() == 1 && deleted[0].request.contains("id-of-pvc-"), "{deleted:?}");
         fixture.until("the claim is gone", |store| store.claims().is_empty().then_some(())).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_may_exist_is_looked_for_before_its_claim_goes() {
+    let fixture = Fixture::start();
+    fixture.apply(&format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n\
+         parameters: {{tier: gold}}\n"
+    ));
+    fixture.apply(&claim("1Gi"));
+    fixture.apply(&secret("snap"));
+    fixture.apply(&snapshot_class("Delete"));
+    fixture.apply(SNAPSHOT);
+    fixture.snapshot("ready", |s| s.status.ready_to_use == Some(true)).await;
+
+    fixture.driver.fail("CreateVolume", Some(Status::aborted("the copy goes on")));
+    fixture.apply(&claim("1Gi").replace("name: data", "name: copy").replace(
+        "spec: {",
+        "spec: {dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: snap}, ",
+    ));
+    fixture.event("ProvisioningFailed", "the copy goes on").await;
+    let copy = fixture.store.claim("default", "copy").unwrap();
+    // The class may go first; the source waits.
+    fixture.store.remove_class("fast").unwrap();
+    fixture.store.mark_claim_deleted("default", "copy").unwrap();
+    fixture.store.mark_snapshot_deleted("default", "snap").unwrap();
+    fixture.event("ProvisioningFailed", "the claim is kept until driver csi.example.com says").await;
+    fixture.event("SnapshotDeletePending", "claim copy").await;
+    fixture.driver.fail("CreateVolume", None);
+    let is_gone = |store: &Store| store.claim("default", "copy").is_none().then_some(());
+    fixture.until("the claim is gone", is_gone).await;
+    let made = fixture.driver.of("CreateVolume").pop().unwrap().request;
+    assert!(made.contains("id-of-snapshot-") && made.contains("\"tier\": \"gold\""), "{made}");
+    let deleted = fixture.driver.of("DeleteVolume");
+    let id = format!("id-of-pvc-{}", copy.metadata.uid);
+    assert!(deleted.len() == 1 && deleted[0].request.contains(&id), "{deleted:?}");
+    assert_eq!(fixture.store.volumes().len(), 1);
+    fixture.until("it is gone", |store| store.snapshot("default", "snap").is_none().then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_the_driver_refuses_keeps_its_back_off_and_goes_without_the_driver() {
+    let fixture = Fixture::start();
+    fixture.driver.fail("CreateVolume", Some(Status::invalid_argument("no such tier")));
+    fixture.apply(&format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n"
+    ));
+    fixture.apply(&claim("1Gi"));
+    let failed_at = || fixture.driver.failed_at.lock().unwrap().clone();
+    fixture.until("four calls", |_| (failed_at().len() >= 4).then_some(())).await;
+    // 500 ms and 1 s, even if the claim's own change ended the first pause.
+    let pauses = failed_at()[3] - failed_at()[1];
+    assert!(pauses >= Duration::from_millis(1500), "{pauses:?}");
+
+    fixture.store.remove_class("fast").unwrap();
+    fixture.event("ProvisioningFailed", "\"fast\" not found").await;
+    let refused = fixture.store.claim("default", "data").unwrap();
+    assert!(!refused.metadata.annotations.contains_key(VOLUME_BEING_CREATED), "{:?}", refused.metadata);
+    let calls = failed_at().len();
+    fixture.store.mark_claim_deleted("default", "data").unwrap();
+    fixture.until("the claim is gone", |store| store.claims().is_empty().then_some(())).await;
+    assert_eq!((failed_at().len(), fixture.driver.of("DeleteVolume").len()), (calls, 0));
 }

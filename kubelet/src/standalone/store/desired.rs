@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::disk::Durability;
 use super::entries::{Entry, Key, PodEntry};
 use super::in_place::{self, FixedField};
-use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Source, State, Store, Stored};
+use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Source, State, Store, Stored, VOLUME_BEING_CREATED};
 use crate::admission;
 use crate::called_as::called_as;
 use crate::objects::{
@@ -444,6 +444,8 @@ impl Mergeable for PersistentVolumeClaim {
         if self.spec.storage_class_name.is_none() {
             self.spec.storage_class_name.clone_from(&known.spec.storage_class_name);
         }
+        let note = known.metadata.annotations.get_key_value(VOLUME_BEING_CREATED);
+        self.metadata.annotations.extend(note.map(|(key, value)| (key.clone(), value.clone())));
         self.status = known.status.clone();
         let mut same_size = known.spec.clone();
         same_size.resources.requests.clone_from(&self.spec.resources.requests);

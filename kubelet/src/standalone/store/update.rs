@@ -3,11 +3,16 @@
 
 use std::sync::Arc;
 
-use super::{Durability, Error, Key, Store, Stored};
+use super::{Durability, Error, Key, Store, Stored, VOLUME_BEING_CREATED};
 use crate::objects::{
     ClaimPhase, CsiVolumeSource, EventType, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim,
     PersistentVolumeClaimStatus, VolumePhase, VolumeSnapshot, VolumeSnapshotContent, now,
 };
+
+/// The name of the volume that is made for a claim.
+pub(crate) fn name_of_new_volume(claim: &PersistentVolumeClaim) -> String {
+    format!("pvc-{}", claim.metadata.uid)
+}
 
 /// Why a claim is not bound to a volume.
 #[derive(Debug, thiserror::Error)]
@@ -132,6 +137,29 @@ impl Store {
         })
     }
 
+    /// Writes what a repeated CreateVolume needs to the annotation [`VOLUME_BEING_CREATED`]; `None` removes
+    /// it. Returns `false` if the claim is gone. It is not announced: every attempt would look like a
+    /// change by the user, which ends the back-off.
+    pub(crate) fn note_creation(
+        &self,
+        known: &PersistentVolumeClaim,
+        note: Option<String>,
+    ) -> Result<bool, Error> {
+        let _writing = self.writing();
+        let key = Key::of(known);
+        let current = self.state().claims.get(&key).cloned();
+        let current = current.filter(|entry| entry.object.metadata.uid == known.metadata.uid);
+        let Some(mut entry) = current else { return Ok(false) };
+        if entry.object.metadata.annotations.get(VOLUME_BEING_CREATED) == note.as_ref() {
+            return Ok(true);
+        }
+        let annotations = &mut Arc::make_mut(&mut entry.object).metadata.annotations;
+        annotations.remove(VOLUME_BEING_CREATED);
+        annotations.extend(note.map(|note| (VOLUME_BEING_CREATED.to_owned(), note)));
+        self.keep_unannounced(key, entry, Durability::PowerLoss)?;
+        Ok(true)
+    }
+
     /// Marks a claim for deletion; `false` if it does not exist.
     pub(crate) fn mark_claim_deleted(&self, namespace: &str, name: &str) -> Result<bool, Error> {
         self.mark_deleted::<PersistentVolumeClaim>(namespace, name)
@@ -163,6 +191,9 @@ impl Store {
         if claim.spec.storage_class_name.is_none() && !volume.spec.storage_class_name.is_empty() {
             // The default class, as it was when the volume was made.
             claim.spec.storage_class_name = Some(volume.spec.storage_class_name.clone());
+        }
+        if volume.metadata.name == name_of_new_volume(&claim) {
+            claim.metadata.annotations.remove(VOLUME_BEING_CREATED);
         }
         claim.status.phase = ClaimPhase::Bound;
         claim.status.access_modes.clone_from(&volume.spec.access_modes);
@@ -256,7 +287,10 @@ fn is_other_claim(claim: &PersistentVolumeClaim, holder: &ObjectRef) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::broadcast::error::TryRecvError;
+
     use super::*;
+    use crate::standalone::store::desired::Mergeable;
 
     fn claim(name: &str) -> PersistentVolumeClaim {
         serde_json::from_value(serde_json::json!({
@@ -340,6 +374,36 @@ mod tests {
             let error = store.add_volume(volume).unwrap_err().to_string();
             assert_eq!(error, "volume \"v\" exists already, and was not made for this claim");
         }
+    }
+
+    #[test]
+    fn the_note_of_a_creation_stays_until_the_claim_has_the_volume() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        store.put_claim(claim("a")).unwrap();
+        let note = |store: &Store| {
+            store.claim("default", "a").unwrap().metadata.annotations.get(VOLUME_BEING_CREATED).cloned()
+        };
+        let (begun, mut changes) = (Some("class".to_owned()), store.subscribe());
+        assert!(store.note_creation(&claim("a"), begun.clone()).unwrap());
+        assert!(!store.note_creation(&claim("b"), begun.clone()).unwrap());
+        assert_eq!(changes.try_recv(), Err(TryRecvError::Empty));
+        let again = Store::open(root.path(), "node").unwrap();
+        assert_eq!(note(&again), begun);
+        let mut applied = claim("a");
+        applied.merge(&again.claim("default", "a").unwrap()).unwrap();
+        assert_eq!(applied.metadata.annotations.get(VOLUME_BEING_CREATED), begun.as_ref());
+
+        assert!(store.note_creation(&claim("a"), None).unwrap());
+        assert_eq!(note(&store), None);
+        store.note_creation(&claim("a"), begun.clone()).unwrap();
+        store.put_volume(volume("v")).unwrap();
+        store.bind(&claim("a"), "v").unwrap();
+        assert_eq!(note(&store), begun, "the driver may have made another volume");
+        store.put_claim((*again.claim("default", "a").unwrap()).clone()).unwrap();
+        store.put_volume(volume("pvc-uid-of-a")).unwrap();
+        store.bind(&claim("a"), "pvc-uid-of-a").unwrap();
+        assert_eq!(note(&store), None);
     }
 
     #[test]
