@@ -11,9 +11,7 @@ mod empty_mounts;
 mod mask;
 mod target;
 
-use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
@@ -26,7 +24,7 @@ pub(crate) use mask::verify_magic;
 pub use mask::{KernelFs, Masks, open_kernel_fs};
 pub use target::{Target, ensure_target, resolve};
 
-use crate::mount::AccessTimes;
+use crate::mount::{self, AccessTimes, MountFlags};
 use crate::{Error, Result, beneath};
 
 /// The extended attribute of a layer's directory that hides the directories of its name in the layers
@@ -71,7 +69,7 @@ pub struct Overlay<'a> {
 
 impl Overlay<'_> {
     /// Returns a detached overlayfs mount. Layers are passed one by one (`lowerdir+`, Linux 6.5),
-    /// so the page of mount(2) does not limit their number or names. Older kernels get one string.
+    /// so the page of mount(2) does not limit their number. Older kernels get one string.
     ///
     /// The mount is `volatile` (Linux 5.10): its unmount, which the end of a container waits for, does
     /// not write the whole file system of `upper` to the disk, and neither does fsync(2) in it. So
@@ -95,30 +93,44 @@ fn mount_layers(lower: &[PathBuf], writable: &[(&str, &Path)]) -> Result<OwnedFd
     let options: Vec<(&str, &Path)> = one_by_one.chain(writable.iter().copied()).collect();
     match new_overlay(&options) {
         // Linux 6.1 checks options when the file system is created, later kernels one by one.
-        Err(e) if e.errno() == Errno::EINVAL => {
-            let lower = joined(lower);
-            new_overlay(&[&[("lowerdir", &*lower)], writable].concat())
-        }
+        Err(e) if e.errno() == Errno::EINVAL => mount_layers_at_once(lower, writable),
         result => result,
     }
 }
 
-/// The value of the option `lowerdir`: separated by `:`, with `\` before a `:` or `\` inside a name
-/// (fs/overlayfs/super.c, `ovl_split_lowerdirs`).
-fn joined(dirs: &[PathBuf]) -> PathBuf {
-    let mut text = Vec::new();
-    for (number, dir) in dirs.iter().enumerate() {
-        if number > 0 {
-            text.push(b':');
+/// All layers in one option. fsconfig(2) takes 255 bytes of it, mount(2) a page, and only at a path: in a
+/// mount namespace of its own, of which a detached copy stays. Descriptors instead of names, so that some
+/// two hundred layers fit.
+fn mount_layers_at_once(lower: &[PathBuf], writable: &[(&str, &Path)]) -> Result<OwnedFd> {
+    let mounted = || -> Result<OwnedFd> {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)
+            .map_err(|e| Error::new("unshare", "mount namespace", e))?;
+        mount::make_private(Path::new("/"))?;
+        // Opened in this namespace: overlayfs takes no directories of another one.
+        let mut open = Vec::new();
+        let mut link = |dir: &Path| -> Result<String> {
+            let dir = open_root(dir)?;
+            let link = format!("/proc/self/fd/{}", dir.as_raw_fd());
+            open.push(dir);
+            Ok(link)
+        };
+        let layers = lower.iter().map(|dir| link(dir)).collect::<Result<Vec<_>>>()?;
+        let mut options = vec![format!("lowerdir={}", layers.join(":"))];
+        for (key, dir) in writable {
+            options.push(format!("{key}={}", link(dir)?));
         }
-        for byte in dir.as_os_str().as_bytes() {
-            if matches!(byte, b':' | b'\\') {
-                text.push(b'\\');
-            }
-            text.push(*byte);
+        if !writable.is_empty() {
+            options.push(VOLATILE.to_owned());
         }
-    }
-    PathBuf::from(OsString::from_vec(text))
+        mount::mount_fs(OVERLAY, OVERLAY, &lower[0], MountFlags::default(), &options.join(","))?;
+        clone_tree(&lower[0], false)
+    };
+    // A thread's mount namespace ends with it.
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, mounted);
+        let thread = thread.map_err(|e| Error::new("start", "thread", e))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 fn new_overlay(options: &[(&str, &Path)]) -> Result<OwnedFd> {
@@ -393,23 +405,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_of_any_name_are_mounted_in_one_option_as_on_older_kernels() {
+    fn many_layers_of_any_name_are_mounted_at_once_as_on_older_kernels() {
+        const LAYERS: usize = 100;
         let dir = tempfile::tempdir().unwrap();
-        let path = |name: &str| dir.path().join(name);
-        let lower = [r"a:b", r"c\d", r"e\:f"].map(path);
+        let long = "a:b,c\\d".repeat(10);
+        let lower: Vec<PathBuf> =
+            (0..LAYERS).map(|number| dir.path().join(format!("{long}{number}"))).collect();
         for (number, layer) in lower.iter().enumerate() {
             std::fs::create_dir(layer).unwrap();
             std::fs::write(layer.join(format!("file{number}")), "").unwrap();
         }
-        for name in ["upper", "work"] {
-            std::fs::create_dir(path(name)).unwrap();
+        let (upper, work) = (dir.path().join("upper"), dir.path().join("work"));
+        for dir in [&upper, &work] {
+            std::fs::create_dir(dir).unwrap();
         }
-        let (upper, work) = (path("upper"), path("work"));
-        let options = [("lowerdir", &*joined(&lower)), ("upperdir", &*upper), ("workdir", &*work)];
-        let one_option = new_overlay(&options).unwrap();
-        for number in 0..lower.len() {
-            rustix::fs::statat(&one_option, format!("file{number}"), AtFlags::empty()).unwrap();
+        let mounts = crate::mountinfo::read().unwrap();
+        let made = mount_layers_at_once(&lower, &[(UPPER_DIR, &upper), ("workdir", &work)]).unwrap();
+        assert_eq!(crate::mountinfo::read().unwrap(), mounts, "it is mounted nowhere");
+        for number in 0..LAYERS {
+            rustix::fs::statat(&made, format!("file{number}"), AtFlags::empty()).unwrap();
         }
+        rustix::fs::mkdirat(&made, "new", Mode::RWXU).unwrap();
+        assert!(upper.join("new").is_dir());
+        let read_only = mount_layers_at_once(&lower, &[]).unwrap();
+        let refused = rustix::fs::mkdirat(&read_only, "new", Mode::RWXU).unwrap_err();
+        assert_eq!(refused, rustix::io::Errno::ROFS);
     }
 
     #[test]
