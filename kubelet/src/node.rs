@@ -80,11 +80,11 @@ impl Node {
     pub(crate) fn unshare(&self) -> Result<(), Error> {
         let kernel = |source| Error::Kernel { path: self.root.clone(), source };
         let users = [self.root.clone(), Self::runtime_dir(&self.root)];
-        let below: Vec<PathBuf> = mountinfo::read()
+        let below: Vec<PathBuf> = mountinfo::below(&self.root)
             .map_err(kernel)?
             .into_iter()
             .map(|m| m.mount_point)
-            .filter(|point| point.starts_with(&self.root) && !users.contains(point))
+            .filter(|point| !users.contains(point))
             .collect();
         if !below.is_empty() {
             return Err(Error::StillMounted { root: self.root.clone(), mounts: below });

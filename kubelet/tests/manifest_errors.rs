@@ -538,3 +538,17 @@ fn mistakes_in_volume_mounts_are_named() {
         assert_eq!(refused(fields), "", "{fields}");
     }
 }
+
+#[test]
+fn an_empty_dir_has_a_size_and_a_known_medium() {
+    let volume = |source: &str| {
+        errors(&pod(&format!("{CONTAINER}  volumes:\n  - name: v\n    emptyDir: {{{source}}}\n")))
+    };
+    assert_eq!(volume("sizeLimit: 0, medium: Memory"), "");
+    let found = volume("sizeLimit: -1Mi");
+    let expected =
+        "spec.volumes[0].emptyDir.sizeLimit: Invalid value: \"-1Mi\": must be greater than or equal to 0";
+    assert!(found.ends_with(expected), "{found}");
+    let found = volume("medium: Disk");
+    assert!(found.contains("spec.volumes[0].emptyDir.medium: Unsupported value: \"Disk\""), "{found}");
+}

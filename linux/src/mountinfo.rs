@@ -95,6 +95,11 @@ pub fn of_id(mount_id: u64) -> Result<Option<MountEntry>> {
     found.map(|entry| entry.ok_or_else(|| misshapen(table))).transpose()
 }
 
+/// The mounts whose mount points are at or below `path`, visible or not. No link is followed.
+pub fn below(path: &Path) -> Result<Vec<MountEntry>> {
+    read_where(|line| Some(Place::parse(line)?.mount_point.starts_with(path)))
+}
+
 /// The deepest mount point at or above `path`, by comparing text: no link is followed.
 pub fn point_above(path: &Path) -> Result<PathBuf> {
     let above = read_where(|line| Some(path.starts_with(Place::parse(line)?.mount_point)))?;

@@ -17,6 +17,6 @@ pub(super) fn check_nothing_mounted(path: &Path) -> Result<(), Error> {
 
 /// The mount points at or below `path`.
 pub(super) fn mounts_below(path: &Path) -> Result<Vec<PathBuf>, Error> {
-    let mounts = mountinfo::read().map_err(Error::Kernel)?;
-    Ok(mounts.into_iter().map(|m| m.mount_point).filter(|p| p.starts_with(path)).collect())
+    let mounts = mountinfo::below(path).map_err(Error::Kernel)?;
+    Ok(mounts.into_iter().map(|mount| mount.mount_point).collect())
 }

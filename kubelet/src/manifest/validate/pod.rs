@@ -70,6 +70,10 @@ fn check_volume_source(at: &FieldPath, volume: &Volume, findings: &mut Findings)
                     format!("Unsupported value: {:?}: supported values: \"\", \"Memory\"", dir.medium);
                 findings.add(at.below("emptyDir.medium"), message);
             }
+            if let Some(limit) = dir.size_limit.as_ref().filter(|limit| limit.is_negative()) {
+                let field = at.below("emptyDir.sizeLimit");
+                findings.invalid(field, &limit.to_string(), "must be greater than or equal to 0");
+            }
         }
         Some(VolumeSource::HostPath(host)) => {
             let field = at.below("hostPath.path");
