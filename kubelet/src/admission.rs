@@ -305,7 +305,7 @@ fn predicate(name: &str, why: &str) -> Rejection {
 
 impl Share {
     fn of(pod: &Pod) -> Self {
-        let ports = pod.spec.all_containers().flat_map(|container| &container.ports);
+        let ports = pod.spec.lasting_containers().flat_map(|container| &container.ports);
         // A pod in the host's network listens on its ports themselves.
         let in_host = pod.spec.host_network;
         let host_ports = ports.filter_map(|port| {

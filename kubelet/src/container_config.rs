@@ -165,7 +165,7 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
         }),
         command,
         args,
-        working_dir: environment.expand("workingDir", &container.working_dir)?,
+        working_dir: container.working_dir.clone(),
         envs: environment
             .into_variables()
             .into_iter()
@@ -223,13 +223,13 @@ pub(crate) fn sub_paths(origins: Origins<'_>) -> Result<Vec<SubPath>, Error> {
     Ok(parts)
 }
 
-/// All ports, as kubelet passes them: the runtime opens those with a host port. A pod on the host's
+/// All ports but those of init containers that end, as kubelet passes them: the runtime opens those with a host port. A pod on the host's
 /// network opens its ports itself.
 fn port_mappings(pod: &Pod) -> Vec<cri::PortMapping> {
     if pod.spec.host_network {
         return Vec::new();
     }
-    let ports = pod.spec.all_containers().flat_map(|container| &container.ports);
+    let ports = pod.spec.lasting_containers().flat_map(|container| &container.ports);
     let mapping = |port: &ContainerPort| cri::PortMapping {
         protocol: match port.protocol.as_str() {
             "UDP" => cri::Protocol::Udp,

@@ -540,6 +540,18 @@ fn mistakes_in_volume_mounts_are_named() {
 }
 
 #[test]
+fn a_host_port_is_taken_by_one_container_at_a_time() {
+    let port = "ports: [{containerPort: 80, hostPort: 8080}]";
+    let errors = |restarts: &str| {
+        let init = format!("[{{name: i, image: demo, {restarts}{port}}}, {{name: j, image: demo, {port}}}]");
+        container_errors(&format!("    {port}\n  initContainers: {init}\n"))
+    };
+    assert_eq!(errors(""), "");
+    let found = errors("restartPolicy: Always, ");
+    assert!(found.contains("spec.containers[0].ports[0].hostPort: Duplicate value"), "{found}");
+}
+
+#[test]
 fn an_empty_dir_has_a_size_and_a_known_medium() {
     let volume = |source: &str| {
         errors(&pod(&format!("{CONTAINER}  volumes:\n  - name: v\n    emptyDir: {{{source}}}\n")))

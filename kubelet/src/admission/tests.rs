@@ -123,6 +123,9 @@ fn host_ports_and_node_names_are_checked() {
     assert!(rejection.message.starts_with("Predicate NodePorts failed: node(s) didn't have free ports"));
     let udp = serde_json::json!({"containerPort": 80, "hostPort": 8080, "protocol": "UDP"});
     drop(admission.admit(&with_port("c", udp), false).unwrap());
+    let port = serde_json::json!({"containerPort": 80, "hostPort": 8080});
+    let init = serde_json::json!({"initContainers": [{"name": "i", "ports": [port]}], "containers": []});
+    drop(admission.admit(&pod("i", init), false).unwrap());
     let mut on_host = with_port("d", serde_json::json!({"containerPort": 8080}));
     drop(admission.admit(&on_host, false).unwrap());
     on_host.spec.host_network = true;

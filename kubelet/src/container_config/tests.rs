@@ -118,7 +118,7 @@ fn the_runtime_gets_what_a_container_asks_for() {
         (config.command, config.args),
         (vec!["/shop".into(), "blue".into()], vec!["--open".to_owned()])
     );
-    assert_eq!((config.working_dir.as_str(), config.log_path.as_str()), ("/srv/blue", "main/2.log"));
+    assert_eq!((config.working_dir.as_str(), config.log_path.as_str()), ("/srv/$(COLOR)", "main/2.log"));
     assert_eq!(config.envs, [cri::KeyValue { key: "COLOR".to_owned(), value: b"blue".to_vec() }]);
     assert_eq!((config.stdin, config.stdin_once, config.tty), (true, true, true));
     let policy = &config.annotations["io.kubernetes.container.terminationMessagePolicy"];
@@ -177,6 +177,7 @@ fn the_runtime_gets_what_a_pod_asks_for() {
             "nameservers": ["192.0.2.53"], "searches": ["example.com"], "options": [{"name": "ndots", "value": "2"}],
         },
         "securityContext": {"sysctls": [{"name": "net/ipv4/tcp_fin_timeout", "value": "30"}]},
+        "initContainers": [{"name": "first", "ports": [{"containerPort": 80, "hostPort": 80}]}],
         "containers": [{"name": "main", "ports": [
             {"name": "web", "containerPort": 80, "hostPort": 8080, "hostIP": "192.0.2.1", "protocol": "UDP"},
         ]}],

@@ -26,6 +26,11 @@ impl PodSpec {
         self.init_containers.iter().filter(|container| container.is_sidecar())
     }
 
+    /// What runs at the same time once the pod has started: sidecars, then containers.
+    pub fn lasting_containers(&self) -> impl Iterator<Item = &Container> {
+        self.sidecars().chain(&self.containers)
+    }
+
     pub fn container_named(&self, name: &str) -> Option<&Container> {
         self.all_containers().find(|container| container.name == name)
     }

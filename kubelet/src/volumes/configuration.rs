@@ -84,7 +84,11 @@ impl Target {
         if when == When::IfWritten && !is_written(&self.dir)? {
             return Ok(());
         }
-        let files = self.source.files(store, &self.pod, node)?;
+        // It may have changed since the caller began: this write may be the last for long.
+        let metadata = &self.pod.metadata;
+        let current = store.pod(&metadata.namespace, &metadata.name);
+        let current = current.filter(|pod| pod.metadata.uid == metadata.uid);
+        let files = self.source.files(store, current.as_ref().unwrap_or(&self.pod), node)?;
         budget.take(&self.pod.metadata.uid, &self.dir, &files)?;
         if when == When::Always {
             self.make_root()?;
@@ -335,6 +339,28 @@ mod tests {
         volumes.unmount_all(&layout, "u").await.unwrap();
         assert_eq!((mount::type_at(&dir).unwrap(), fs::read_dir(&dir).unwrap().count()), (None, 0));
         volumes.unmount_all(&layout, "u").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn labels_are_those_of_the_moment_of_the_write() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        let labelled = |label: &str| {
+            let volume =
+                "{name: v, downwardAPI: {items: [{path: l, fieldRef: {fieldPath: metadata.labels}}]}}";
+            let spec = format!("{{containers: [{{name: c, image: a}}], volumes: [{volume}]}}");
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, labels: {{is: {label}}}}}\nspec: {spec}\n"
+            )
+        };
+        apply(&store, &labelled("old"));
+        let pod = store.pod("default", "web").unwrap();
+        let target = Target::of(&Layout::new(root.path()), &pod, &pod.spec.volumes[0]).unwrap();
+        let (volumes, dir) = (ConfigurationVolumes::default(), target.dir.clone());
+        apply(&store, &labelled("new"));
+        volumes.write(target, store, Capacity::default()).await.unwrap();
+        assert_eq!(fs::read_to_string(dir.join("l")).unwrap(), "is=\"new\"");
+        volumes.unmount_all(&Layout::new(root.path()), &pod.metadata.uid).await.unwrap();
     }
 
     #[tokio::test]

@@ -47,7 +47,11 @@ pub(super) fn check(at: &FieldPath, spec: &PodSpec, findings: &mut Findings) {
 
 fn check_host_ports(at: &FieldPath, spec: &PodSpec, findings: &mut Findings) {
     let mut taken = BTreeSet::new();
-    for (at, container) in all_containers(at, spec) {
+    for (number, (at, container)) in all_containers(at, spec).enumerate() {
+        // An init container has ended before the next container starts.
+        let ends = number < spec.init_containers.len() && !container.is_sidecar();
+        let mut taken_until_its_end = BTreeSet::new();
+        let taken = if ends { &mut taken_until_its_end } else { &mut taken };
         for (port_index, port) in container.ports.iter().enumerate() {
             let at = at.key("ports").index(port_index);
             if !port.host_ip.is_empty() {

@@ -45,16 +45,22 @@ pub(super) struct Files {
 }
 
 impl Files {
+    /// One file that is still being read.
+    #[cfg(test)]
+    pub(super) fn reading(path: &str) -> Self {
+        Self { unread: BTreeSet::from([PathBuf::from(path)]), ..Self::default() }
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Path, &SeenFile)> {
         self.by_path.iter().map(|(path, file)| (path.as_path(), file))
     }
 
-    /// Whether the file may describe objects that `by_path` lacks.
-    pub(super) fn is_incomplete(&self, path: &Path) -> bool {
-        self.unread.contains(path) || self.by_path.get(path).is_some_and(|file| !file.mistakes.is_empty())
+    /// Whether the file has mistakes, so that it may describe objects that `by_path` lacks.
+    pub(super) fn is_broken(&self, path: &Path) -> bool {
+        self.by_path.get(path).is_some_and(|file| !file.mistakes.is_empty())
     }
 
-    /// Whether some file is still being read.
+    /// Whether some file is still being read: it may describe any object.
     pub(super) fn is_unread(&self) -> bool {
         !self.unread.is_empty()
     }

@@ -97,9 +97,10 @@ impl<'a> Plan<'a> {
         let described = described(files, declared);
         let mut findings = Vec::new();
         for known in declared {
-            // A file with mistakes, or one that is still being read, may describe any object.
+            // A file with mistakes may still describe its object. One that is being read may describe that
+            // of another file, such as one that was renamed.
             let is_described = described.contains_key(&declared_name(known));
-            if !is_described && !files.is_incomplete(known.path) {
+            if !is_described && !files.is_unread() && !files.is_broken(known.path) {
                 findings.push(Finding::Gone(known.to_declared()));
             }
         }
@@ -158,4 +159,18 @@ fn object_name(object: &AnyObject) -> Name<'_> {
 
 fn declared_name<'a>(declared: &Declaration<'a>) -> Name<'a> {
     Name { kind: declared.kind, namespace: declared.namespace, name: declared.name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_object_is_gone_while_a_file_is_read() {
+        let path = Path::new("a.yaml");
+        let declared = [Declaration { path, kind: Kind::Pod, namespace: "default", name: "web" }];
+        let findings = |files: &Files| Plan::new(files, Scope::Everything, &declared).findings;
+        assert_eq!(findings(&Files::default()), [Finding::Gone(declared[0].to_declared())]);
+        assert_eq!(findings(&Files::reading("b.yaml")), []);
+    }
 }
