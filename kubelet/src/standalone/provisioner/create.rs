@@ -83,7 +83,7 @@ pub(super) async fn finish(
     }
     let unknown = |cause: String| {
         failed(format!(
-            "the claim is kept until driver {} says whether it made volume {name}: {cause}",
+            "the claim is kept until driver {} reports whether it made volume {name}: {cause}",
             class.provisioner
         ))
     };
