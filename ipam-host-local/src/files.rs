@@ -145,8 +145,8 @@ impl LeaseFiles {
         Ok(())
     }
 
-    /// Gives the lease its name. `None` if the address is taken; otherwise the identity of the
-    /// file.
+    /// Gives the lease its name, its only one: it cannot be published again. `None` if the address is
+    /// taken; otherwise the identity of the file.
     pub(crate) fn publish(&self, lease: &NewLease, ip: IpAddr) -> Result<Option<u64>, Error> {
         let name = ip.to_string();
         let linked = match lease.link(&self.dir, &name) {
@@ -161,9 +161,21 @@ impl LeaseFiles {
         };
         match linked {
             // The lease exists, even if this fails: 0 is no file's identity.
-            Ok(()) => Ok(Some(lease.metadata().map_or(0, |file| life_of(&file)))),
+            Ok(()) => Ok(Some(self.published(lease, &name).map_or(0, |file| life_of(&file)))),
             Err(Errno::EEXIST) => Ok(None),
             Err(e) => Err(Error::disk("link", &self.path.join(&name), e)),
+        }
+    }
+
+    /// The file of a lease that was linked to `name`.
+    fn published(&self, lease: &NewLease, name: &str) -> io::Result<Metadata> {
+        match lease {
+            NewLease::Nameless(file) => file.metadata(),
+            NewLease::Named(scratch) => {
+                // First: this changes the file's ctime, which is a part of its identity.
+                std::fs::remove_file(scratch)?;
+                self.open_file(name, OFlag::O_PATH | OFlag::O_NOFOLLOW, 0)?.metadata()
+            }
         }
     }
 
@@ -375,13 +387,6 @@ impl NewLease {
                 linkat(AT_FDCWD, source.as_str(), dir, name, AtFlags::AT_SYMLINK_FOLLOW)
             }
             Self::Named(source) => linkat(AT_FDCWD, source, dir, name, AtFlags::empty()),
-        }
-    }
-
-    fn metadata(&self) -> io::Result<Metadata> {
-        match self {
-            Self::Nameless(file) => file.metadata(),
-            Self::Named(path) => std::fs::metadata(path),
         }
     }
 }

@@ -263,8 +263,10 @@ fn a_file_system_without_nameless_files_gets_the_same_lease() {
     let lease = store.files.new_named_lease("a\r\neth0").unwrap();
     let ip: IpAddr = "10.0.0.2".parse().unwrap();
     assert!(store.files.publish(&lease, ip).unwrap().is_some());
-    assert_eq!(store.files.publish(&lease, ip).unwrap(), None);
     drop(lease);
+    let late = store.files.new_named_lease("b\r\neth0").unwrap();
+    assert_eq!(store.files.publish(&late, ip).unwrap(), None);
+    drop(late);
     assert_eq!(fs::read(net.path("10.0.0.2")).unwrap(), b"a\r\neth0");
     assert_eq!(fs::read_dir(net.path("")).unwrap().count(), 1);
     assert_eq!(fs::read_dir(net.dir.path().join(".hawser/net")).unwrap().count(), 0);
@@ -288,6 +290,27 @@ fn leases_of_an_earlier_boot_make_room_when_there_is_none() {
     // The late DEL of a container that died with the machine.
     net.del("a");
     assert_eq!(net.held("newer"), ["10.0.0.2"]);
+}
+
+#[test]
+fn a_lease_of_a_file_system_without_nameless_files_is_reclaimed_too() {
+    let net = Net::new("10.0.0.0/30");
+    let ip: IpAddr = "10.0.0.2".parse().unwrap();
+    let store = net.store();
+    let mut locked = store.lock().unwrap();
+    let lease = store.files.new_named_lease(&owner("a").content()).unwrap();
+    let life = locked.change(|files| files.publish(&lease, ip)).unwrap().unwrap();
+    assert_eq!(fs::metadata(net.path("10.0.0.2")).unwrap().nlink(), 1);
+    drop(lease);
+    assert_eq!(store.files.read(ip).unwrap().unwrap().life, life);
+    let mut place = locked.place(0);
+    assert_eq!(locked.reserved(ip, life, &mut place, &owner("a")).unwrap(), ip);
+    locked.finish();
+    drop(locked);
+    assert!(!net.has_room());
+    net.reboot(2);
+    assert!(net.has_room());
+    assert_eq!(net.add("new").unwrap(), "10.0.0.2");
 }
 
 #[test]
