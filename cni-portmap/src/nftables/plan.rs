@@ -1,6 +1,6 @@
 //! Plans changes from the existing and the wanted rules. No I/O.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use netfilter::nftables::{BaseChain, Batch, Expression, Rule, do_the_same};
@@ -57,27 +57,22 @@ impl Found {
     }
 }
 
-/// The effects of rules, by chain. Rules are compared by effect, since bytecode differs between
-/// versions of nft, and looked up in a set, since there may be thousands.
+/// The rules of chains, by chain and effect. There may be thousands, so they are looked up in a map.
+/// Forwards are compared by effect alone, since bytecode differs between versions of nft.
 #[derive(Debug, Default)]
 pub(super) struct Effects<'a> {
-    forwards: BTreeSet<(&'a str, Effect)>,
-    others: Vec<(&'a str, &'a [Expression])>,
+    bodies: BTreeMap<(&'a str, Option<Effect>), Vec<&'a [Expression]>>,
 }
 
 impl<'a> Effects<'a> {
     fn note(&mut self, chain: &'a str, effect: Option<Effect>, expressions: &'a [Expression]) {
-        match effect {
-            Some(forward @ Effect::Forward { .. }) => drop(self.forwards.insert((chain, forward))),
-            _ => self.others.push((chain, expressions)),
-        }
+        self.bodies.entry((chain, effect)).or_default().push(expressions);
     }
 
     fn has(&self, chain: &str, effect: Option<Effect>, expressions: &[Expression]) -> bool {
-        match effect {
-            Some(forward @ Effect::Forward { .. }) => self.forwards.contains(&(chain, forward)),
-            _ => self.others.iter().any(|(of, body)| *of == chain && do_the_same(body, expressions)),
-        }
+        let Some(bodies) = self.bodies.get(&(chain, effect)) else { return false };
+        matches!(effect, Some(Effect::Forward { .. }))
+            || bodies.iter().any(|body| do_the_same(body, expressions))
     }
 
     /// Whether one of the rules has this effect.

@@ -6,11 +6,15 @@
 //! hostports_all        jump hostip_hostports, jump hostports
 //! hostports            [ip daddr H] tcp dport P dnat to C:p        comment = container id
 //! masquerading         ip saddr C ip daddr C masquerade            comment = container id
+//!                      ip saddr N ip daddr C meta l4proto tcp [ct original ip daddr H]
+//!                        ct original proto-dst P ct status dnat masquerade
 //! localnet_guard       iifname != "lo" ip daddr 127.0.0.0/8 fib daddr . iif type != local drop
 //! ```
 //!
-//! Only we make the last chain, for IPv4.
+//! Only we make the last rule of `masquerading`, for each mapping (`N`: the container's network), and
+//! the last chain, for IPv4.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use cni_plugin::Invocation;
@@ -45,6 +49,12 @@ pub(super) const CONTAINER_CHAINS: [&str; 3] = [HOSTPORTS, HOSTIP_HOSTPORTS, MAS
 /// `NFT_CT_STATUS`, and of it `IPS_DST_NAT`.
 const CT_STATUS: u32 = 2;
 const DESTINATION_REWRITTEN: u32 = 1 << 5;
+
+/// `NFT_CT_PROTO_DST`, `NFT_CT_DST_IP`, `NFT_CT_DST_IP6` and `IP_CT_DIR_ORIGINAL`.
+const CT_PORT: u32 = 12;
+const CT_ADDRESS_V4: u32 = 20;
+const CT_ADDRESS_V6: u32 = 22;
+const ORIGINAL: Option<u8> = Some(0);
 
 pub(super) fn family_of(family: Family) -> nf::Family {
     match family {
@@ -125,7 +135,7 @@ pub(super) fn container_rules(
     let mut rules: Vec<Wanted> =
         mappings.iter().map(|mapping| forward(mapping, family, container.ip())).collect();
     if config.snat {
-        rules.extend(masquerades(config, family, container));
+        rules.extend(masquerades(config, &mappings, family, container));
     }
     Ok(rules)
 }
@@ -148,7 +158,7 @@ fn forward(mapping: &Mapping, family: Family, container: IpAddr) -> Wanted {
 /// Masquerades connections whose answers would not return through the host: from the container to
 /// itself, from the host's 127.0.0.1, and from the container's neighbours (which the reference does
 /// only in its iptables backend). With `masqAll`, from anywhere.
-fn masquerades(config: &Config, family: Family, container: IpNetwork) -> Vec<Wanted> {
+fn masquerades(config: &Config, mappings: &[Mapping], family: Family, container: IpNetwork) -> Vec<Wanted> {
     let ip = container.ip();
     let name = family_of(family).name();
     let from = |source: IpAddr| {
@@ -157,7 +167,7 @@ fn masquerades(config: &Config, family: Family, container: IpNetwork) -> Vec<Wan
         Wanted {
             chain: MASQUERADING,
             expressions: body.masquerade().build(),
-            effect: Effect::Masquerade { to: ip },
+            effect: Effect::Masquerade { to: ip, host_port: None },
             text: format!("{name} saddr {source} {name} daddr {ip} masquerade"),
             common: true,
         }
@@ -166,36 +176,51 @@ fn masquerades(config: &Config, family: Family, container: IpNetwork) -> Vec<Wan
     if family == Family::V4 {
         rules.push(from(Ipv4Addr::LOCALHOST.into()));
     }
-    // Only connections through a host port: direct ones from neighbours are left alone.
-    if config.masq_all {
-        let head = RuleBody::new(family_of(family)).daddr(Is::Equal, ip, full(ip));
-        rules.push(masquerade_rewritten(head, format!("{name} daddr {ip}"), family, ip));
+    let (head, text) = if config.masq_all {
+        (RuleBody::new(family_of(family)), String::new())
     } else if container.prefix() < full(ip) {
-        let head = RuleBody::new(family_of(family));
-        let head = head.saddr(Is::Equal, ip, container.prefix()).daddr(Is::Equal, ip, full(ip));
         let network = format!("{}/{}", container.network(), container.prefix());
-        rules.push(masquerade_rewritten(
-            head,
-            format!("{name} saddr {network} {name} daddr {ip}"),
-            family,
-            ip,
-        ));
-    }
+        let head = RuleBody::new(family_of(family)).saddr(Is::Equal, ip, container.prefix());
+        (head, format!("{name} saddr {network} "))
+    } else {
+        return rules;
+    };
+    let head = head.daddr(Is::Equal, ip, full(ip));
+    let text = format!("{text}{name} daddr {ip}");
+    let mut host_ports = BTreeSet::new();
+    let distinct = mappings.iter().filter(|m| host_ports.insert((m.protocol, m.host_ip, m.host_port)));
+    rules.extend(distinct.map(|mapping| masquerade_mapped(head.clone(), &text, mapping, family, ip)));
     rules
 }
 
-/// Masquerades packets that match `head`, on connections through a host port.
-fn masquerade_rewritten(head: RuleBody, text: String, family: Family, to: IpAddr) -> Wanted {
-    let mut expressions = head.build();
+/// Masquerades packets that match `head`, on connections through the mapping's host port. Others
+/// are left alone: direct ones, and those that another program's rules rewrote, such as
+/// kube-proxy's.
+fn masquerade_mapped(head: RuleBody, text: &str, mapping: &Mapping, family: Family, to: IpAddr) -> Wanted {
+    let Mapping { protocol, host_ip, host_port, container_port: _ } = *mapping;
+    let mut text = format!("{text} meta l4proto {}", protocol.name());
+    let mut expressions = head.l4proto(Is::Equal, protocol.number()).build();
+    let equal = |value: Vec<u8>| Expression::Cmp { register: 1, op: CmpOp::Eq, value };
+    if let Some(host_ip) = host_ip {
+        let (key, value) = match host_ip {
+            IpAddr::V4(ip) => (CT_ADDRESS_V4, ip.octets().to_vec()),
+            IpAddr::V6(ip) => (CT_ADDRESS_V6, ip.octets().to_vec()),
+        };
+        expressions.extend([Expression::Ct { register: 1, key, direction: ORIGINAL }, equal(value)]);
+        text += &format!(" ct original {} daddr {host_ip}", family_of(family).name());
+    }
     let bytes = |number: u32| number.to_ne_bytes().to_vec();
     expressions.extend([
+        Expression::Ct { register: 1, key: CT_PORT, direction: ORIGINAL },
+        equal(host_port.to_be_bytes().to_vec()),
         Expression::Ct { register: 1, key: CT_STATUS, direction: None },
         Expression::Bitwise { source: 1, register: 1, mask: bytes(DESTINATION_REWRITTEN), xor: bytes(0) },
         Expression::Cmp { register: 1, op: CmpOp::Ne, value: bytes(0) },
     ]);
     expressions.extend(RuleBody::new(family_of(family)).masquerade().build());
-    let text = format!("{text} ct status dnat masquerade");
-    Wanted { chain: MASQUERADING, expressions, effect: Effect::Masquerade { to }, text, common: false }
+    text += &format!(" ct original proto-dst {host_port} ct status dnat masquerade");
+    let effect = Effect::Masquerade { to, host_port: Some(host_port) };
+    Wanted { chain: MASQUERADING, expressions, effect, text, common: false }
 }
 
 /// The rules of `prerouting` and `output`, with parsed `conditions`.
@@ -264,9 +289,10 @@ pub(crate) enum Effect {
         host_port: u16,
         to: SocketAddr,
     },
-    /// Of packets to this address.
+    /// Of packets to this address; with a port, only on connections that were made to this one.
     Masquerade {
         to: IpAddr,
+        host_port: Option<u16>,
     },
 }
 
@@ -275,7 +301,7 @@ impl Effect {
     pub(crate) fn container(&self) -> IpAddr {
         match self {
             Self::Forward { to, .. } => to.ip(),
-            Self::Masquerade { to } => *to,
+            Self::Masquerade { to, .. } => *to,
         }
     }
 
@@ -295,7 +321,8 @@ impl Effect {
             return Some(Self::Forward { protocol: transport_of(expressions)?, host_ip, host_port, to });
         }
         let masquerades = expressions.iter().any(|e| matches!(e, Expression::Masquerade { .. }));
-        host_ip.filter(|_| masquerades).map(|to| Self::Masquerade { to })
+        let host_port = original_port(expressions);
+        host_ip.filter(|_| masquerades).map(|to| Self::Masquerade { to, host_port })
     }
 }
 
@@ -305,6 +332,17 @@ fn compared(expressions: &[Expression], wanted: impl Fn(PayloadBase, u32, u32) -
         [Expression::Payload { base, offset, length, .. }, Expression::Cmp { op: CmpOp::Eq, value, .. }] => {
             wanted(*base, *offset, *length).then_some(value.as_slice())
         }
+        _ => None,
+    })
+}
+
+/// The port that a connection's original destination is compared with for equality.
+fn original_port(expressions: &[Expression]) -> Option<u16> {
+    expressions.windows(2).find_map(|pair| match pair {
+        [
+            Expression::Ct { key: CT_PORT, direction: ORIGINAL, .. },
+            Expression::Cmp { op: CmpOp::Eq, value, .. },
+        ] => Some(u16::from_be_bytes(value.as_slice().try_into().ok()?)),
         _ => None,
     })
 }

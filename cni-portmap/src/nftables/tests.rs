@@ -67,7 +67,7 @@ fn changes(config: &Config, found: &Found, hooks: &[Vec<Expression>]) -> Batch {
 }
 
 #[test]
-fn the_rules_are_the_references_and_one_for_the_containers_neighbours() {
+fn the_rules_are_the_references_and_one_of_each_port_for_the_containers_neighbours() {
     assert_eq!(
         texts(&two_ports(), Family::V4),
         [
@@ -75,7 +75,10 @@ fn the_rules_are_the_references_and_one_for_the_containers_neighbours() {
             "hostports: ip daddr 10.9.9.9 udp dport 53 dnat to 10.7.2.4:5353",
             "masquerading: ip saddr 10.7.2.4 ip daddr 10.7.2.4 masquerade",
             "masquerading: ip saddr 127.0.0.1 ip daddr 10.7.2.4 masquerade",
-            "masquerading: ip saddr 10.7.2.0/24 ip daddr 10.7.2.4 ct status dnat masquerade",
+            "masquerading: ip saddr 10.7.2.0/24 ip daddr 10.7.2.4 meta l4proto tcp \
+             ct original proto-dst 8080 ct status dnat masquerade",
+            "masquerading: ip saddr 10.7.2.0/24 ip daddr 10.7.2.4 meta l4proto udp \
+             ct original ip daddr 10.9.9.9 ct original proto-dst 53 ct status dnat masquerade",
         ]
     );
     assert_eq!(
@@ -83,7 +86,8 @@ fn the_rules_are_the_references_and_one_for_the_containers_neighbours() {
         [
             "hostports: tcp dport 8080 dnat to [fd00::4]:80",
             "masquerading: ip6 saddr fd00::4 ip6 daddr fd00::4 masquerade",
-            "masquerading: ip6 saddr fd00::/64 ip6 daddr fd00::4 ct status dnat masquerade",
+            "masquerading: ip6 saddr fd00::/64 ip6 daddr fd00::4 meta l4proto tcp \
+             ct original proto-dst 8080 ct status dnat masquerade",
         ]
     );
 }
@@ -92,7 +96,12 @@ fn the_rules_are_the_references_and_one_for_the_containers_neighbours() {
 fn masq_all_replaces_the_neighbours_and_snat_off_all_masquerading() {
     let mappings = json!([{"hostPort": 1, "containerPort": 2, "protocol": "sctp"}]);
     let all = config(json!({"masqAll": true, "runtimeConfig": {"portMappings": mappings}}));
-    assert_eq!(texts(&all, Family::V4)[3], "masquerading: ip daddr 10.7.2.4 ct status dnat masquerade");
+    assert_eq!(
+        texts(&all, Family::V4)[3..],
+        [
+            "masquerading: ip daddr 10.7.2.4 meta l4proto sctp ct original proto-dst 1 ct status dnat masquerade"
+        ]
+    );
     let none = config(json!({"snat": false, "masqAll": true, "runtimeConfig": {"portMappings": mappings}}));
     assert_eq!(texts(&none, Family::V4), ["hostports: sctp dport 1 dnat to 10.7.2.4:2"]);
 }
@@ -110,10 +119,8 @@ fn a_deed_is_read_back_from_the_bytecode() {
     use crate::mapping::Protocol;
     assert_eq!(effects[0], forward(Protocol::Tcp, None, 8080, 80));
     assert_eq!(effects[1], forward(Protocol::Udp, Some("10.9.9.9"), 53, 5353));
-    assert!(
-        effects[2..].iter().all(|effect| *effect == Some(Effect::Masquerade { to: container })),
-        "{effects:?}"
-    );
+    let ports = [None, None, Some(8080), Some(53)];
+    assert_eq!(effects[2..], ports.map(|host_port| Some(Effect::Masquerade { to: container, host_port })));
     assert_eq!(Effect::of(&listed(PREROUTING, None, &unconditional()[0])), None);
     assert!(wanted.iter().zip(effects).all(|(wanted, effect)| Some(wanted.effect) == effect));
 }
@@ -143,9 +150,42 @@ fn other_conditions_or_a_missing_rule_are_a_change() {
 fn rules_of_an_earlier_address_of_the_attachment_are_outdated() {
     let found = after_add(&two_ports(), &owner());
     let wanted = container_rules(&two_ports(), Family::V4, "10.7.2.9/24".parse().unwrap()).unwrap();
-    assert_eq!(found.outdated(&owner(), &wanted).count(), 5);
+    assert_eq!(found.outdated(&owner(), &wanted).count(), 6);
     let other = Owner { tag: tag("net", "eth1"), ..owner() };
     assert_eq!(found.outdated(&other, &wanted).count(), 0, "another interface's rules stay");
+}
+
+/// Earlier versions masqueraded every rewritten connection of the neighbours.
+#[test]
+fn a_rule_of_the_former_form_is_replaced_and_removed() {
+    let mut found = after_add(&two_ports(), &owner());
+    let wanted = container_rules(&two_ports(), Family::V4, CONTAINER.parse().unwrap()).unwrap();
+    let mut former = wanted[4].expressions.clone();
+    former.drain(4..8);
+    let former = listed(MASQUERADING, Some(&owner()), &former);
+    found.rules.push(former.clone());
+    assert_eq!(found.outdated(&owner(), &wanted).collect::<Vec<_>>(), [&former]);
+    assert!(is_removed(&owner(), &[], &former));
+    assert!(is_stale("net", |_, _| false, &former));
+}
+
+#[test]
+fn mappings_of_one_host_port_share_a_rule_for_the_neighbours() {
+    let mappings = json!([
+        {"hostPort": 1, "containerPort": 2, "protocol": "tcp"},
+        {"hostPort": 1, "containerPort": 3, "protocol": "tcp", "hostIP": "0.0.0.0"},
+        {"hostPort": 1, "containerPort": 2, "protocol": "tcp", "hostIP": "10.9.9.9"}
+    ]);
+    let config = config(json!({"runtimeConfig": {"portMappings": mappings}}));
+    assert_eq!(
+        texts(&config, Family::V4)[5..],
+        [
+            "masquerading: ip saddr 10.7.2.0/24 ip daddr 10.7.2.4 meta l4proto tcp \
+             ct original proto-dst 1 ct status dnat masquerade",
+            "masquerading: ip saddr 10.7.2.0/24 ip daddr 10.7.2.4 meta l4proto tcp \
+             ct original ip daddr 10.9.9.9 ct original proto-dst 1 ct status dnat masquerade",
+        ]
+    );
 }
 
 #[test]
@@ -155,14 +195,14 @@ fn del_takes_the_attachments_rules_only() {
         let found = after_add(&two_ports(), made_by);
         found.rules.iter().filter(|rule| is_removed(&owner(), &known, rule)).count()
     };
-    assert_eq!(removed(&owner(), &[]), 5);
-    assert_eq!(removed(&owner(), &["10.0.0.1"]), 5, "the tag decides");
+    assert_eq!(removed(&owner(), &[]), 6);
+    assert_eq!(removed(&owner(), &["10.0.0.1"]), 6, "the tag decides");
     assert_eq!(removed(&Owner { tag: tag("net", "eth1"), ..owner() }, &[]), 0);
     assert_eq!(removed(&Owner { tag: tag("other", "eth0"), ..owner() }, &[]), 0);
     assert_eq!(removed(&Owner { container_id: "cid2".into(), tag: Vec::new() }, &[]), 0);
     let reference = Owner { tag: Vec::new(), ..owner() };
-    assert_eq!(removed(&reference, &[]), 5);
-    assert_eq!(removed(&reference, &["10.7.2.4"]), 5);
+    assert_eq!(removed(&reference, &[]), 6);
+    assert_eq!(removed(&reference, &["10.7.2.4"]), 6);
     assert_eq!(removed(&reference, &["10.7.2.5"]), 0, "another attachment of the container");
 }
 
@@ -173,9 +213,9 @@ fn gc_takes_what_is_surely_of_this_network_and_in_no_list() {
         let is_valid = |id: &str, ifname: &str| valid.contains(&(id, ifname));
         found.rules.iter().filter(|rule| is_stale("net", is_valid, rule)).count()
     };
-    assert_eq!(stale(&owner(), &[]), 5);
+    assert_eq!(stale(&owner(), &[]), 6);
     assert_eq!(stale(&owner(), &[("cid", "eth0")]), 0);
-    assert_eq!(stale(&owner(), &[("cid", "eth1"), ("other", "eth0")]), 5);
+    assert_eq!(stale(&owner(), &[("cid", "eth1"), ("other", "eth0")]), 6);
     assert_eq!(stale(&Owner { tag: tag("other", "eth0"), ..owner() }, &[]), 0);
     assert_eq!(stale(&Owner { tag: Vec::new(), ..owner() }, &[]), 0, "of the reference");
     assert_eq!(network_tag("net").len(), 16);

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::sandbox::{
-    A, B, HOST, HOST_SECOND, HOST_V6, OUTSIDE, OUTSIDE_V6, Sandbox, Server, assert_refused,
+    A, B, HOST, HOST_SECOND, HOST_V6, OUTSIDE, OUTSIDE_V6, Sandbox, Server, assert_refused, ip,
 };
 
 const WEB: &str = r#"{"runtimeConfig": {"portMappings": [
@@ -82,6 +82,35 @@ fn masq_all_hides_every_sender_of_a_mapped_port_and_no_other() {
     attachment.succeeds("CHECK");
 }
 
+/// As kube-proxy does for a Service.
+#[test]
+fn a_client_that_comes_by_another_dnat_rule_is_seen() {
+    let sandbox = Sandbox::connected();
+    let server = Server::start(&sandbox.pod(A), 80);
+    let rule = "ip daddr 10.96.0.1 tcp dport { 8080, 9000 } dnat to 10.7.2.4:80";
+    let hook = "type nat hook prerouting priority -90;";
+    sandbox.nft(&format!("table ip services {{\nchain prerouting {{\n{hook}\n{rule}\n}}\n}}\n"));
+    // The neighbour's answers return through the host, and no redirect shortens the way.
+    ip(&sandbox.pod(A), "route add 10.7.2.5/32 via 10.7.2.1");
+    let settings = ["net/ipv4/conf/all/send_redirects", "net/ipv4/conf/br0/send_redirects"];
+    sandbox.host.run(|| settings.map(|setting| linux::sysctl::write(setting, "0").unwrap())).unwrap();
+    ip(&sandbox.outside, &format!("route add 10.96.0.1/32 via {HOST}"));
+    for masq_all in [false, true] {
+        let attachment = sandbox.attachment("cid", A, WEB).with(json!({"masqAll": masq_all}));
+        attachment.add();
+        assert_eq!(server.peer_of(&sandbox.pod(B), "10.96.0.1:9000"), B.ip(), "masqAll: {masq_all}");
+        assert_eq!(server.peer_of(&sandbox.outside, "10.96.0.1:9000").to_string(), OUTSIDE);
+        assert_eq!(server.peer_of(&sandbox.pod(B), &address(HOST)).to_string(), "10.7.2.1");
+        attachment.del();
+    }
+    // With a host address, the port's number alone does not count.
+    let mapping = json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": HOST});
+    let conf = json!({"runtimeConfig": {"portMappings": [mapping]}});
+    sandbox.attachment("cid", A, "{}").with(conf).add();
+    assert_eq!(server.peer_of(&sandbox.pod(B), "10.96.0.1:8080"), B.ip());
+    assert_eq!(server.peer_of(&sandbox.pod(B), &address(HOST)).to_string(), "10.7.2.1");
+}
+
 #[test]
 fn a_host_address_limits_the_port_to_it() {
     let sandbox = Sandbox::connected();
@@ -100,6 +129,8 @@ fn a_host_address_limits_the_port_to_it() {
         attachment.add();
         for ip in open {
             server.peer_of(&sandbox.outside, &address(ip));
+            let gateway = if ip.contains(':') { "fd00:7::1" } else { "10.7.2.1" };
+            assert_eq!(server.peer_of(&sandbox.pod(B), &address(ip)).to_string(), gateway);
         }
         for ip in closed {
             assert_refused(&sandbox.outside, &address(ip));

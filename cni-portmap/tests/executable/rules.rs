@@ -11,7 +11,7 @@ const PORTS: &str = r#"{"runtimeConfig": {"portMappings": [
 ]}}"#;
 
 #[test]
-fn the_rules_are_those_of_the_reference_and_one_for_neighbours() {
+fn the_rules_are_those_of_the_reference_and_one_of_each_port_for_neighbours() {
     let sandbox = Sandbox::bare();
     let attachment = sandbox.attachment("cid", A, PORTS);
     assert_eq!(attachment.add(), attachment.conf["prevResult"]);
@@ -27,16 +27,23 @@ fn the_rules_are_those_of_the_reference_and_one_for_neighbours() {
         "\t\ttype nat hook postrouting priority srcnat; policy accept;\n",
         "\t\tip saddr 10.7.2.4 ip daddr 10.7.2.4 masquerade comment \"cid\"\n",
         "\t\tip saddr 127.0.0.1 ip daddr 10.7.2.4 masquerade comment \"cid\"\n",
-        "\t\tip saddr 10.7.2.0/24 ip daddr 10.7.2.4 ct status dnat masquerade comment \"cid\"\n",
+        "\t\tip saddr 10.7.2.0/24 ip daddr 10.7.2.4 meta l4proto tcp \
+         ct original proto-dst 8080 ct status dnat masquerade comment \"cid\"\n",
+        "\t\tip saddr 10.7.2.0/24 ip daddr 10.7.2.4 meta l4proto udp ct original ip daddr 192.0.2.1 \
+         ct original proto-dst 53 ct status dnat masquerade comment \"cid\"\n",
+        "\t\tip saddr 10.7.2.0/24 ip daddr 10.7.2.4 meta l4proto sctp \
+         ct original proto-dst 132 ct status dnat masquerade comment \"cid\"\n",
         "\tchain localnet_guard {\n\t\ttype filter hook prerouting priority raw; policy accept;\n\
          \t\tiifname != \"lo\" ip daddr 127.0.0.0/8 fib daddr . iif type != local drop\n\
          \t\tiifname != \"lo\" ip saddr 127.0.0.0/8 fib saddr . iif type != local drop\n",
         "\t\ttcp dport 8080 dnat to [fd00:7::4]:80 comment \"cid\"\n",
         "\t\tip6 saddr fd00:7::4 ip6 daddr fd00:7::4 masquerade comment \"cid\"\n",
+        "\t\tip6 saddr fd00:7::/64 ip6 daddr fd00:7::4 meta l4proto sctp \
+         ct original proto-dst 132 ct status dnat masquerade comment \"cid\"\n",
     ] {
         assert!(ruleset.contains(line), "{line:?} is not in\n{ruleset}");
     }
-    assert_eq!(ruleset.matches("cid").count(), 10, "{ruleset}");
+    assert_eq!(ruleset.matches("cid").count(), 13, "{ruleset}");
 }
 
 #[test]

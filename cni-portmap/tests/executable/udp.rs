@@ -72,6 +72,19 @@ fn a_flow_of_a_pod_that_vanished_without_del_reaches_the_new_one() {
 }
 
 #[test]
+fn a_neighbours_datagram_comes_from_the_host_and_its_answer_returns() {
+    let sandbox = Sandbox::connected();
+    sandbox.attachment("cid", A, DNS).add();
+    let (pod, client) = (udp(&sandbox.pod(A), "0.0.0.0:5353"), udp(&sandbox.pod(B), "0.0.0.0:41000"));
+    client.connect(format!("{HOST}:53")).unwrap();
+    client.send(b"question").unwrap();
+    let (_, sender) = pod.recv_from(&mut [0; 16]).unwrap();
+    assert_eq!(sender.ip().to_string(), "10.7.2.1");
+    pod.send_to(b"answer", sender).unwrap();
+    assert_eq!(client.recv(&mut [0; 16]).unwrap(), 6);
+}
+
+#[test]
 fn a_del_that_knows_nothing_but_the_id_forgets_the_flows_too() {
     for backend in ["nftables", "iptables"] {
         let sandbox = Sandbox::connected();

@@ -107,8 +107,10 @@ fn differences(name: &str) -> Vec<Difference> {
         "portmap nftables: masqAll" => vec![
             seen("portmap-masq-all", "4 tcp outside -> 203.0.113.1:8080 (c1:80)", "203.0.113.2"),
             seen("portmap-masq-all", "5 tcp host -> 203.0.113.1:8080 (c1:80)", "203.0.113.1"),
-            Difference::new("portmap-masq-all", "*/nft/ip cni_hostport/chain masquerading")
-                .extra_lines("ip daddr 10.1.0.2 ct status dnat masquerade comment \"c1\""),
+            Difference::new("portmap-masq-all", "*/nft/ip cni_hostport/chain masquerading").extra_lines(
+                "ip daddr 10.1.0.2 meta l4proto tcp ct original proto-dst 8080 ct status dnat masquerade \
+                     comment \"c1\"",
+            ),
         ],
         "portmap nftables: two containers" => {
             vec![seen("portmap-hairpin", "5 tcp c1 -> 203.0.113.1:8081 (c2:80)", "10.1.0.2")]
