@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use linux::netns::NetNs;
 use serde_json::{Map, Value, json};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, chain};
 pub(crate) use conflist::NetworkList;
 use error::PluginProblem;
 
@@ -83,6 +83,36 @@ impl Cni {
     /// error, and then keeps the cached result for a retry.
     pub(crate) async fn delete(&self, list: &NetworkList, attachment: &Attachment) -> Result<()> {
         let cached = cache::read(&self.cache_dir, list, attachment)?;
+        self.delete_with(cached, list, attachment).await
+    }
+
+    /// [`Self::delete`] for the list of an ADD that may have failed. If DEL fails too, and ADD never
+    /// succeeded, the list may have a mistake that has since been corrected in `conf_dir`: DEL of the
+    /// configured list then suffices. A plugin that refused its configuration made nothing, and the
+    /// list's other plugins have had their DEL.
+    pub(crate) async fn delete_attempted(&self, list: &NetworkList, attachment: &Attachment) -> Result<()> {
+        let cached = cache::read(&self.cache_dir, list, attachment)?;
+        let was_added = cached.is_some();
+        let Err(failed) = self.delete_with(cached, list, attachment).await else { return Ok(()) };
+        let configured = match self.network() {
+            Ok(configured) if !was_added && configured != *list => configured,
+            _ => return Err(failed),
+        };
+        match self.delete(&configured, attachment).await {
+            Ok(()) => {
+                tracing::warn!(error = %chain(&failed), "only DEL by the present configuration succeeded");
+                Ok(())
+            }
+            Err(error) => Err(failed.after_rollback(vec![error])),
+        }
+    }
+
+    async fn delete_with(
+        &self,
+        cached: Option<Value>,
+        list: &NetworkList,
+        attachment: &Attachment,
+    ) -> Result<()> {
         let was_added = cached.is_some();
         let prev_result = cached.filter(|_| list.passes_result_to_delete()).unwrap_or(Value::Null);
         let mut errors = Vec::new();

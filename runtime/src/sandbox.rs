@@ -346,7 +346,8 @@ async fn detach(runtime: &Runtime, record: &SandboxRecord) -> Result<()> {
     let loopback = cni::loopback();
     let (lo, eth0) = (attachment(record, "lo"), attachment(record, POD_INTERFACE));
     // lo needs no DEL once its namespace is gone, but its cached result must be removed.
-    let (lo, eth0) = tokio::join!(runtime.cni.delete(&loopback, &lo), runtime.cni.delete(list, &eth0));
+    let (lo, eth0) =
+        tokio::join!(runtime.cni.delete(&loopback, &lo), runtime.cni.delete_attempted(list, &eth0));
     eth0?;
     lo
 }

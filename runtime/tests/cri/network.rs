@@ -5,10 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use proto::cri::{
-    ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest, PortMapping, StatusRequest,
+    ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest, PortMapping, RemovePodSandboxRequest,
+    StatusRequest,
 };
 use serde_json::{Value, json};
-use tests::cri::{Host, IMAGE, eventually};
+use tests::binaries;
+use tests::cri::{Cri, Host, IMAGE, eventually};
 
 const RESULT: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.0.2/24","interface":0},{"address":"fd00:9::2/64","interface":0}]}"#;
 
@@ -145,6 +147,103 @@ async fn a_missing_plugin_is_named_and_correcting_it_heals() {
     plugin(&host, "late", RESULT, 0);
     let pod = cri.run_pod(&networked(&host, "p")).await.unwrap();
     cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+/// The sandbox of a RunPodSandbox that could not be undone.
+async fn left_sandbox(cri: &mut Cri) -> String {
+    let left = cri.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await.unwrap();
+    let [left] = &left.into_inner().items[..] else { panic!("one sandbox") };
+    left.id.clone()
+}
+
+/// Its message.
+async fn refused_removal(cri: &mut Cri, pod: &str) -> String {
+    let request = RemovePodSandboxRequest { pod_sandbox_id: pod.to_owned() };
+    cri.runtime.remove_pod_sandbox(request).await.unwrap_err().message().to_owned()
+}
+
+#[tokio::test]
+async fn correcting_a_mistake_in_the_configuration_makes_the_sandbox_removable() {
+    let mut host = Host::new();
+    for name in ["bridge", "host-local", "loopback"] {
+        std::fs::copy(binaries::find(name).unwrap(), host.path("bin").join(name)).unwrap();
+    }
+    let network = |host: &Host, subnet: &str| {
+        let ipam = json!({"type": "host-local", "subnet": subnet, "dataDir": host.path("leases")});
+        conflist(host, json!([{"type": "bridge", "bridge": "hawser0", "ipam": ipam}]));
+    };
+    network(&host, "10.9.0.1/24");
+    let mut cri = host.start().await;
+    let error = cri.run_pod(&networked(&host, "p")).await.unwrap_err();
+    assert!(error.message().contains("host bits set"), "{}", error.message());
+    let left = left_sandbox(&mut cri).await;
+    let error = refused_removal(&mut cri, &left).await;
+    assert!(error.contains("host bits set"), "{error}");
+
+    network(&host, "10.9.0.0/24");
+    cri.remove_pod(&left).await;
+    host.assert_clean();
+    let pod = cri.run_pod(&networked(&host, "p")).await.unwrap();
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+/// A plugin that notes its call like [`plugin`], and refuses every configuration with `bad` in it.
+fn plugin_that_refuses_bad(host: &Host, name: &str) {
+    plugin(host, name, RESULT, 0);
+    let path = host.path("bin").join(name);
+    let script = std::fs::read_to_string(&path).unwrap();
+    let refuse = "case \"$input\" in *bad*) echo refused >&2; exit 1;; esac\n[ $CNI_COMMAND = ADD ]";
+    std::fs::write(&path, script.replace("[ $CNI_COMMAND = ADD ]", refuse)).unwrap();
+}
+
+#[tokio::test]
+async fn a_refused_list_is_deleted_by_the_present_one_once_that_is_another() {
+    let mut host = Host::new();
+    plugin(&host, "loopback", r#"{"cniVersion":"1.0.0"}"#, 0);
+    plugin(&host, "first", RESULT, 0);
+    plugin_that_refuses_bad(&host, "second");
+    conflist(&host, json!([{"type": "first"}, {"type": "second", "mode": "bad"}]));
+    let mut cri = host.start().await;
+    cri.run_pod(&networked(&host, "p")).await.unwrap_err();
+    let left = left_sandbox(&mut cri).await;
+    let order = || calls(&host, "eth0").into_iter().map(|c| c.0).collect::<Vec<_>>();
+    assert_eq!(order(), ["first ADD", "second ADD", "second DEL", "first DEL"]);
+
+    std::fs::remove_file(host.path("net.d/10-net.conflist")).unwrap();
+    let error = refused_removal(&mut cri, &left).await;
+    assert!(error.contains("refused"), "{error}");
+    assert_eq!(order()[4..], ["second DEL", "first DEL"], "no configuration at all");
+
+    conflist(&host, json!([{"type": "first"}, {"type": "second", "mode": "also bad"}]));
+    let error = refused_removal(&mut cri, &left).await;
+    assert_eq!(error.matches("refused").count(), 2, "{error}");
+
+    conflist(&host, json!([{"type": "first"}, {"type": "second", "mode": "good"}]));
+    cri.remove_pod(&left).await;
+    assert_eq!(order()[10..], ["second DEL", "first DEL", "second DEL", "first DEL"]);
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn the_list_that_attached_a_pod_alone_detaches_it() {
+    let mut host = Host::new();
+    plugin(&host, "loopback", r#"{"cniVersion":"1.0.0"}"#, 0);
+    plugin(&host, "first", RESULT, 0);
+    conflist(&host, json!([{"type": "first", "mode": "bad"}]));
+    let mut cri = host.start().await;
+    let pod = cri.run_pod(&networked(&host, "p")).await.unwrap();
+
+    plugin_that_refuses_bad(&host, "first");
+    conflist(&host, json!([{"type": "first", "mode": "good"}]));
+    let error = refused_removal(&mut cri, &pod).await;
+    assert!(error.contains("refused"), "{error}");
+    plugin(&host, "first", RESULT, 0);
+    cri.remove_pod(&pod).await;
+    let calls = calls(&host, "eth0");
+    let modes: Vec<_> = calls.iter().map(|c| (c.0.as_str(), c.1["mode"].as_str().unwrap())).collect();
+    assert_eq!(modes, [("first ADD", "bad"), ("first DEL", "bad"), ("first DEL", "bad")]);
     host.assert_clean();
 }
 
