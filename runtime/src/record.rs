@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
+use nix::errno::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -62,20 +63,36 @@ pub(crate) fn load<T: DeserializeOwned>(path: &Path) -> Result<T> {
 pub(crate) fn find<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     match load(path) {
         Ok(value) => Ok(Some(value)),
-        Err(Error::Kernel(e)) if e.errno() == nix::errno::Errno::ENOENT => Ok(None),
+        Err(Error::Kernel(e)) if e.errno() == Errno::ENOENT => Ok(None),
         Err(e) => Err(e),
     }
 }
 
-/// [`find`] for a record that can be made anew: an unreadable file (torn by a power cut) is removed
-/// with a warning, so that the node still starts.
+/// [`find`] for a record that can be made anew: a damaged file (torn by a power cut) is removed with
+/// a warning, so that the node still starts.
 pub(crate) fn find_or_drop<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     match find(path) {
-        Err(error) => {
+        Err(error) if is_damaged(&error) => {
             tracing::warn!(error = %crate::error::chain(&error), "dropped");
             Ok(linux::atomic_file::remove(path).map(|_| None)?)
         }
         other => other,
+    }
+}
+
+/// Whether the file itself is damaged. Any other error, such as that of a process without free
+/// descriptors or memory, says nothing about the file.
+fn is_damaged(error: &Error) -> bool {
+    match error {
+        Error::Record { .. } => true,
+        // A bad block or a damaged file system: as a rule each later read fails too, and would hold a
+        // pod, or the start of the runtime, for ever. Not `errno()`, which is EIO also for an error
+        // that is not from a system call.
+        Error::Kernel(e) => {
+            let errno = e.source.raw_os_error().map(Errno::from_raw);
+            matches!(errno, Some(Errno::EIO | Errno::EUCLEAN | Errno::EBADMSG))
+        }
+        _ => false,
     }
 }
 
@@ -139,5 +156,29 @@ mod tests {
         assert!(!path.exists());
         save(&path, &["kept"]).unwrap();
         assert_eq!(find_or_drop::<Vec<String>>(&path).unwrap().unwrap(), ["kept"]);
+    }
+
+    #[test]
+    fn a_record_is_dropped_for_a_damaged_file_and_kept_after_any_other_error() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let errno_of = |path: &Path| match find_or_drop::<Vec<String>>(path).unwrap_err() {
+            Error::Kernel(e) => e.errno(),
+            other => panic!("{other:?}"),
+        };
+        let looped = dir.path().join("loop.json");
+        symlink(&looped, &looped).unwrap();
+        assert_eq!(errno_of(&looped), Errno::ELOOP);
+        looped.symlink_metadata().expect("the link is still there");
+        let directory = dir.path().join("directory.json");
+        fs::create_dir(&directory).unwrap();
+        assert_eq!(errno_of(&directory), Errno::EISDIR);
+        assert!(directory.is_dir());
+
+        // A read of the address 0 fails with EIO.
+        let bad_block = dir.path().join("bad-block.json");
+        symlink("/proc/self/mem", &bad_block).unwrap();
+        assert_eq!(find_or_drop::<Vec<String>>(&bad_block).unwrap(), None);
+        bad_block.symlink_metadata().expect_err("the link is removed");
     }
 }
