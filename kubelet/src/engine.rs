@@ -37,7 +37,7 @@ use crate::worker::{FileWork, Starts, Tools, host_ip};
 use workers::Workers;
 
 pub(crate) use handle::Streams;
-pub use handle::{Handle, LogPathError, StreamError};
+pub use handle::{ContainerLog, Handle, LogPathError, StreamError};
 pub use runtime_process::{EmbeddedRuntime, RuntimeEndpoint};
 
 /// The embedded runtime answers in milliseconds; a remote one may still be starting.

@@ -4,8 +4,10 @@
 mod files;
 mod keyboard;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use tokio::sync::watch;
@@ -54,7 +56,7 @@ impl Fixture {
             image_gc: crate::eviction::ImageGc {
                 high_percent: 100,
                 low_percent: 100,
-                min_age: std::time::Duration::ZERO,
+                min_age: Duration::ZERO,
             },
             pressure: crate::pressure::PressureLimits::default(),
         };
@@ -99,6 +101,14 @@ impl Fixture {
         }
     }
 
+    /// Runs a command that ends, with a change at its first output; returns the output.
+    async fn run_and(&self, words: &str, change: impl FnOnce()) -> String {
+        let mut out = Output { text: Vec::new(), change: Some(change) };
+        let ended = tokio::time::timeout(Duration::from_secs(30), ask(self.command(words), &mut out)).await;
+        ended.expect("the command ends").unwrap();
+        String::from_utf8(out.text).unwrap()
+    }
+
     fn shown(&self, error: &super::Error) -> String {
         describe_error(error).replace(self.dir.path().to_str().unwrap(), "DIR")
     }
@@ -115,6 +125,24 @@ impl Drop for Fixture {
         drop(self.engine.take());
         let root = self.dir.path().join("root");
         linux::mount::unmount(&root, linux::mount::UnmountMode::Detach).unwrap();
+    }
+}
+
+/// Makes a change when the first output comes.
+struct Output<F> {
+    text: Vec<u8>,
+    change: Option<F>,
+}
+
+impl<F: FnOnce()> Write for Output<F> {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.text.extend_from_slice(text);
+        self.change.take().into_iter().for_each(|change| change());
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -439,8 +467,46 @@ async fn logs_have_no_prefixes_and_follow_until_the_container_ends() {
     assert_eq!(followed.unwrap(), "one\ntwo!\n");
 }
 
+#[tokio::test]
+async fn logs_follow_one_instance_of_a_container() {
+    const INIT: &str = "  initContainers:\n  - name: i\n    image: demo:1\n    restartPolicy: Always\n";
+    let fixture = Fixture::new();
+    let text = format!("{POD}{INIT}");
+    let file = fixture.file("pod.yaml", &text);
+    fixture.run(&format!("apply -f {file}")).await.unwrap();
+    let instance = |name, restart_count| {
+        let running = ContainerState::Running(ContainerStateRunning::default());
+        vec![ContainerStatus { restart_count, ..container(name, running) }]
+    };
+    let status = |of_i, of_c| PodStatus {
+        init_container_statuses: instance("i", of_i),
+        container_statuses: instance("c", of_c),
+        ..running()
+    };
+    fixture.set_status("web", status(0, 0));
+    let pod = fixture.store.pod("default", "web").unwrap();
+    let logs = fixture.dir.path().join("logs").join(format!("default_web_{}", pod.metadata.uid));
+    for (log, text) in [("c/0.log", "first"), ("c/1.log", "second"), ("i/0.log", "init")] {
+        std::fs::create_dir_all(logs.join(log).parent().unwrap()).unwrap();
+        append(&logs.join(log), &format!("2026-11-20T17:53:02.5Z stdout F {text}\n"));
+    }
+    // Both containers run all the time: only their instances change.
+    let followed = fixture.run_and("logs -f web -c c", || fixture.set_status("web", status(0, 1))).await;
+    assert_eq!(followed, "first\n");
+    assert_eq!(fixture.run_and("logs -p -f web -c c", || ()).await, "first\n");
+    let followed = fixture.run_and("logs -f web -c i", || fixture.set_status("web", status(1, 1))).await;
+    assert_eq!(followed, "init\n");
+    let replace = || {
+        fixture.store.forget_pod(&pod.metadata.uid).unwrap();
+        let pod = crate::manifest::parse(text.as_bytes(), "pod.yaml").manifests.remove(0).described();
+        fixture.store.apply(pod, Source::Api).unwrap();
+        fixture.set_status("web", status(0, 1));
+    };
+    assert_eq!(fixture.run_and("logs -f web -c c", replace).await, "second\n");
+    assert_ne!(fixture.store.pod("default", "web").unwrap().metadata.uid, pod.metadata.uid);
+}
+
 fn append(path: &Path, text: &str) {
-    use std::io::Write;
     let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
     file.unwrap().write_all(text.as_bytes()).unwrap();
 }

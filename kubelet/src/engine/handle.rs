@@ -79,6 +79,16 @@ pub(super) enum Request {
     Runtime(oneshot::Sender<Cri>),
 }
 
+/// The log of one instance of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerLog {
+    pub path: PathBuf,
+    pub pod_uid: String,
+    pub container: String,
+    /// The restart count of the container while it writes this log.
+    pub instance: u32,
+}
+
 /// Why a container has no log.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LogPathError {
@@ -190,15 +200,15 @@ impl Handle {
         &self.volumes
     }
 
-    /// The log file of a container's newest instance, or of the one before it. An empty `container`
-    /// means the pod's only container.
-    pub fn log_path(
+    /// The log of a container's newest instance, or of the one before it. An empty `container` means
+    /// the pod's only container.
+    pub fn container_log(
         &self,
         namespace: &str,
         pod: &str,
         container: &str,
         previous: bool,
-    ) -> Result<PathBuf, LogPathError> {
+    ) -> Result<ContainerLog, LogPathError> {
         let missing = || LogPathError::NoPod { namespace: namespace.to_owned(), pod: pod.to_owned() };
         let pod = self.store.pod(namespace, pod).ok_or_else(missing)?;
         let container = one_container(&pod, container)?;
@@ -216,7 +226,9 @@ impl Handle {
             }
         };
         let dir = crate::container_config::log_directory(&self.log_dir, &pod.metadata);
-        Ok(dir.join(crate::container_config::log_path(container, instance)))
+        let path = dir.join(crate::container_config::log_path(container, instance));
+        let pod_uid = pod.metadata.uid.clone();
+        Ok(ContainerLog { path, pod_uid, container: container_name, instance })
     }
 
     /// The URL of a program that is to run in a container. An empty `container` means the pod's only one.

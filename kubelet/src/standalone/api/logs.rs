@@ -5,7 +5,7 @@ mod lines;
 mod rotated;
 
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use inotify::{EventStream, Inotify, WatchMask};
@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::StreamExt;
 
 use super::Error;
-use crate::engine::Handle;
+use crate::engine::{ContainerLog, Handle};
 use crate::objects::ContainerState;
 use crate::standalone::store::Store;
 use lines::Lines;
@@ -38,37 +38,38 @@ type Answers = mpsc::Sender<Result<LogsChunk, Error>>;
 #[derive(Debug)]
 pub(super) struct Tail {
     store: Store,
-    path: PathBuf,
+    log: ContainerLog,
     request: LogsRequest,
 }
 
 impl Tail {
     pub(super) fn open(store: &Store, engine: &Handle, request: &LogsRequest) -> Result<Self, Error> {
-        let path = engine.log_path(&request.namespace, &request.pod, &request.container, request.previous)?;
-        Ok(Self { store: store.clone(), path, request: request.clone() })
+        let LogsRequest { namespace, pod, container, previous, .. } = request;
+        let log = engine.container_log(namespace, pod, container, *previous)?;
+        Ok(Self { store: store.clone(), log, request: request.clone() })
     }
 
-    /// Sends the log to its end or, following, until its container ends.
+    /// Sends the log to its end or, following, until its instance of the container ends.
     pub(super) async fn send(self, answers: Answers) {
         let sent = tokio::select! {
             sent = self.copy(&answers) => sent,
             () = answers.closed() => return,
         };
         if let Err(source) = sent {
-            let error = Error::ReadLog { path: self.path.clone(), source };
+            let error = Error::ReadLog { path: self.log.path.clone(), source };
             let _receiver_gone = answers.send(Err(error)).await;
         }
     }
 
     async fn copy(&self, answers: &Answers) -> std::io::Result<()> {
-        let mut path = self.path.clone();
+        let mut path = self.log.path.clone();
         let mut lines = Lines::new(&self.request);
         let mut is_first = true;
         loop {
             let (mut writes, file) = match open_when_there(&path).await {
                 // Rotated away and dropped, before it was read.
-                Err(error) if error.kind() == ErrorKind::NotFound && path != self.path => {
-                    open_when_there(&self.path).await?
+                Err(error) if error.kind() == ErrorKind::NotFound && path != self.log.path => {
+                    open_when_there(&self.log.path).await?
                 }
                 opened => opened?,
             };
@@ -84,7 +85,7 @@ impl Tail {
             path = loop {
                 let has_ended = !self.request.follow || !self.is_running();
                 // Before the read: what was written until then is in this file.
-                let next = rotated::next_after(&self.path, id);
+                let next = rotated::next_after(&self.log.path, id);
                 if !send_lines(&mut log, &mut line, &mut lines, answers).await? {
                     return Ok(());
                 }
@@ -107,7 +108,7 @@ impl Tail {
         mut lines: Lines,
         answers: &Answers,
     ) -> std::io::Result<Option<Lines>> {
-        let (log, answers, tail) = (self.path.clone(), answers.clone(), self.request.tail_lines);
+        let (log, answers, tail) = (self.log.path.clone(), answers.clone(), self.request.tail_lines);
         let sent = tokio::task::spawn_blocking(move || {
             if let Some(tail) = tail {
                 lines.skip(rotated::count(&log)?.saturating_sub(tail));
@@ -117,13 +118,16 @@ impl Tail {
         sent.await.map_err(std::io::Error::other)?
     }
 
+    /// Whether the instance that writes this log runs. Another instance of the container, or of a
+    /// pod of the same name, writes another log.
     fn is_running(&self) -> bool {
         let Some(pod) = self.store.pod(&self.request.namespace, &self.request.pod) else { return false };
-        let mut containers = pod.status.init_container_statuses.iter().chain(&pod.status.container_statuses);
-        let name = &self.request.container;
-        containers.any(|status| {
-            (name.is_empty() || status.name == *name) && matches!(status.state, ContainerState::Running(_))
-        })
+        let status = pod.status.of_container(&self.log.container);
+        pod.metadata.uid == self.log.pod_uid
+            && status.is_some_and(|status| {
+                status.restart_count == self.log.instance
+                    && matches!(status.state, ContainerState::Running(_))
+            })
     }
 }
 
