@@ -23,7 +23,7 @@ use tracing::{debug, warn};
 use crate::container_config::{log_directory, log_path};
 use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
 use crate::worker::Tools;
-pub(crate) use names::{is_compressed, rotated};
+pub(crate) use names::{compressed, is_compressed, rotated, rotated_after};
 
 /// Removes a closed log and the logs rotated from it.
 pub(crate) fn remove(log: &Path) -> linux::Result<()> {

@@ -506,6 +506,38 @@ async fn logs_follow_one_instance_of_a_container() {
     assert_ne!(fixture.store.pod("default", "web").unwrap().metadata.uid, pod.metadata.uid);
 }
 
+#[tokio::test]
+async fn followed_logs_have_every_file_of_several_rotations_at_once() {
+    let fixture = Fixture::new();
+    let file = fixture.file("pod.yaml", POD);
+    fixture.run(&format!("apply -f {file}")).await.unwrap();
+    fixture.set_status("web", running());
+    let pod = fixture.store.pod("default", "web").unwrap();
+    let dir = fixture.dir.path().join("logs").join(format!("default_web_{}", pod.metadata.uid)).join("c");
+    std::fs::create_dir_all(&dir).unwrap();
+    let log = dir.join("0.log");
+    append(&log, "2026-11-20T17:53:02.5Z stdout F one\n");
+    let rotations = || {
+        for (number, next) in [(1, "two"), (2, "three"), (3, "four")] {
+            std::fs::rename(&log, dir.join(format!("0.log.20261120-18000{number}"))).unwrap();
+            append(&log, &format!("2026-11-20T18:00:0{number}.5Z stdout F {next}\n"));
+        }
+        for number in [1, 2] {
+            let rotated = dir.join(format!("0.log.20261120-18000{number}"));
+            let compressed = std::fs::File::create(format!("{}.gz", rotated.display())).unwrap();
+            let mut encoder = flate2::write::GzEncoder::new(compressed, flate2::Compression::default());
+            encoder.write_all(&std::fs::read(&rotated).unwrap()).unwrap();
+            encoder.finish().unwrap();
+            std::fs::remove_file(rotated).unwrap();
+        }
+        let ended = ContainerState::Terminated(ContainerStateTerminated::default());
+        fixture.set_status("web", PodStatus { container_statuses: vec![container("c", ended)], ..running() });
+    };
+    assert_eq!(fixture.run_and("logs -f web", rotations).await, "one\ntwo\nthree\nfour\n");
+    assert_eq!(fixture.run("logs web").await.unwrap(), "one\ntwo\nthree\nfour\n");
+    assert_eq!(fixture.run("logs web --tail 3").await.unwrap(), "two\nthree\nfour\n");
+}
+
 fn append(path: &Path, text: &str) {
     let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
     file.unwrap().write_all(text.as_bytes()).unwrap();

@@ -25,6 +25,14 @@ pub(crate) fn rotated(log: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// Those of `rotated` that are later than `earlier`; all without it.
+pub(crate) fn rotated_after(log: &Path, earlier: Option<&Path>) -> io::Result<Vec<PathBuf>> {
+    let earlier = earlier.and_then(|path| when(log, path));
+    let mut found = rotated(log)?;
+    found.retain(|path| when(log, path) > earlier);
+    Ok(found)
+}
+
 /// Includes unfinished ones.
 pub(super) fn all(log: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
@@ -38,6 +46,11 @@ pub(super) fn all(log: &Path) -> io::Result<Vec<PathBuf>> {
 
 pub(crate) fn is_compressed(path: &Path) -> bool {
     ends_with(path, COMPRESSED)
+}
+
+/// The name of a rotated log after its compression.
+pub(crate) fn compressed(path: &Path) -> PathBuf {
+    if is_compressed(path) { path.to_owned() } else { with_suffix(path, COMPRESSED) }
 }
 
 pub(super) fn is_unfinished(path: &Path) -> bool {
@@ -109,6 +122,10 @@ mod tests {
             "0.log.20261122-110000-0012",
         ];
         assert_eq!(names, expected);
+        // A name stays in its place after its compression.
+        let read = dir.path().join("0.log.20261122-110000.gz");
+        assert_eq!(rotated_after(&log, Some(&read)).unwrap(), found[2..]);
+        assert_eq!(rotated_after(&log, None).unwrap(), found);
         let now = "2026-11-22T11:00:00Z".parse().unwrap();
         assert!(next(&log, &found, now).ends_with("0.log.20261122-110000-0013"));
         assert!(next(&log, &[], now).ends_with("0.log.20261122-110000"));

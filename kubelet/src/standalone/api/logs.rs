@@ -21,7 +21,7 @@ use crate::engine::{ContainerLog, Handle};
 use crate::objects::ContainerState;
 use crate::standalone::store::Store;
 use lines::Lines;
-use rotated::FileId;
+use rotated::{FileId, Position};
 
 /// How soon `--follow` notices that its container has ended: that is no write to the log.
 const LOOK_FOR_END: Duration = Duration::from_millis(250);
@@ -62,30 +62,29 @@ impl Tail {
     }
 
     async fn copy(&self, answers: &Answers) -> std::io::Result<()> {
-        let mut path = self.log.path.clone();
-        let mut lines = Lines::new(&self.request);
-        let mut is_first = true;
+        let path = &self.log.path;
+        // The container may be about to start.
+        drop(open_when_there(path).await?);
+        let mut lines = self.lines().await?;
+        let mut position = Position::begin(path);
         loop {
-            let (mut writes, file) = match open_when_there(&path).await {
-                // Rotated away and dropped, before it was read.
-                Err(error) if error.kind() == ErrorKind::NotFound && path != self.log.path => {
-                    open_when_there(&self.log.path).await?
-                }
-                opened => opened?,
-            };
+            let (mut writes, file) = open_when_there(path).await?;
             let id = FileId::of(&file.metadata().await?);
-            if std::mem::take(&mut is_first) {
-                match self.send_before(id, lines, answers).await? {
+            // A slow client may have missed several rotations.
+            if let Some(rotated) = position.unread_before(id)? {
+                match send_rotated(&rotated, lines, answers).await? {
                     Some(more) => lines = more,
                     None => return Ok(()),
                 }
+                position = position.after_rotated(rotated);
+                continue;
             }
             let mut log = BufReader::new(file);
             let mut line = Vec::new();
-            path = loop {
+            position = loop {
                 let has_ended = !self.request.follow || !self.is_running();
                 // Before the read: what was written until then is in this file.
-                let next = rotated::next_after(&self.log.path, id);
+                let next = position.after(id);
                 if !send_lines(&mut log, &mut line, &mut lines, answers).await? {
                     return Ok(());
                 }
@@ -101,21 +100,15 @@ impl Tail {
         }
     }
 
-    /// `None` when the client has gone, or has all that it asked for.
-    async fn send_before(
-        &self,
-        current: FileId,
-        mut lines: Lines,
-        answers: &Answers,
-    ) -> std::io::Result<Option<Lines>> {
-        let (log, answers, tail) = (self.log.path.clone(), answers.clone(), self.request.tail_lines);
-        let sent = tokio::task::spawn_blocking(move || {
-            if let Some(tail) = tail {
-                lines.skip(rotated::count(&log)?.saturating_sub(tail));
-            }
-            Ok(rotated::send_before(&log, current, &mut lines, &answers)?.then_some(lines))
-        });
-        sent.await.map_err(std::io::Error::other)?
+    /// What to show of the log and of what was rotated away from it.
+    async fn lines(&self) -> std::io::Result<Lines> {
+        let mut lines = Lines::new(&self.request);
+        if let Some(tail) = self.request.tail_lines {
+            let path = self.log.path.clone();
+            let counted = tokio::task::spawn_blocking(move || rotated::count(&path)).await;
+            lines.skip(counted.map_err(std::io::Error::other)??.saturating_sub(tail));
+        }
+        Ok(lines)
     }
 
     /// Whether the instance that writes this log runs. Another instance of the container, or of a
@@ -129,6 +122,14 @@ impl Tail {
                     && matches!(status.state, ContainerState::Running(_))
             })
     }
+}
+
+/// `None` when the client has gone, or has all that it asked for.
+async fn send_rotated(path: &Path, mut lines: Lines, answers: &Answers) -> std::io::Result<Option<Lines>> {
+    let (path, answers) = (path.to_owned(), answers.clone());
+    let sent =
+        tokio::task::spawn_blocking(move || Ok(rotated::send(&path, &mut lines, &answers)?.then_some(lines)));
+    sent.await.map_err(std::io::Error::other)?
 }
 
 /// What tells of changes of a file; `None` where regular looks have to do: the kernel counts

@@ -11,7 +11,7 @@ use proto::kubelet::LogsChunk;
 
 use super::lines::{Lines, ends_line};
 use super::{Answers, CHUNK_BYTES};
-use crate::logs::{is_compressed, rotated};
+use crate::logs::{compressed, is_compressed, rotated, rotated_after};
 
 /// The identity of a file, which a rename does not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,51 +23,57 @@ impl FileId {
     }
 }
 
-/// Sends all that was rotated away before `current` began. `false` when the
-/// client has gone, or has all that it asked for.
-pub(super) fn send_before(
-    log: &Path,
-    current: FileId,
-    lines: &mut Lines,
-    answers: &Answers,
-) -> io::Result<bool> {
-    for path in rotated(log)? {
-        match File::open(&path) {
-            // Rotated since it was opened: it is sent as the current one.
-            Ok(file) if FileId::of(&file.metadata()?) == current => break,
-            Ok(file) => {
-                if !send(&path, file, lines, answers)? {
-                    return Ok(false);
-                }
-            }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(true)
+/// How far a log is read: up to a rotated file's name. Unlike the file, its name outlives a
+/// compression.
+#[derive(Debug)]
+pub(super) struct Position {
+    log: PathBuf,
+    last_read: Option<PathBuf>,
 }
 
-/// The file that was begun after `done` was rotated away; `None` while `done` is
-/// the newest.
-pub(super) fn next_after(log: &Path, done: FileId) -> io::Result<Option<PathBuf>> {
-    if FileId::of(&std::fs::metadata(log)?) == done {
-        return Ok(None);
+impl Position {
+    pub(super) fn begin(log: &Path) -> Self {
+        Self { log: log.to_owned(), last_read: None }
     }
-    let rotated = rotated(log)?;
-    let is_done = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|found| FileId::of(&found) == done);
-    let after = rotated.iter().position(is_done).and_then(|at| rotated.get(at + 1));
-    Ok(Some(after.map_or_else(|| log.to_owned(), Clone::clone)))
+
+    /// The oldest unread file that was rotated away before `opened` began; `opened` was just opened
+    /// as the log.
+    pub(super) fn unread_before(&self, opened: FileId) -> io::Result<Option<PathBuf>> {
+        // `opened` itself may have been rotated since.
+        let is_opened = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|m| FileId::of(&m) == opened);
+        Ok(self.next()?.filter(|path| !is_opened(path)))
+    }
+
+    /// The position after a rotated file.
+    pub(super) fn after_rotated(self, path: PathBuf) -> Self {
+        Self { last_read: Some(path), ..self }
+    }
+
+    /// The position after `opened`, before which nothing is unread; `None` while it is still the log.
+    pub(super) fn after(&self, opened: FileId) -> io::Result<Option<Self>> {
+        if FileId::of(&std::fs::metadata(&self.log)?) == opened {
+            return Ok(None);
+        }
+        // A file with content of its own means that `opened` was removed after its rotation. A
+        // compression, also one since the listing, changes the identity.
+        let may_be_opened = |path: &PathBuf| {
+            is_compressed(path) || std::fs::metadata(path).map_or(true, |m| FileId::of(&m) == opened)
+        };
+        let name = self.next()?.filter(may_be_opened);
+        Ok(Some(Self { log: self.log.clone(), last_read: name.or_else(|| self.last_read.clone()) }))
+    }
+
+    fn next(&self) -> io::Result<Option<PathBuf>> {
+        Ok(rotated_after(&self.log, self.last_read.as_deref())?.into_iter().next())
+    }
 }
 
 /// The lines of the log, with those that were rotated away.
 pub(super) fn count(log: &Path) -> io::Result<u64> {
     let mut number = 0;
     for path in rotated(log)?.into_iter().chain([log.to_owned()]) {
-        let file = match File::open(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-            opened => opened?,
-        };
-        let (mut records, mut record) = (reader(&path, file), Vec::new());
+        let Some(mut records) = open(&path)? else { continue };
+        let mut record = Vec::new();
         while records.read_until(b'\n', &mut record)? > 0 {
             number += u64::from(record.ends_with(b"\n") && ends_line(&record));
             record.clear();
@@ -76,12 +82,25 @@ pub(super) fn count(log: &Path) -> io::Result<u64> {
     Ok(number)
 }
 
-fn reader(path: &Path, file: File) -> BufReader<Box<dyn Read>> {
-    BufReader::new(if is_compressed(path) { Box::new(GzDecoder::new(file)) } else { Box::new(file) })
+/// `None` if the file was removed, because it was the oldest.
+fn open(path: &Path) -> io::Result<Option<BufReader<Box<dyn Read>>>> {
+    // It may have been compressed since it was listed.
+    for path in [path, &compressed(path)] {
+        match File::open(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e),
+            Ok(file) if is_compressed(path) => {
+                return Ok(Some(BufReader::new(Box::new(GzDecoder::new(file)))));
+            }
+            Ok(file) => return Ok(Some(BufReader::new(Box::new(file)))),
+        }
+    }
+    Ok(None)
 }
 
-fn send(path: &Path, file: File, lines: &mut Lines, answers: &Answers) -> io::Result<bool> {
-    let mut records = reader(path, file);
+/// Sends a rotated file. `false` when the client has gone, or has all that it asked for.
+pub(super) fn send(path: &Path, lines: &mut Lines, answers: &Answers) -> io::Result<bool> {
+    let Some(mut records) = open(path)? else { return Ok(true) };
     let (mut record, mut data) = (Vec::new(), Vec::new());
     while records.read_until(b'\n', &mut record)? > 0 {
         lines.push(&record, &mut data);
@@ -94,4 +113,125 @@ fn send(path: &Path, file: File, lines: &mut Lines, answers: &Answers) -> io::Re
         }
     }
     Ok(data.is_empty() || answers.blocking_send(Ok(LogsChunk { data })).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::{Compression, write::GzEncoder};
+    use proto::kubelet::LogsRequest;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    struct Log {
+        dir: tempfile::TempDir,
+        path: PathBuf,
+    }
+
+    impl Log {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("0.log");
+            std::fs::write(&path, "first\n").unwrap();
+            Self { dir, path }
+        }
+
+        fn open(&self) -> (File, FileId) {
+            let file = File::open(&self.path).unwrap();
+            let id = FileId::of(&file.metadata().unwrap());
+            (file, id)
+        }
+
+        fn rotated(&self, minute: u32) -> PathBuf {
+            self.dir.path().join(format!("0.log.20261122-11{minute:02}00"))
+        }
+
+        fn rotate(&self, minute: u32) -> PathBuf {
+            let name = self.rotated(minute);
+            std::fs::rename(&self.path, &name).unwrap();
+            std::fs::write(&self.path, format!("after {minute}\n")).unwrap();
+            name
+        }
+    }
+
+    fn compress(path: &Path) -> PathBuf {
+        let to = compressed(path);
+        let mut encoder = GzEncoder::new(File::create(&to).unwrap(), Compression::default());
+        encoder.write_all(&std::fs::read(path).unwrap()).unwrap();
+        encoder.finish().unwrap();
+        std::fs::remove_file(path).unwrap();
+        to
+    }
+
+    /// A position before the log, which is open.
+    fn opened(log: &Log) -> (Position, File, FileId) {
+        compress(&log.rotate(1));
+        let position = Position::begin(&log.path).after_rotated(log.rotated(1));
+        let (file, id) = log.open();
+        assert_eq!(position.unread_before(id).unwrap(), None);
+        assert_eq!(position.after(id).unwrap().map(|after| after.last_read), None);
+        (position, file, id)
+    }
+
+    fn unread(log: &Log, position: &Position) -> Option<PathBuf> {
+        position.unread_before(log.open().1).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_is_compressed_while_it_is_read_has_its_successor() {
+        let log = Log::new();
+        let (position, _file, id) = opened(&log);
+        let done = log.rotate(2);
+        let early = position.after(id).unwrap().unwrap();
+        assert_eq!(unread(&log, &early), None);
+        compress(&done);
+        let next = log.rotate(3);
+        let late = position.after(id).unwrap().unwrap();
+        for position in [&early, &late] {
+            assert_eq!(unread(&log, position), Some(next.clone()));
+        }
+        let next = compress(&next);
+        let newest = log.rotate(4);
+        let late = position.after(id).unwrap().unwrap();
+        for position in [early, late] {
+            assert_eq!(unread(&log, &position), Some(next.clone()));
+            let position = position.after_rotated(next.clone());
+            assert_eq!(unread(&log, &position), Some(newest.clone()));
+            assert_eq!(unread(&log, &position.after_rotated(newest.clone())), None);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_removed_while_it_is_read_has_its_successor() {
+        let log = Log::new();
+        let (position, _file, id) = opened(&log);
+        std::fs::remove_file(log.rotate(2)).unwrap();
+        let next = log.rotate(3);
+        assert_eq!(unread(&log, &position.after(id).unwrap().unwrap()), Some(next));
+    }
+
+    #[test]
+    fn a_file_that_was_rotated_since_it_was_opened_is_not_read_twice() {
+        let log = Log::new();
+        let (position, _file, id) = opened(&log);
+        log.rotate(2);
+        assert_eq!(position.unread_before(id).unwrap(), None);
+        assert_eq!(unread(&log, &position.after(id).unwrap().unwrap()), None);
+    }
+
+    #[test]
+    fn a_file_that_is_compressed_after_the_listing_is_read() {
+        let log = Log::new();
+        let listed = log.rotate(1);
+        compress(&listed);
+        let mut lines = Lines::new(&LogsRequest::default());
+        let (answers, mut received) = mpsc::channel(1);
+        assert!(send(&listed, &mut lines, &answers).unwrap());
+        assert_eq!(received.try_recv().unwrap().unwrap().data, b"first\n");
+        std::fs::remove_file(compressed(&listed)).unwrap();
+        assert!(send(&listed, &mut lines, &answers).unwrap());
+        assert_eq!(received.try_recv().unwrap_err(), mpsc::error::TryRecvError::Empty);
+    }
 }
