@@ -43,18 +43,6 @@ pub(super) enum Scope {
     Layers,
 }
 
-impl Scope {
-    /// What the disk of images and layers has.
-    pub(super) fn of_images(are_apart: bool) -> Self {
-        if are_apart { Self::Layers } else { Self::Whole }
-    }
-
-    /// What the disk of the kubelet's root directory has.
-    pub(super) fn of_node(images_are_apart: bool) -> Self {
-        if images_are_apart { Self::WithoutLayers } else { Self::Whole }
-    }
-}
-
 pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod, scope: Scope) -> Result<Usage, Error> {
     let mut usage = Usage { is_complete: true, ..Usage::default() };
     let has_containers = scope != Scope::Limited || limits::has_storage_limit(pod);

@@ -158,8 +158,11 @@ async fn disk_of_pods(
     pods: &[Arc<Pod>],
     usage_of: fn(Usage) -> PodUsage,
 ) -> Usages {
-    let apart = images_are_apart(tools).await;
-    let scope = if signal.is_of_images() { Scope::of_images(apart) } else { Scope::of_node(apart) };
+    let scope = match (images_are_apart(tools).await, signal.is_of_images()) {
+        (false, _) => Scope::Whole,
+        (true, true) => Scope::Layers,
+        (true, false) => Scope::WithoutLayers,
+    };
     let measure_one = |pod: &Arc<Pod>| {
         let (tools, pod) = (Arc::clone(tools), Arc::clone(pod));
         async move { Some(usage_of(measure::of_pod(&tools, &pod, scope).await.ok()?)) }
