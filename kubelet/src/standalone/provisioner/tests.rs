@@ -734,7 +734,7 @@ async fn a_volume_that_may_exist_is_looked_for_before_its_claim_goes() {
     fixture.store.remove_class("fast").unwrap();
     fixture.store.mark_claim_deleted("default", "copy").unwrap();
     fixture.store.mark_snapshot_deleted("default", "snap").unwrap();
-    fixture.event("ProvisioningFailed", "the claim is kept until driver csi.example.com says").await;
+    fixture.event("ProvisioningFailed", "the claim is kept until driver csi.example.com reports").await;
     fixture.event("SnapshotDeletePending", "claim copy").await;
     fixture.driver.fail("CreateVolume", None);
     let is_gone = |store: &Store| store.claim("default", "copy").is_none().then_some(());
