@@ -138,6 +138,8 @@ pub(crate) struct Running<'a> {
     /// Its first process, which is not reaped yet.
     pub(crate) pid: i32,
     pub(crate) pidfd: BorrowedFd<'a>,
+    /// Whether it runs without device control.
+    pub(crate) has_no_device_control: bool,
 }
 
 /// Starts a further program in a running container.
@@ -148,8 +150,11 @@ pub(crate) fn launch_beside(
     ends: &Ends,
 ) -> Result<LaunchedBeside> {
     let plan = Plan::new(spec)?.with_args(args)?;
-    let plan = if matches!(ends, Ends::Terminal(_)) { plan.with_terminal() } else { plan };
-    let Running { cgroup, pid, pidfd } = container;
+    let mut plan = if matches!(ends, Ends::Terminal(_)) { plan.with_terminal() } else { plan };
+    let Running { cgroup, pid, pidfd, has_no_device_control } = container;
+    if has_no_device_control {
+        device_control::without_mknod(&mut plan);
+    }
     let (outcome, report) = pipe()?;
     let (number, written) = pipe()?;
     let clone = |group: Option<&OwnedFd>| {

@@ -214,7 +214,18 @@ fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {
     if !config.cdi_devices.is_empty() {
         return unsupported("CDI_devices", &config.cdi_devices[0].name);
     }
-    Ok(())
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let Some(context) = context else { return Ok(()) };
+    // As containerd where AppArmor is not enabled: a container must not be less confined than it asks to be.
+    match &context.apparmor {
+        Some(profile) => match profile.profile_type() {
+            ProfileType::Unconfined => Ok(()),
+            ProfileType::RuntimeDefault => unsupported("security_context.apparmor", "RuntimeDefault"),
+            ProfileType::Localhost => unsupported("security_context.apparmor", &profile.localhost_ref),
+        },
+        None if matches!(&*context.apparmor_profile, "" | "unconfined") => Ok(()),
+        None => unsupported("security_context.apparmor_profile", &context.apparmor_profile),
+    }
 }
 
 /// The image's entry point and command, unless the request replaces them.

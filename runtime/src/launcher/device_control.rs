@@ -1,7 +1,7 @@
 //! Enforces a container's device rules, and handles machines that cannot.
 //!
-//! Invariant: a container without device control never has CAP_MKNOD, and its status names the
-//! reason. With CAP_MKNOD it could make a node for a disk of the host.
+//! Invariant: no program of a container without device control has CAP_MKNOD, and the container's
+//! status names the reason. With CAP_MKNOD it could make a node for a disk of the host.
 
 use linux::cgroup::Cgroup;
 use nix::errno::Errno;
@@ -31,7 +31,7 @@ pub(super) fn establish(
     match otherwise {
         WithoutControl::Refuse => Err(LaunchError::NoDeviceControl { cause: error, remedy }),
         WithoutControl::StartWithoutMknod => {
-            plan.capabilities = plan.capabilities.without(crate::spec::capabilities::mknod());
+            without_mknod(plan);
             // Nor do nodes work that an image or a volume brings.
             plan.nodev = true;
             let cause = chain(&error);
@@ -40,6 +40,11 @@ pub(super) fn establish(
             )))
         }
     }
+}
+
+/// Removes MKNOD from the plan of a program of a container without device control.
+pub(super) fn without_mknod(plan: &mut Plan) {
+    plan.capabilities = plan.capabilities.without(crate::spec::capabilities::mknod());
 }
 
 /// What an administrator can do about a refused program.

@@ -134,7 +134,12 @@ impl Shim {
         let Container { pidfd, cgroup, starting, status, .. } =
             self.containers.get(&container).ok_or(ShimError::NoContainer)?;
         let first = pidfd.as_ref().filter(|_| starting.is_none()).ok_or(ShimError::NotRunning)?;
-        let running = RunningContainer { cgroup, pid: status.pid, pidfd: first.as_fd() };
+        let running = RunningContainer {
+            cgroup,
+            pid: status.pid,
+            pidfd: first.as_fd(),
+            has_no_device_control: status.not_enforced.is_some(),
+        };
         let bundle = container_dir(&self.dir, &container);
         let spec =
             Spec::load(bundle.join("config.json")).map_err(|source| ShimError::Specification { source })?;

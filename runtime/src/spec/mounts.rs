@@ -28,7 +28,7 @@ pub(super) fn build(
     wanted.sort_by_key(|m| m.target.components().count());
     let replaces = |dir: &str| wanted.iter().any(|m| m.target == Path::new(dir));
     let (replaces_dev, replaces_sys) = (replaces("/dev"), replaces("/sys"));
-    let mut mounts = defaults(privileged, sandbox);
+    let mut mounts = defaults(config, privileged, sandbox);
     // As in containerd: a mount of the request replaces a default one, and nothing is added to a
     // requested /dev.
     let replaced = |target: &Path| {
@@ -44,7 +44,7 @@ pub(super) fn build(
     Ok(Value::Array(mounts))
 }
 
-fn defaults(privileged: bool, sandbox: &SandboxView<'_>) -> Vec<(String, Value)> {
+fn defaults(config: &ContainerConfig, privileged: bool, sandbox: &SandboxView<'_>) -> Vec<(String, Value)> {
     let sys_mode = if privileged { "rw" } else { "ro" };
     let file_system = |target: &str, kind: &str, options: &[&str]| {
         (target.to_owned(), json!({"destination": target, "type": kind, "source": kind, "options": options}))
@@ -74,8 +74,11 @@ fn defaults(privileged: bool, sandbox: &SandboxView<'_>) -> Vec<(String, Value)>
             &["rbind", "rprivate", "nosuid", "nodev", "noexec"],
         ),
     ];
+    // As in containerd. All containers of the pod have these files.
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let mode = if context.is_some_and(|context| context.readonly_rootfs) { "ro" } else { "rw" };
     for name in ["resolv.conf", "hostname", "hosts"] {
-        mounts.push(bind(&sandbox.dir.join(name), &format!("/etc/{name}"), &["rbind", "rprivate"]));
+        mounts.push(bind(&sandbox.dir.join(name), &format!("/etc/{name}"), &["rbind", "rprivate", mode]));
     }
     mounts
 }

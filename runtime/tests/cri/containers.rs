@@ -363,11 +363,15 @@ async fn mounts_show_the_host_read_only_means_read_only_and_nothing_leaks_out() 
     };
     assert_ne!(cri.run(&pod, refused).await.exit_code, 0);
     assert!(host.container_log("refused")[0].contains("Read-only file system"));
-    let root = with_context(container("root", &["/demo-app", "write", "/file", "text"]), |c| {
-        c.readonly_rootfs = true;
-    });
-    assert_ne!(cri.run(&pod, root).await.exit_code, 0);
-    assert!(host.container_log("root")[0].contains("Read-only file system"));
+    // The pod's own files are those of all its containers.
+    for file in ["/file", "/etc/resolv.conf", "/etc/hostname", "/etc/hosts"] {
+        let name = file.replace('/', "-");
+        let writes = |name: &str| container(name, &["/demo-app", "write", file, "text"]);
+        let root = with_context(writes(&name), |c| c.readonly_rootfs = true);
+        assert_ne!(cri.run(&pod, root).await.exit_code, 0, "{file}");
+        assert!(host.container_log(&name)[0].contains("Read-only file system"), "{file}");
+        assert_eq!(cri.run(&pod, writes(&format!("writable{name}"))).await.exit_code, 0, "{file}");
+    }
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }
@@ -503,6 +507,19 @@ async fn bad_requests_name_the_field() {
         (error.code(), error.message()),
         (Code::Unimplemented, "CreateContainer: CDI_devices: a.b/c=d is not supported")
     );
+    let confined = |profile_type: ProfileType, localhost_ref: &str| {
+        let (profile_type, localhost_ref) = (profile_type.into(), localhost_ref.to_owned());
+        let profile = SecurityProfile { profile_type, localhost_ref };
+        with_context(container("c", &["/demo-app"]), |c| c.apparmor = Some(profile))
+    };
+    for (config, value) in [
+        (confined(ProfileType::Localhost, "deny-write"), "deny-write"),
+        (confined(ProfileType::RuntimeDefault, ""), "RuntimeDefault"),
+    ] {
+        let error = cri.create(&pod, config).await.unwrap_err();
+        let message = format!("CreateContainer: security_context.apparmor: {value} is not supported");
+        assert_eq!((error.code(), error.message()), (Code::Unimplemented, &*message));
+    }
     let user = with_context(container("c", &["/demo-app"]), |c| {
         c.run_as_user = Some(Int64Value { value: 1000 });
         c.run_as_group = Some(Int64Value { value: -1 });

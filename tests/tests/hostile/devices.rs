@@ -2,13 +2,11 @@
 //! the default capabilities): by the v1 controller, and by the BPF program of cgroup
 //! v2, which a node uses as soon as it sees no v1 controller for devices.
 
-use std::path::Path;
-
 use linux::mount::UnmountMode;
 use linux::process::BpfInstruction;
 use tests::attacker::Attack;
-use tests::node::text;
-use tests::{NodeOptions, Sandbox};
+use tests::node::{TIMEOUT, text};
+use tests::{NodeOptions, Sandbox, eventually};
 
 use crate::{node, node_with, run};
 
@@ -141,7 +139,15 @@ fn without_device_control_a_pod_cannot_make_nodes_and_its_status_says_so() {
     let script = format!("{ATTACK}\n{nodev}\necho waiting\nuntil [ -e /data/go ]; do usleep 20000; done");
     let volume = "volumes: [{name: data, emptyDir: {}}]";
     let mount = "volumeMounts: [{name: data, mountPath: /data}]";
-    let attack = Attack::new("attacker", &script).with_pod_fields(volume).with_container_fields(mount);
+    // Nor does a program that is started beside the first one have the capability.
+    let beside = serde_json::json!([
+        "/busybox",
+        "sh",
+        "-c",
+        format!("({ATTACK}\n) > /data/new 2>&1\nmv /data/new /data/beside")
+    ]);
+    let fields = format!("{mount}\nlifecycle: {{postStart: {{exec: {{command: {beside}}}}}}}");
+    let attack = Attack::new("attacker", &script).with_pod_fields(volume).with_container_fields(&fields);
     node.put_manifest("attacker.yaml", &attack.yaml()).unwrap();
     let log = node.wait_for_log("attacker", &["waiting"]).unwrap();
     assert!(log.lines().all(|line| line == "waiting" || line.contains("Operation not permitted")), "{log}");
@@ -155,7 +161,11 @@ fn without_device_control_a_pod_cannot_make_nodes_and_its_status_says_so() {
 
     let uid = text(&pod["metadata"]["uid"]);
     let data = node.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir/data");
-    std::fs::write(Path::new(&data).join("go"), "").unwrap();
+    let read = || Ok(std::fs::read_to_string(data.join("beside"))?);
+    let beside = eventually("the hook has ended", TIMEOUT, read).unwrap();
+    assert!(beside.lines().all(|line| line.contains("Operation not permitted")), "{beside}");
+    assert!(beside.lines().count() > 3, "{beside}");
+    std::fs::write(data.join("go"), "").unwrap();
     node.wait_for_phase("attacker", "Succeeded").unwrap();
     node.finish(&idle).unwrap();
 }
