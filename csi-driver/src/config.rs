@@ -8,10 +8,9 @@ use clap::{Parser, ValueEnum};
 use crate::model::capacity::{Overcommit, parse_bytes};
 use crate::model::limits;
 use crate::model::limits::{MAX_RUN_DIR_BYTES, MAX_SOCKET_PATH_BYTES};
+use crate::model::sizes::MAX_NODE_ID_BYTES;
 
 const MAX_DRIVER_NAME_BYTES: usize = 63;
-/// CSI spec, NodeGetInfo: node_id.
-const MAX_NODE_ID_BYTES: usize = 256;
 /// The stage also waits for the daemon's answer and a roll-back, all within kubelet's timeout.
 const MAX_START_TIMEOUT_SECONDS: u64 = limits::START_POD.as_secs();
 const DEFAULT_CGROUP_ROOT: &str = "/hawser-volumes";

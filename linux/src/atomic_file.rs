@@ -138,7 +138,8 @@ fn write_temp(temp: &Path, content: &[u8], mode: u32, synced: bool) -> Result<()
     if synced { file.sync_all().map_err(|e| Error::at("fsync", temp, e)) } else { Ok(()) }
 }
 
-fn sync_dir(dir: &Path) -> Result<()> {
+/// When it returns, all earlier changes of the directory's names are on disk.
+pub fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::at("fsync", dir, e))
 }
 

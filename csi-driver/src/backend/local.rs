@@ -222,7 +222,8 @@ impl Pool {
 
     fn complete(&self, place: Place<'_>) -> linux::Result<()> {
         let (incoming, live) = (self.incoming.join(place.name), place.path());
-        std::fs::rename(&incoming, &live).map_err(|e| linux::Error::at("move into place", &incoming, e))
+        std::fs::rename(&incoming, &live).map_err(|e| linux::Error::at("move into place", &incoming, e))?;
+        linux::atomic_file::sync_dir(place.live)
     }
 
     /// Removes everything at a place. Its name disappears first and at once; if the driver is
@@ -235,7 +236,15 @@ impl Pool {
         roots::remove(&self.incoming.join(place.name))?;
         // Left by a killed deletion; the rename would fail on it.
         roots::remove(&trash)?;
-        if linux::tree::set_aside(&live, &trash)? { roots::remove(&trash) } else { Ok(()) }
+        if !linux::tree::set_aside(&live, &trash)? {
+            return Ok(());
+        }
+        // Otherwise it may be back after a power cut, and the journal does not know it. On a full disk it
+        // goes nevertheless.
+        if let Err(error) = linux::atomic_file::sync_dir(place.live) {
+            tracing::warn!(error = chain(&error), "a removal may not be on disk yet");
+        }
+        roots::remove(&trash)
     }
 }
 

@@ -274,7 +274,16 @@ impl Snapshots {
         self.backend.snapshot_mode(spec, CLASS_OF_CLONES)?;
         let control = self.stages.serving(source, &mut volume)?;
         let used = self.used_now(source, &volume, control.as_ref())?;
-        let clone = (id, self.journal.get(id)?.allowance());
+        let record = self.journal.get(id)?;
+        if record.capacity_bytes < volume.capacity_bytes {
+            // It has grown since the clone was admitted, by an earlier driver.
+            return Err(Error::SourceLarger {
+                origin: Source::Volume(source.clone()).to_string(),
+                source_bytes: volume.capacity_bytes,
+                wanted_bytes: record.capacity_bytes,
+            });
+        }
+        let clone = (id, record.allowance());
         let pause = self.hold_back(source, &volume, Some(clone), control)?;
         let (this, id, source) = (self.clone(), id.clone(), source.clone());
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), used.bytes, move |progress| {
@@ -320,7 +329,7 @@ impl Snapshots {
             SnapshotPhase::Begun => self.finish_snapshot_deletion(id),
             SnapshotPhase::Copying => {
                 record.phase = SnapshotPhase::Failed { reason: ENDED.to_owned() };
-                self.journal.snapshots().put(id, &record)?;
+                self.journal.snapshots().put_finding(id, &record)?;
                 self.backend.delete_snapshot(id)
             }
             SnapshotPhase::Failed { .. } => self.backend.delete_snapshot(id),

@@ -6,16 +6,22 @@ use crate::error::{Error, Result};
 
 /// Limit of a string.
 pub(crate) const MAX_STRING_BYTES: usize = 128;
+/// Limit of a node id (CSI spec, NodeGetInfo).
+pub(crate) const MAX_NODE_ID_BYTES: usize = 256;
 /// Limit of a map, keys and values together.
 pub(crate) const MAX_MAP_BYTES: usize = 4096;
 
 /// The error does not show the value: it may be a secret, and it is long.
 pub(crate) fn bounded(field: &'static str, text: &str) -> Result<()> {
-    if text.len() <= MAX_STRING_BYTES {
+    bounded_by(field, text, MAX_STRING_BYTES)
+}
+
+pub(crate) fn bounded_by(field: &'static str, text: &str, most: usize) -> Result<()> {
+    if text.len() <= most {
         return Ok(());
     }
     let value = format!("{} bytes", text.len());
-    Err(Error::invalid(field, value, format!("at most {MAX_STRING_BYTES} bytes are allowed")))
+    Err(Error::invalid(field, value, format!("at most {most} bytes are allowed")))
 }
 
 pub(crate) fn bounded_map(field: &'static str, map: &HashMap<String, String>) -> Result<()> {

@@ -121,7 +121,10 @@ fn what_an_attachment_needs_is_named_in_order() {
     assert_refused(attach(&caller, "", "", Mode::Unknown), Code::InvalidArgument, "volume_id is required");
     assert_refused(attach(&caller, unknown, "", Mode::Unknown), Code::InvalidArgument, "node_id is required");
     assert_refused(attach(&caller, unknown, "x", Mode::Unknown), Code::InvalidArgument, "access_mode");
-    assert_refused(attach(&caller, unknown, "x", mode), Code::NotFound, unknown);
+    let long = "n".repeat(256);
+    let longer = attach(&caller, unknown, &format!("{long}n"), mode);
+    assert_refused(longer, Code::InvalidArgument, "at most 256 bytes are allowed");
+    assert_refused(attach(&caller, unknown, &long, mode), Code::NotFound, unknown);
     let id = caller.create_named("pvc-1").unwrap();
     assert_refused(
         attach(&caller, &id, "x", mode),

@@ -9,14 +9,14 @@ use proto::csi::{
 };
 use tonic::{Response, Status};
 
-use super::{find_volume, required_id};
+use super::{find_volume, required, required_id};
 use crate::engine::attach::ATTACHMENT_KEY;
 use crate::engine::driver::Driver;
 use crate::engine::locks::Lock;
 use crate::error::Result;
 use crate::model::capability::Access;
 use crate::model::ids::VolumeId;
-use crate::model::sizes;
+use crate::model::sizes::{self, MAX_NODE_ID_BYTES};
 use crate::wire::call::{refused, run};
 
 struct PublishCall {
@@ -66,7 +66,8 @@ fn offered(driver: &Driver, rpc: &str) -> std::result::Result<(), Status> {
 
 fn parse_publish(request: ControllerPublishVolumeRequest) -> Result<PublishCall> {
     let volume_id = required_id("volume_id", request.volume_id)?;
-    let node_id = required_id("node_id", request.node_id)?;
+    let node_id = required("node_id", request.node_id)?;
+    sizes::bounded_by("node_id", &node_id, MAX_NODE_ID_BYTES)?;
     let access = Access::parse(request.volume_capability.as_ref())?;
     sizes::bounded_map("secrets", &request.secrets)?;
     sizes::bounded_map("volume_context", &request.volume_context)?;
