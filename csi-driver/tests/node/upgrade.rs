@@ -78,7 +78,14 @@ impl Used {
         kill_daemon(&self.scene);
         self.load.progress();
         self.load.end();
-        self.scene.caller().take_down(&self.id, &["one"]).unwrap();
+        // The takeover may still be under way: then the caller repeats the call, as a CO does.
+        let taken_down = eventually("the takeover has ended", TIMEOUT, || {
+            match self.scene.caller().take_down(&self.id, &["one"]) {
+                Err(status) if status.code() == tonic::Code::Aborted => Err(status.into()),
+                done => Ok(done),
+            }
+        });
+        taken_down.unwrap().unwrap();
         self.scene.assert_nothing_left();
         self.scene.end_keeper();
     }
