@@ -10,6 +10,7 @@
 mod counting;
 mod inodes;
 mod leftovers;
+mod listing;
 mod presence;
 mod quota;
 mod roots;
@@ -17,7 +18,7 @@ mod traits;
 mod tree;
 mod usage;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,6 +50,7 @@ use crate::model::topology::Topology;
 use counting::publish;
 use inodes::Inodes;
 use leftovers::leftovers_in;
+use listing::{entries_of, stored};
 use presence::Presence;
 use roots::Root;
 use traits::fs_type;
@@ -563,22 +565,6 @@ fn clone_mode(pool: &Path) -> Option<SnapshotMode> {
     Some(if fs_type == "ext4" { SnapshotMode::BlockingCopy } else { SnapshotMode::Reflink })
 }
 
-/// Empty for a directory that cannot be listed.
-fn entries_of(dirs: [&Path; 2]) -> Vec<PathBuf> {
-    let entries = dirs.map(std::fs::read_dir).into_iter().flatten().flatten().flatten();
-    entries.map(|entry| entry.path()).collect()
-}
-
-/// The volumes and snapshots with data in the pool; empty if it cannot be listed.
-fn stored(dir: &Path) -> (BTreeSet<VolumeId>, BTreeSet<SnapshotId>) {
-    let names = |part| {
-        let entries = std::fs::read_dir(dir.join(part)).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().into_string().ok())
-    };
-    let volumes = names("volumes").filter_map(|name| VolumeId::parse(&name));
-    (volumes.collect(), names("snapshots").filter_map(|name| SnapshotId::parse(&name)).collect())
-}
-
 fn remove_probes(dir: &Path) -> linux::Result<()> {
     let listed = |e| linux::Error::at("list", dir, e);
     for entry in std::fs::read_dir(dir).map_err(listed)? {
@@ -601,6 +587,8 @@ fn open_root(dir: &Path) -> linux::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::model::name::VolumeName;
     use crate::model::policies::DataPath;

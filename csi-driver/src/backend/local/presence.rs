@@ -156,7 +156,7 @@ fn same(pool: &Path, wanted: Option<&str>, found: Option<&str>) -> Result<()> {
     match (wanted, found) {
         (Some(wanted), Some(found)) if wanted != found => away(format!("it is pool {found}, not {wanted}")),
         (Some(wanted), None) => away(format!("no {MARKER} identifies it as pool {wanted}")),
-        (None, Some(_)) if super::stored(pool) != Default::default() => away(format!(
+        (None, Some(_)) if super::listing::stored(pool) != Default::default() => away(format!(
             "it has volumes that the state directory knows nothing of: put that back, or remove {MARKER} \
              to forget them"
         )),
