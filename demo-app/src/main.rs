@@ -28,6 +28,7 @@ const USAGE: &str = "usage: demo-app VERB
   print TEXT               one line to stdout
   sleep SECONDS|forever    ends on SIGTERM
   late SECONDS             ends on SIGTERM, which has no effect in the first SECONDS
+  hold MEBIBYTES           sleeps with so much memory, whose release takes the kernel a while
   exit CODE                0 to 255
   leave                    a process that sleeps for a minute with this one's output, and ends
   write FILE TEXT          TEXT and a newline, synced
@@ -72,6 +73,11 @@ fn run(words: &[&str], started: nix::Result<nix::sys::time::TimeSpec>) -> io::Re
                 thread::park_timeout(wanted.saturating_sub(begun.elapsed()));
             }
             sleep(None)?;
+        }
+        ["hold", mebibytes] => {
+            let memory = vec![1_u8; parse::<usize>("MEBIBYTES", mebibytes)? << 20];
+            sleep(None)?;
+            drop(memory);
         }
         ["exit", code] => return Ok(ExitCode::from(parse::<u8>("CODE", code)?)),
         ["leave"] => drop(Command::new("/proc/self/exe").args(["sleep", "60"]).spawn()?),

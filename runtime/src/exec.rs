@@ -42,6 +42,8 @@ const READ_BYTES: usize = 16 << 10;
 /// How long output is waited for after the program has ended: a process that it left behind may keep its
 /// streams open.
 const AFTER_END: Duration = Duration::from_secs(2);
+/// How long a killed program's end is waited for.
+const AFTER_KILL: Duration = Duration::from_secs(2);
 /// Most output that is read then: what the largest pipe and the sockets may have kept.
 const MOST_AFTER_END: usize = 2 << 20;
 
@@ -55,24 +57,30 @@ pub(crate) async fn sync(runtime: &Arc<Runtime>, request: ExecSyncRequest) -> Re
         Err(_) => return Err(Error::invalid("timeout", format!("{timeout} is negative"))),
     };
     let (sandbox, container) = running(runtime, &container_id)?;
-    let until_end = async {
-        let ([stdout, theirs], [stderr, their_stderr]) = (pair()?, pair()?);
-        let wanted = Wanted { args: cmd, stdin: false, terminal: false };
-        let started = start(runtime, &sandbox, &container, wanted, vec![theirs, their_stderr]).await?;
-        let mut output = Output { stdout: Some(connected(stdout)?), stderr: Some(connected(stderr)?) };
-        let mut kept = Kept::default();
-        let exit_code = started.until_end(&mut output, &mut kept).await?;
-        Ok((exit_code, output, kept))
+    let late = || Error::ExecTimeout { container: container.name(), limit: limit.unwrap_or_default() };
+    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let ([stdout, theirs], [stderr, their_stderr]) = (pair()?, pair()?);
+    let wanted = Wanted { args: cmd, stdin: false, terminal: false };
+    let starting = start(runtime, &sandbox, &container, wanted, vec![theirs, their_stderr]);
+    let mut started = before(deadline, starting).await.ok_or_else(late)??;
+    let mut output = Output { stdout: Some(connected(stdout)?), stderr: Some(connected(stderr)?) };
+    let mut kept = Kept::default();
+    let Some(ended) = before(deadline, started.until_end(&mut output, &mut kept)).await else {
+        started.kill(&mut output).await;
+        return Err(late());
     };
-    let (exit_code, mut output, mut kept) = match limit {
-        None => until_end.await,
-        Some(limit) => tokio::time::timeout(limit, until_end)
-            .await
-            .unwrap_or_else(|_elapsed| Err(Error::ExecTimeout { container: container.name(), limit })),
-    }?;
+    let exit_code = ended?;
     output.drain(&mut kept).await;
     let Kept { stdout, stderr } = kept;
     Ok(ExecSyncResponse { stdout: stdout.into_bytes(), stderr: stderr.into_bytes(), exit_code })
+}
+
+/// `None`: the time was over before.
+async fn before<T>(deadline: Option<Instant>, what: impl Future<Output = T>) -> Option<T> {
+    match deadline {
+        None => Some(what.await),
+        Some(deadline) => tokio::time::timeout_at(deadline.into(), what).await.ok(),
+    }
 }
 
 /// Refuses an Exec that cannot be. Returns the container's id.
@@ -151,7 +159,7 @@ pub(crate) async fn streamed(
         }
         (Output { stdout: Some(connected(ours)?), stderr: Some(connected(stderr)?) }, input)
     };
-    let started = start(runtime, &sandbox, &container, wanted, sockets).await?;
+    let mut started = start(runtime, &sandbox, &container, wanted, sockets).await?;
     // They end with this.
     let mut beside = JoinSet::new();
     if let (Some(pieces), Some(input)) = (stdin, input) {
@@ -241,8 +249,8 @@ async fn start(
 
 impl Started {
     /// The exit code. What the program has written until then is in the streams.
-    async fn until_end(mut self, output: &mut Output, to: &mut impl Sink) -> Result<i32> {
-        let container = self.container;
+    async fn until_end(&mut self, output: &mut Output, to: &mut impl Sink) -> Result<i32> {
+        let container = self.container.clone();
         let lost = |_| Error::Exec { container: container.clone(), source: ShimProblem::Ended };
         let code = loop {
             tokio::select! {
@@ -259,6 +267,18 @@ impl Started {
         self.program.has_ended();
         Ok(code)
     }
+
+    /// Kills the program, and waits until it has ended, so that what runs next in the
+    /// container does not meet it. A program that cannot end (in the kernel's uninterruptible sleep) is left to
+    /// the shim.
+    async fn kill(&mut self, output: &mut Output) {
+        kill(&self.program.shim, &self.program.id).await;
+        let mut dropped = Kept::default();
+        let ended = self.until_end(output, &mut dropped);
+        if !matches!(tokio::time::timeout(AFTER_KILL, ended).await, Ok(Ok(_))) {
+            tracing::warn!(container = self.container, "a program that was killed has not ended");
+        }
+    }
 }
 
 /// Killed when this is dropped, unless it has ended.
@@ -269,8 +289,15 @@ struct Program {
 }
 
 impl Program {
-    fn has_ended(mut self) {
+    fn has_ended(&mut self) {
         self.id.clear();
+    }
+}
+
+/// Kills a program and its process group.
+async fn kill(shim: &ShimClient, id: &str) {
+    if let Err(error) = shim.call(Call::KillExec { exec: id.to_owned() }).await {
+        tracing::warn!(error = %chain(&error), "kill a program that exec has started");
     }
 }
 
@@ -280,12 +307,8 @@ impl Drop for Program {
             return;
         }
         self.runtime.execs.forget(&self.id);
-        let (shim, exec) = (Arc::clone(&self.shim), std::mem::take(&mut self.id));
-        tokio::spawn(async move {
-            if let Err(error) = shim.call(Call::KillExec { exec }).await {
-                tracing::warn!(error = %chain(&error), "kill a program that exec has started");
-            }
-        });
+        let (shim, id) = (Arc::clone(&self.shim), std::mem::take(&mut self.id));
+        tokio::spawn(async move { kill(&shim, &id).await });
     }
 }
 
