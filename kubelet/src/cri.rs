@@ -394,13 +394,13 @@ impl Cri {
     }
 
     /// Streams every container state change from this call on. Runtimes older than containerd 1.7
-    /// return `Unimplemented`.
+    /// return `Unimplemented`. There is no deadline: a runtime in Go answers with the first event.
     pub(crate) async fn container_events(&self) -> Result<Streaming<cri::ContainerEventResponse>> {
         let mut runtime = self.runtime.clone();
-        call("GetContainerEvents", "", DEADLINE, async move {
-            runtime.get_container_events(cri::GetEventsRequest {}).await
-        })
-        .await
+        let method = "GetContainerEvents";
+        let answer =
+            runtime.get_container_events(cri::GetEventsRequest {}).instrument(span_of(method, "")).await;
+        answer.map(Response::into_inner).map_err(|status| refused(method, "", &status))
     }
 }
 
@@ -427,12 +427,20 @@ async fn call<T>(
 ) -> Result<T> {
     let span = span_of(method, object);
     let outcome = tokio::time::timeout(deadline, reply).instrument(span).await;
-    let error = |code, message: String| Error { method, object: object.to_owned(), code, message };
     match outcome {
         Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(error(status.code(), unix_channel::text(&status))),
-        Err(_) => Err(error(Code::DeadlineExceeded, format!("no answer within {} s", deadline.as_secs()))),
+        Ok(Err(status)) => Err(refused(method, object, &status)),
+        Err(_) => Err(Error {
+            method,
+            object: object.to_owned(),
+            code: Code::DeadlineExceeded,
+            message: format!("no answer within {} s", deadline.as_secs()),
+        }),
     }
+}
+
+fn refused(method: &'static str, object: &str, status: &Status) -> Error {
+    Error { method, object: object.to_owned(), code: status.code(), message: unix_channel::text(status) }
 }
 
 fn span_of(method: &str, object: &str) -> Span {

@@ -20,16 +20,17 @@ struct Entry {
 }
 
 impl KeyedBackoff {
-    /// The remaining pause after `event`; `None` if it is over.
+    /// The remaining pause after `event`; `None` if it is over, or if the clock was set back meanwhile, so that
+    /// its end is not known.
     pub(crate) fn remaining(&self, key: &str, event: Time, now: Time) -> Option<Duration> {
         let entry = self.entries.get(key).filter(|e| !e.is_forgotten(event))?;
-        entry.pause.checked_sub(since(event, now)).filter(|left| !left.is_zero())
+        entry.remaining(event, now)
     }
 
     /// The remaining pause after the last [`KeyedBackoff::step`].
     pub(crate) fn remaining_since_step(&self, key: &str, now: Time) -> Option<Duration> {
         let entry = self.entries.get(key).filter(|e| !e.is_forgotten(now))?;
-        entry.pause.checked_sub(since(entry.last_update, now)).filter(|left| !left.is_zero())
+        entry.remaining(entry.last_update, now)
     }
 
     /// Starts an attempt after `event`, and lengthens the next pause. A key is reset after twice
@@ -52,6 +53,12 @@ impl KeyedBackoff {
 }
 
 impl Entry {
+    fn remaining(&self, event: Time, now: Time) -> Option<Duration> {
+        let left = self.pause.checked_sub(since(event, now))?;
+        let was_set_back = since(now, event) >= Duration::from_secs(1);
+        (!was_set_back && !left.is_zero()).then_some(left)
+    }
+
     fn is_forgotten(&self, event: Time) -> bool {
         since(self.last_update, event) > self.backoff.max() * 2
     }
@@ -80,6 +87,15 @@ mod tests {
         assert_eq!(backoff.remaining("c", at(1), at(11)), None);
         backoff.step("c", at(1), at(11));
         assert_eq!(backoff.remaining("c", at(12), at(12)), Some(Duration::from_secs(20)));
+    }
+
+    #[test]
+    fn nothing_waits_for_a_time_that_the_clock_left_when_it_was_set_back() {
+        let mut backoff = KeyedBackoff::default();
+        backoff.step("c", at(7200), at(7200));
+        assert_eq!(backoff.remaining("c", at(7201), at(10)), None);
+        assert_eq!(backoff.remaining_since_step("c", at(10)), None);
+        assert_eq!(backoff.remaining_since_step("c", at(7200)), Some(Duration::from_secs(10)));
     }
 
     #[test]

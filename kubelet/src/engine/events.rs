@@ -16,6 +16,8 @@ use crate::cri::{Cri, POD_UID_LABEL};
 
 /// The poll interval for a runtime without events (containerd before 1.7).
 const RELIST_PERIOD: Duration = Duration::from_secs(1);
+/// And for one with events, since it may lose some (kubelet, `eventedPlegRelistPeriod`).
+const RELIST_PERIOD_BESIDE_EVENTS: Duration = Duration::from_secs(300);
 
 /// Which workers must check their pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +37,10 @@ pub(super) fn subscribe(cri: Cri, background: &mut JoinSet<Error>) -> mpsc::Rece
 
 /// Ends when the receiver is dropped.
 async fn forward(cri: Cri, sender: mpsc::Sender<ContainerEvent>) {
+    tokio::join!(follow(&cri, &sender), relist(&sender, RELIST_PERIOD_BESIDE_EVENTS));
+}
+
+async fn follow(cri: &Cri, sender: &mpsc::Sender<ContainerEvent>) {
     let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_secs(5));
     while !sender.is_closed() {
         match cri.container_events().await {
@@ -50,14 +56,18 @@ async fn forward(cri: Cri, sender: mpsc::Sender<ContainerEvent>) {
             }
             Err(error) if error.code == Code::Unimplemented => {
                 warn!("the runtime has no container events: polling its lists every second");
-                loop {
-                    tokio::time::sleep(RELIST_PERIOD).await;
-                    let _receiver_gone = sender.send(ContainerEvent::Any).await;
-                }
+                return relist(sender, RELIST_PERIOD).await;
             }
             Err(error) => warn!(%error, "cannot open the runtime's event stream"),
         }
         tokio::time::sleep(backoff.step()).await;
+    }
+}
+
+async fn relist(sender: &mpsc::Sender<ContainerEvent>, period: Duration) {
+    while !sender.is_closed() {
+        tokio::time::sleep(period).await;
+        let _receiver_gone = sender.send(ContainerEvent::Any).await;
     }
 }
 
@@ -95,6 +105,18 @@ mod tests {
             container_event_type: kind.into(),
             pod_sandbox_status: pod.map(status),
             ..Default::default()
+        }
+    }
+
+    /// A runtime that loses events, or answers a subscriber with the first event only (containerd).
+    #[tokio::test(start_paused = true)]
+    async fn all_pods_are_looked_at_now_and_then_although_the_runtime_reports_nothing() {
+        let (sender, mut receiver) = mpsc::channel(1);
+        let began = tokio::time::Instant::now();
+        tokio::spawn(async move { relist(&sender, RELIST_PERIOD_BESIDE_EVENTS).await });
+        for round in 1..=2 {
+            assert_eq!(receiver.recv().await, Some(ContainerEvent::Any));
+            assert_eq!(began.elapsed(), RELIST_PERIOD_BESIDE_EVENTS * round);
         }
     }
 
