@@ -227,7 +227,7 @@ mod tests {
     use crate::model::name::VolumeName;
     use crate::model::parameters::Parameters;
     use crate::model::records::{
-        Attachment, Serving, SnapshotPhase, Source, StageRecord, TargetRecord, Timestamp,
+        Attachment, Serving, SnapshotPhase, Source, StageRecord, StageSpec, TargetRecord, Timestamp,
     };
     use crate::model::snapshot_mode::SnapshotMode;
 
@@ -420,6 +420,13 @@ mod tests {
         assert!(boot::overwrite_last(&path, &line).unwrap());
         assert_eq!(std::fs::metadata(&path).unwrap().len(), before, "in its place");
         assert_eq!(Journal::look(dir.path()).unwrap().get(&a).unwrap(), published);
+        journal.put(&b, &left).unwrap();
+        let taken_down =
+            VolumeRecord { stage: None, restage: left.stage.as_ref().map(StageSpec::again), ..left };
+        let mut shorter = serde_json::to_vec(&taken_down.of_this_boot()).unwrap();
+        shorter.push(b'\n');
+        assert!(boot::overwrite_last(&journal.boot_path(&b), &shorter).unwrap());
+        assert_eq!(Journal::look(dir.path()).unwrap().get(&b).unwrap(), taken_down);
         line.splice(..1, [b'{'].into_iter().chain(vec![b' '; 1 << 14]));
         assert!(!boot::overwrite_last(&path, &line).unwrap(), "a longer line has no place there");
         assert_eq!(Journal::look(dir.path()).unwrap().get(&a).unwrap(), published);
@@ -428,7 +435,8 @@ mod tests {
     #[test]
     fn of_another_boot_its_processes_are_forgotten_and_what_is_torn_is_nothing() {
         let (dir, journal) = state();
-        let [(a, a_record), (b, b_record), (c, c_record)] = ["a", "b", "c"].map(served);
+        let [(a, mut a_record), (b, b_record), (c, c_record)] = ["a", "b", "c"].map(served);
+        a_record.restage = a_record.stage.as_ref().map(StageSpec::again);
         for (id, record) in [(&a, &a_record), (&b, &b_record), (&c, &c_record)] {
             journal.put(id, record).unwrap();
         }
@@ -440,7 +448,9 @@ mod tests {
 
         let mut stage = a_record.stage.clone().unwrap();
         (stage.launch, stage.serving) = (None, None);
-        let left = VolumeRecord { stage: Some(stage), ..a_record };
+        // kubelet stages anew after a reboot: no publish does it before.
+        let left = VolumeRecord { stage: Some(stage), restage: None, ..a_record };
+        assert_eq!(left.answered_stage(), None);
         let nothing = |record: &VolumeRecord| VolumeRecord {
             stage: None,
             targets: Default::default(),

@@ -80,6 +80,7 @@ impl Attachments {
                 self.locks.check_not_copied(volume_id)?;
                 self.stages.end_parked(volume_id, &mut record)?;
             }
+            record.restage = None;
         }
         record.attachments.retain(|node, _| !leaves(node));
         self.journal.put(volume_id, &record)

@@ -28,7 +28,9 @@ impl Stages {
         record: &mut VolumeRecord,
         wanted: Access,
     ) -> Result<Option<u32>> {
-        let Some(staged) = record.stage.as_ref().map(|stage| stage.access) else { return Ok(wanted.group) };
+        let stage = record.stage.as_ref().map(|stage| stage.access);
+        let restage = record.restage.as_ref().map(|stage| stage.access);
+        let Some(staged) = stage.or(restage) else { return Ok(wanted.group) };
         if !asks_for_another(wanted, staged) {
             return Ok(staged.group);
         }
@@ -38,7 +40,7 @@ impl Stages {
         }
         tracing::info!(%volume_id, group = wanted.group, "staging anew for another group");
         self.locks.check_not_copied(volume_id)?;
-        self.tear_down(volume_id, record).map_err(|e| Error::uncleared(volume_id, e))?;
+        self.tear_down_broken(volume_id, record).map_err(|e| Error::uncleared(volume_id, e))?;
         Ok(wanted.group)
     }
 }

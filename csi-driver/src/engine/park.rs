@@ -22,13 +22,13 @@ use crate::engine::health::{Health, health};
 use crate::engine::locks::Lock;
 use crate::engine::places::place_of_stage;
 use crate::engine::side_by_side::work_on_each;
-use crate::engine::stage::{StageSpec, Stages};
+use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::mounts::{self, WhenBusy};
 use crate::kernel::place::Place;
 use crate::model::ids::VolumeId;
 use crate::model::limits;
-use crate::model::records::{ParkedRecord, Serving, StageRecord, Timestamp, VolumeRecord};
+use crate::model::records::{ParkedRecord, Serving, StageRecord, StageSpec, Timestamp, VolumeRecord};
 
 impl Stages {
     /// The end of NodeUnstageVolume for a volume whose daemon may wait. False for any other volume;

@@ -12,7 +12,7 @@ use crate::engine::group::give_group_in_use;
 use crate::engine::health::is_served;
 use crate::engine::mount_point;
 use crate::engine::places::place_of_target;
-use crate::engine::stage::{StageSpec, Stages};
+use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
 use crate::kernel::bounded::OneEach;
@@ -21,7 +21,7 @@ use crate::kernel::mounts::{self, WhenBusy};
 use crate::kernel::place::Place;
 use crate::model::capability::{Access, MountFlag};
 use crate::model::ids::VolumeId;
-use crate::model::records::{StageRecord, TargetRecord, VolumeRecord};
+use crate::model::records::{StageSpec, TargetRecord, VolumeRecord};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PublishSpec {
@@ -168,15 +168,13 @@ impl Targets {
     ) -> Result<MountEntry> {
         let not_staged =
             || Error::NotStaged { volume_id: volume_id.clone(), path: spec.staging_path.clone() };
-        let mut stage = record.stage.clone().ok_or_else(not_staged)?;
-        if stage.staging_path != spec.staging_path || stage.serving.is_none() {
-            return Err(not_staged());
-        }
+        let is_here = |stage: &StageSpec| stage.staging_path == spec.staging_path;
+        let mut stage = record.answered_stage().filter(is_here).ok_or_else(not_staged)?;
         check_access(volume_id, &stage, spec.access)?;
         if !record.targets.contains_key(&spec.target_path) {
             stage.access.group = self.stages.group_of_stage(volume_id, record, spec.access)?;
         }
-        self.stages.ensure_staged(volume_id, record, &StageSpec::again(&stage))
+        self.stages.ensure_staged(volume_id, record, &stage)
     }
 
     /// Whether this publish changes the volume's group. From here on the stage records that group,
@@ -341,7 +339,7 @@ fn is_right(mount: &MountEntry, staged: &MountEntry, access: Access) -> bool {
 
 /// Refuses access that differs in what the file system was mounted with: a publish cannot change
 /// that.
-fn check_access(volume_id: &VolumeId, stage: &StageRecord, wanted: Access) -> Result<()> {
+fn check_access(volume_id: &VolumeId, stage: &StageSpec, wanted: Access) -> Result<()> {
     let is_synced = |access: Access| access.flags.contains(MountFlag::Sync);
     // A mount has one rule for access times, and every publish inherits the stage's flags.
     let rules = [MountFlag::Noatime, MountFlag::Relatime];

@@ -252,7 +252,9 @@ impl Reconciler {
                 }
                 // Its pods get ENOTCONN already; the next stage, publish or unstage repairs it.
                 Health::DaemonDead => tracing::error!(%volume_id, "the volume's daemon is dead"),
-                Health::HalfDone | Health::Unmounted => self.stages.tear_down(volume_id, &mut record)?,
+                Health::HalfDone | Health::Unmounted => {
+                    self.stages.tear_down_broken(volume_id, &mut record)?;
+                }
             }
         }
         if record.deleting { self.provisioner.finish_deletion(volume_id) } else { Ok(()) }

@@ -30,26 +30,8 @@ use crate::model::capability::{Access, Parsed};
 use crate::model::counts::Counts;
 use crate::model::ids::VolumeId;
 use crate::model::policies::{CapacityPolicy, DataPath};
-use crate::model::records::{Serving, StageRecord, Timestamp, VolumeRecord};
+use crate::model::records::{Serving, StageRecord, StageSpec, Timestamp, VolumeRecord};
 use crate::model::settings::LaunchSettings;
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StageSpec {
-    pub(crate) staging_path: PathBuf,
-    pub(crate) access: Access,
-    pub(crate) settings: LaunchSettings,
-}
-
-impl StageSpec {
-    /// The spec to stage the same volume again.
-    pub(crate) fn again(stage: &StageRecord) -> Self {
-        Self {
-            staging_path: stage.staging_path.clone(),
-            access: stage.access,
-            settings: stage.settings.clone(),
-        }
-    }
-}
 
 /// Stages, parks and unstages volumes, with their daemons.
 #[derive(Debug)]
@@ -129,11 +111,8 @@ impl Stages {
         if let Some(record) = &mut record {
             self.end_released(volume_id, record)?;
         }
-        let is_here = |record: &VolumeRecord| {
-            record.stage.as_ref().is_some_and(|stage| Some(&stage.staging_path) == staging_path.as_ref())
-        };
-        let Some(mut record) = record.filter(is_here) else {
-            let Some(path) = staging_path else { return Ok(()) };
+        let Some(path) = staging_path else { return Ok(()) };
+        let Some(mut record) = record.filter(|record| is_staged_at(record, &path)) else {
             let Some(place) = self.paths.place("staging_target_path", &path)? else { return Ok(()) };
             // Even if the journal lost the entry, mountinfo shows whose mount it is.
             return mounts::unmount_own(&place, volume_id, WhenBusy::Refuse);
@@ -142,6 +121,11 @@ impl Stages {
         self.forget_unmounted_targets(volume_id, &mut record)?;
         if let Some(path) = record.targets.keys().next() {
             return Err(Error::StillPublished { volume_id: volume_id.clone(), path: path.clone() });
+        }
+        record.restage = None;
+        if record.stage.as_ref().is_none_or(|stage| stage.staging_path != path) {
+            // A publish has taken it down and could not stage it anew.
+            return self.journal.put(volume_id, &record);
         }
         self.locks.check_not_copied(volume_id)?;
         if self.park(volume_id, &mut record)? {
@@ -205,7 +189,7 @@ impl Stages {
                 }
                 broken @ (Health::HalfDone | Health::Unmounted | Health::DaemonDead) => {
                     tracing::info!(%volume_id, state = ?broken, "staging anew");
-                    self.tear_down(volume_id, record).map_err(|e| Error::uncleared(volume_id, e))?;
+                    self.tear_down_broken(volume_id, record).map_err(|e| Error::uncleared(volume_id, e))?;
                 }
             }
         }
@@ -238,8 +222,11 @@ impl Stages {
             handed_to: None,
         });
         self.journal.put(volume_id, record)?;
-        self.try_stage(volume_id, record, spec, &place)
-            .map_err(|cause| self.undo_stage(volume_id, record, &place, cause))
+        let restage = record.restage.clone();
+        self.try_stage(volume_id, record, spec, &place).map_err(|cause| {
+            record.restage = restage;
+            self.undo_stage(volume_id, record, &place, cause)
+        })
     }
 
     /// [`Self::tear_down`] of a stage that failed with `cause`, at the place where it began.
@@ -304,6 +291,7 @@ impl Stages {
         }
         let since = Some(Timestamp::now().seconds);
         let serving = Serving { connection_minor: mount.minor, daemon: served.daemon, since, is_sole_holder };
+        record.restage = None;
         self.update_stage(volume_id, record, |stage| {
             (stage.serving, stage.handed_to) = (Some(serving), None);
         })?;
@@ -391,6 +379,13 @@ impl Stages {
         self.tear_down_at(volume_id, record, place.as_ref())
     }
 
+    /// [`Self::tear_down`] of a stage that does not serve or is to change: the journal keeps what to
+    /// stage anew.
+    pub(crate) fn tear_down_broken(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        record.restage = record.answered_stage();
+        self.tear_down(volume_id, record)
+    }
+
     fn tear_down_at(
         &self,
         volume_id: &VolumeId,
@@ -437,8 +432,10 @@ fn wire_capacity(policy: CapacityPolicy) -> handover::Capacity {
     }
 }
 
+/// Whether the volume has a stage there, or had one that the next publish is to stage anew.
 fn is_staged_at(record: &VolumeRecord, path: &Path) -> bool {
-    record.stage.as_ref().is_some_and(|stage| stage.staging_path == path)
+    let stage = record.stage.iter().map(|stage| &stage.staging_path);
+    stage.chain(record.restage.iter().map(|stage| &stage.staging_path)).any(|staged| staged == path)
 }
 
 fn same_stage(volume_id: &VolumeId, stage: &StageRecord, spec: &StageSpec) -> Result<()> {

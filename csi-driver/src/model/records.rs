@@ -38,6 +38,11 @@ pub(crate) struct VolumeRecord {
     /// Never set together with `stage`; stored with it.
     #[serde(default, skip_serializing)]
     pub parked: Option<ParkedRecord>,
+    /// What the next publish stages anew, as kubelet does not repeat a NodeStageVolume that was
+    /// answered: set when a broken stage is taken down, until the volume is served again or
+    /// NodeUnstageVolume. Stored with `stage`.
+    #[serde(default, skip_serializing)]
+    pub restage: Option<StageSpec>,
     /// The source that it was filled from.
     #[serde(default)]
     pub source: Option<Source>,
@@ -59,6 +64,13 @@ impl VolumeRecord {
         self.stage.as_ref().or(self.parked.as_ref().map(|parked| &parked.stage))
     }
 
+    /// What NodeStageVolume was asked for and answered, at the latest change of its group. `None` if
+    /// the volume is not staged for kubelet.
+    pub(crate) fn answered_stage(&self) -> Option<StageSpec> {
+        let served = self.stage.as_ref().filter(|stage| stage.serving.is_some());
+        served.map(StageSpec::again).or_else(|| self.restage.clone())
+    }
+
     pub(crate) fn new(name: VolumeName, capacity_bytes: u64, parameters: Parameters) -> Self {
         Self {
             name,
@@ -69,6 +81,7 @@ impl VolumeRecord {
             stage: None,
             targets: BTreeMap::new(),
             parked: None,
+            restage: None,
             source: None,
             filled: true,
             attachments: BTreeMap::new(),
@@ -113,13 +126,19 @@ impl VolumeRecord {
 
     /// The part that ends with this boot.
     pub(crate) fn of_this_boot(&self) -> BootRecord {
-        BootRecord { stage: self.stage.clone(), targets: self.targets.clone(), parked: self.parked.clone() }
+        BootRecord {
+            stage: self.stage.clone(),
+            targets: self.targets.clone(),
+            parked: self.parked.clone(),
+            restage: self.restage.clone(),
+        }
     }
 
     /// Replaces the part that ends with this boot by `boot`, and returns it.
     pub(crate) fn replace_boot(&mut self, boot: BootRecord) -> BootRecord {
-        let BootRecord { stage, targets, parked } = boot;
+        let BootRecord { stage, targets, parked, restage } = boot;
         BootRecord {
+            restage: std::mem::replace(&mut self.restage, restage),
             parked: std::mem::replace(&mut self.parked, parked),
             stage: std::mem::replace(&mut self.stage, stage),
             targets: std::mem::replace(&mut self.targets, targets),
@@ -137,12 +156,15 @@ pub(crate) struct BootRecord {
     pub targets: BTreeMap<PathBuf, TargetRecord>,
     #[serde(default)]
     pub parked: Option<ParkedRecord>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restage: Option<StageSpec>,
 }
 
 impl BootRecord {
     /// The record in a later boot: without processes, whose pids may be reused, and without served
-    /// mounts.
+    /// mounts. kubelet stages each volume anew then.
     pub(crate) fn after_the_boot(mut self) -> Self {
+        self.restage = None;
         let parked = self.parked.as_mut().map(|parked| &mut parked.stage);
         for stage in self.stage.iter_mut().chain(parked) {
             (stage.serving, stage.handed_to) = (None, None);
@@ -206,6 +228,26 @@ pub(crate) struct StageRecord {
     /// What its daemon's program would ask the kernel for, and the connection lacks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs_new_stage: Vec<String>,
+}
+
+/// What a stage is to be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StageSpec {
+    pub staging_path: PathBuf,
+    pub access: Access,
+    #[serde(default)]
+    pub settings: LaunchSettings,
+}
+
+impl StageSpec {
+    /// The spec to stage the same volume again.
+    pub(crate) fn again(stage: &StageRecord) -> Self {
+        Self {
+            staging_path: stage.staging_path.clone(),
+            access: stage.access,
+            settings: stage.settings.clone(),
+        }
+    }
 }
 
 impl StageRecord {

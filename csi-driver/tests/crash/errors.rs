@@ -122,6 +122,16 @@ fn publish_read_only_survives_errors() {
 }
 
 #[test]
+fn publish_of_a_dead_volume_survives_errors() {
+    survives(Rpc::Restage);
+}
+
+#[test]
+fn publish_for_another_group_survives_errors() {
+    survives(Rpc::Regroup);
+}
+
+#[test]
 fn node_expand_survives_errors() {
     survives(Rpc::NodeExpand);
 }

@@ -103,6 +103,16 @@ fn publish_read_only_survives_a_caller_that_gives_up() {
 }
 
 #[test]
+fn publish_of_a_dead_volume_survives_a_caller_that_gives_up() {
+    survives(Rpc::Restage);
+}
+
+#[test]
+fn publish_for_another_group_survives_a_caller_that_gives_up() {
+    survives(Rpc::Regroup);
+}
+
+#[test]
 fn node_expand_survives_a_caller_that_gives_up() {
     survives(Rpc::NodeExpand);
 }

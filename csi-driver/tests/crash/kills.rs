@@ -113,6 +113,16 @@ fn publish_read_only_survives_kills() {
 }
 
 #[test]
+fn publish_of_a_dead_volume_survives_kills() {
+    survives(Rpc::Restage);
+}
+
+#[test]
+fn publish_for_another_group_survives_kills() {
+    survives(Rpc::Regroup);
+}
+
+#[test]
 fn node_expand_survives_kills() {
     survives(Rpc::NodeExpand);
 }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -61,6 +61,10 @@ pub(crate) enum Rpc {
     Stage,
     Publish,
     PublishReadOnly,
+    /// Publish of a volume whose daemon has died, so that it is staged anew.
+    Restage,
+    /// Publish for another group than the volume is staged with, which no pod uses.
+    Regroup,
     NodeExpand,
     Unpublish,
     Unstage,
@@ -88,7 +92,13 @@ impl Rpc {
     pub(crate) fn is_undone_by_another(self) -> bool {
         matches!(
             self,
-            Self::Stage | Self::Publish | Self::PublishReadOnly | Self::ControllerPublish | Self::Unpark
+            Self::Stage
+                | Self::Publish
+                | Self::PublishReadOnly
+                | Self::Restage
+                | Self::Regroup
+                | Self::ControllerPublish
+                | Self::Unpark
         )
     }
 
@@ -98,6 +108,8 @@ impl Rpc {
             Self::Stage
                 | Self::Publish
                 | Self::PublishReadOnly
+                | Self::Restage
+                | Self::Regroup
                 | Self::NodeExpand
                 | Self::Unpublish
                 | Self::Unstage
@@ -131,10 +143,22 @@ impl Rpc {
 
     /// Whether a failure that is final leaves all as it was. Not of a copy that was
     /// answered before it failed, which stays until it is deleted; nor for a daemon that
-    /// waited, which has ended then.
+    /// waited or was to be replaced, which has ended then.
     pub(crate) fn fails_without_a_trace(self) -> bool {
-        !self.undoes() && !matches!(self, Self::CopySnapshot | Self::Unpark)
+        !self.undoes() && !matches!(self, Self::CopySnapshot | Self::Unpark | Self::Restage | Self::Regroup)
     }
+}
+
+fn for_group() -> VolumeCapability {
+    let mount = MountVolume { volume_mount_group: GROUP.to_string(), ..Default::default() };
+    VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..capability(Mode::MultiNodeMultiWriter) }
+}
+
+/// By the group of [`for_group`].
+fn ensure_owned(root: &Path) -> Result<()> {
+    let owner = std::os::unix::fs::MetadataExt::gid(&fs::metadata(root.join("dir/other"))?);
+    ensure!(owner == GROUP, "dir/other belongs to group {owner}");
+    Ok(())
 }
 
 /// The file system of the pool.
@@ -223,8 +247,11 @@ impl World {
         match self.rpc {
             Rpc::ControllerUnpublish => self.attach(&caller)?,
             Rpc::Stage => fs::create_dir_all(caller.staging_path(&self.volume))?,
-            Rpc::Publish | Rpc::PublishReadOnly | Rpc::Unstage => {
+            Rpc::Publish | Rpc::PublishReadOnly | Rpc::Restage | Rpc::Regroup | Rpc::Unstage => {
                 caller.stage(&self.volume)?;
+                if self.rpc == Rpc::Restage {
+                    self.scene.kill_daemon();
+                }
                 let target = caller.target_path(POD);
                 fs::create_dir_all(target.parent().context("a target has a parent")?)?;
             }
@@ -270,7 +297,9 @@ impl World {
             Rpc::ControllerPublish => self.attach(caller)?,
             Rpc::ControllerUnpublish => self.detach(caller)?,
             Rpc::Stage => self.stage_for_group(caller)?,
-            Rpc::Publish => caller.publish(&self.volume, POD)?,
+            Rpc::Publish | Rpc::Restage => caller.publish(&self.volume, POD)?,
+            Rpc::Regroup => caller
+                .publish_with(&self.volume, POD, |request| request.volume_capability = Some(for_group()))?,
             Rpc::PublishReadOnly => {
                 caller.publish_with(&self.volume, POD, |request| request.readonly = true)?;
             }
@@ -360,15 +389,10 @@ impl World {
         if mounted(&path).is_none() {
             fs::create_dir_all(&path).unwrap();
         }
-        let mount = MountVolume { volume_mount_group: GROUP.to_string(), ..Default::default() };
-        let volume_capability = VolumeCapability {
-            access_type: Some(AccessType::Mount(mount)),
-            ..capability(Mode::MultiNodeMultiWriter)
-        };
         let request = NodeStageVolumeRequest {
             volume_id: self.volume.clone(),
             staging_target_path: text(&path),
-            volume_capability: Some(volume_capability),
+            volume_capability: Some(for_group()),
             publish_context: self.context.clone(),
             ..Default::default()
         };
@@ -451,15 +475,16 @@ impl World {
                     let target = caller.target_path(POD);
                     ensure!(mounted(&target).is_none() && !target.exists(), "the target is there");
                 } else {
-                    let owner = std::os::unix::fs::MetadataExt::gid(&fs::metadata(path.join("dir/other"))?);
-                    ensure!(owner == GROUP, "dir/other belongs to group {owner}");
-                    return Ok(());
+                    return ensure_owned(&path);
                 }
                 tree::ensure_whole(&path)
             }
-            Rpc::Publish => {
+            Rpc::Publish | Rpc::Restage | Rpc::Regroup => {
                 self.ensure_mounted(&caller.target_path(POD))?;
                 self.ensure_one_daemon()?;
+                if self.rpc == Rpc::Regroup {
+                    return ensure_owned(&caller.target_path(POD));
+                }
                 tree::ensure_whole(&caller.target_path(POD))?;
                 self.ensure_written(&caller)
             }
@@ -515,7 +540,7 @@ impl World {
         Ok(())
     }
 
-    fn ensure_mounted(&self, path: &std::path::Path) -> Result<()> {
+    fn ensure_mounted(&self, path: &Path) -> Result<()> {
         let mount = mounted(path).with_context(|| format!("{}: not mounted", path.display()))?;
         ensure!(mount.source == *self.volume, "a mount of {}", mount.source.display());
         Ok(())
@@ -557,7 +582,7 @@ impl World {
             }
             _ => {}
         }
-        if self.rpc != Rpc::Clone && self.rpc != Rpc::PublishReadOnly {
+        if !matches!(self.rpc, Rpc::Clone | Rpc::PublishReadOnly | Rpc::Regroup) {
             if self.rpc == Rpc::Stage {
                 caller.publish(&self.volume, POD)?;
             } else {
@@ -639,7 +664,7 @@ impl World {
     pub(crate) fn start_traced(&mut self, injection: Option<Injection>) -> Result<Trace> {
         let said_before = self.scene.log().len();
         let command = self.scene.driver_command();
-        let mut gate = self.scene.sandbox.command(std::path::Path::new("/bin/sh"));
+        let mut gate = self.scene.sandbox.command(Path::new("/bin/sh"));
         // It stops itself before it becomes the driver.
         gate.args(["-c", "kill -STOP $$; exec \"$0\" \"$@\""]);
         gate.arg(command.get_program()).args(command.get_args());

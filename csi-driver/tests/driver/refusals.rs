@@ -371,10 +371,11 @@ fn a_published_target_that_cannot_be_healed_is_not_given_up() {
         &format!("what an earlier call left is still there: start the daemon of volume {id}, a process of"),
     );
     // Nothing of this one was ever there.
-    assert_refused(caller.publish(&id, "two"), Code::FailedPrecondition, "is not staged");
+    assert_refused(caller.publish(&id, "two"), Code::Internal, "start the daemon of volume");
     fs::remove_dir_all(scene.kubelet_dir().join("pods/two")).unwrap();
+    assert_refused(caller.unstage(&id), Code::FailedPrecondition, "is still published at");
     fs::rename(scene.sandbox.path("moved"), &binary).unwrap();
-    caller.stage(&id).unwrap();
+    // kubelet does not repeat NodeStageVolume.
     caller.publish(&id, "one").unwrap();
     fs::write(caller.target_path("one").join("file"), "x").unwrap();
     caller.unpublish(&id, "one").unwrap();

@@ -7,11 +7,12 @@ use std::path::Path;
 use linux::mount::FuseConnections;
 use proto::csi::VolumeCapability;
 use proto::csi::volume_capability::MountVolume;
-use tests::csi::scene::{Flags, Scene, mounted, retried};
+use tests::csi::scene::{Flags, Scene, mounted, retried, volume_binary};
 use tonic::Code;
 
 use crate::access::{capability_of, flags, publish, stage};
 use crate::keepers::{kill_daemon, with_keeper};
+use crate::takeover::{replace, with_own_program};
 
 fn group(gid: &str) -> VolumeCapability {
     capability_of(MountVolume { volume_mount_group: gid.to_owned(), ..Default::default() })
@@ -178,5 +179,37 @@ fn a_remounted_volume_has_the_group_of_the_last_first_publish() {
     assert_eq!((group_of(&target), group_of(target.join("file"))), (3000, 3000));
     publish(&caller, &id, "two", group("3000")).unwrap();
     caller.take_down(&id, &["one", "two"]).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// kubelet does not repeat a NodeStageVolume that was answered.
+#[test]
+fn a_publish_that_failed_to_stage_anew_for_a_group_is_repeated_without_a_stage() {
+    let (scene, program) = with_own_program(Flags::process());
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    stage(&caller, &id, group("2000")).unwrap();
+    fs::write(caller.staging_path(&id).join("file"), "").unwrap();
+    publish(&caller, &id, "one", group("2000")).unwrap();
+    publish(&caller, &id, "two", group("3000")).unwrap();
+    caller.unpublish(&id, "one").unwrap();
+    caller.unpublish(&id, "two").unwrap();
+    replace(&program, b"#!/bin/sh\nexit 1\n");
+    for pod in ["one", "two"] {
+        let refused = publish(&caller, &id, pod, group("4000")).unwrap_err();
+        assert!(refused.message().contains("ended before it served"), "{refused:?}");
+    }
+    replace(&program, &fs::read(volume_binary()).unwrap());
+    publish(&caller, &id, "one", flags(&[])).unwrap();
+    assert_eq!(group_of(caller.target_path("one").join("file")), 3000, "of the last publish that succeeded");
+    caller.unpublish(&id, "one").unwrap();
+    replace(&program, b"#!/bin/sh\nexit 1\n");
+    publish(&caller, &id, "two", group("4000")).unwrap_err();
+    caller.unstage(&id).unwrap();
+    caller.unstage(&id).unwrap();
+    let refused = publish(&caller, &id, "two", group("4000")).unwrap_err();
+    assert!(refused.message().contains("is not staged"), "{refused:?}");
+    fs::remove_dir_all(scene.kubelet_dir().join("pods/two")).unwrap();
+    caller.delete(&id).unwrap();
     scene.assert_nothing_left();
 }

@@ -184,11 +184,10 @@ fn a_keeper_that_is_killed_is_replaced_and_daemons_can_be_killed_again() {
 }
 
 /// A sandbox with a program for daemons of its own, which a test may replace.
-pub(crate) fn with_own_program() -> (Scene, PathBuf) {
+pub(crate) fn with_own_program(Flags(mut flags): Flags) -> (Scene, PathBuf) {
     let sandbox = Sandbox::new();
     let program = sandbox.path("hawser-volume");
     fs::copy(volume_binary(), &program).unwrap();
-    let Flags(mut flags) = with_keeper();
     let at = flags.iter().position(|flag| flag == "--volume-binary").unwrap();
     flags[at + 1] = program.display().to_string();
     (Scene::start_in(sandbox, Flags(flags)), program)
@@ -203,7 +202,7 @@ pub(crate) fn replace(program: &Path, by: &[u8]) {
 
 #[test]
 fn a_volume_whose_daemons_die_at_once_is_given_up_and_staged_anew() {
-    let (scene, program) = with_own_program();
+    let (scene, program) = with_own_program(with_keeper());
     let caller = scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let target = caller.target_path("one");
@@ -335,7 +334,7 @@ fn after_a_restart_of_the_driver_the_keeper_and_then_the_daemon_may_be_killed() 
 
 #[test]
 fn a_driver_that_stops_while_no_daemon_starts_gives_no_volume_up() {
-    let (mut scene, program) = with_own_program();
+    let (mut scene, program) = with_own_program(with_keeper());
     let caller = scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let file = caller.target_path("one").join("f");

@@ -20,7 +20,7 @@ use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
 use tests::eventually;
 use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
 
-use crate::keepers::{keeper_binary, kill_daemon, published};
+use crate::keepers::{keeper_binary, kill_daemon, published, with_keeper};
 use crate::takeover::{Load, replace, with_own_program};
 use crate::warm::Warm;
 
@@ -34,7 +34,7 @@ struct Used {
 
 impl Used {
     fn start() -> Self {
-        let (scene, program) = with_own_program();
+        let (scene, program) = with_own_program(with_keeper());
         let caller = scene.caller();
         let id = caller.bring_up("pvc-1", &["one"]).unwrap();
         let load = Load::start(&caller.target_path("one"));
@@ -272,7 +272,7 @@ fn a_driver_that_starts_after_a_roll_back_adopts_the_daemon_of_the_earlier_progr
 /// The program was replaced while the daemon waited.
 #[test]
 fn a_waiting_daemon_of_the_earlier_program_does_not_follow() {
-    let (mut scene, program) = with_own_program();
+    let (mut scene, program) = with_own_program(with_keeper());
     let cold = scene.flags.clone();
     scene.flags = cold.clone().with(&["--warm-daemons", "1"].map(str::to_owned));
     scene.restart_driver();
@@ -303,7 +303,7 @@ fn a_waiting_daemon_of_the_earlier_program_does_not_follow() {
 
 #[test]
 fn all_volumes_are_upgraded_and_one_that_fails_does_not_keep_the_others() {
-    let (scene, program) = with_own_program();
+    let (scene, program) = with_own_program(with_keeper());
     let caller = scene.caller();
     let ids = ["pvc-1", "pvc-2"].map(|name| caller.create_named(name).unwrap());
     ids.iter().for_each(|id| caller.stage(id).unwrap());
