@@ -54,6 +54,11 @@ impl Waits {
         }
     }
 
+    /// Whether the volume waits for a daemon.
+    pub(crate) fn is_waiting(&self, volume_id: &str) -> bool {
+        self.lock().waiting.keys().any(|waiting| waiting.as_str() == volume_id)
+    }
+
     /// Ends all waits, also those that begin later.
     pub(crate) fn close(&self) {
         let mut state = self.lock();

@@ -13,6 +13,7 @@ use crate::engine::health::is_served;
 use crate::engine::mount_point;
 use crate::engine::places::place_of_target;
 use crate::engine::stage::Stages;
+use crate::engine::takeover::Takeover;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
 use crate::kernel::bounded::OneEach;
@@ -118,11 +119,6 @@ impl Targets {
     /// NodeUnpublishVolume; a target that is not published is a success.
     pub(crate) fn unpublish(&self, volume_id: &VolumeId, path: &HostPath) -> Result<()> {
         let mut record = self.journal.find(volume_id)?;
-        if let Some(record) = &mut record
-            && let Err(error) = self.stages.take_over(volume_id, record)
-        {
-            tracing::error!(%volume_id, error = chain(&error), "no other daemon has taken the volume over");
-        }
         let mut targets =
             record.as_ref().map(|record| record.targets_asked_at(path.as_asked())).unwrap_or_default();
         if targets.is_empty() {
@@ -132,7 +128,9 @@ impl Targets {
         }
         targets.iter().try_for_each(|target| match &mut record {
             Some(record) => {
-                let retracted = self.retract(volume_id, record, target);
+                let retracted = self
+                    .free_of_users(volume_id, record, target)
+                    .and_then(|()| self.retract(volume_id, record, target));
                 match &retracted {
                     // The watch for hung daemons finds out why.
                     Err(Error::Busy { .. } | Error::Deadline { .. }) => {
@@ -148,6 +146,29 @@ impl Targets {
                 None => Ok(()),
             },
         })
+    }
+
+    /// If the volume's daemon has died and another one may follow, unmounts a target without users.
+    /// One with users waits for that daemon: to end the connection would cost all pods their I/O.
+    fn free_of_users(&self, volume_id: &VolumeId, record: &mut VolumeRecord, target: &Path) -> Result<()> {
+        let Some((stage, _)) = self.stages.orphaned(record)? else { return Ok(()) };
+        // Only a daemon takes what the kernel has not sent, and NodeUnstageVolume may be next.
+        if !stage.settings.writeback_cache
+            && let Some(place) = place_of_target(&self.paths, volume_id, record, target)?
+            && mounts::unmount_own(&place, volume_id, WhenBusy::Refuse).is_ok()
+        {
+            return Ok(());
+        }
+        match self.stages.attempt_takeover(volume_id, record) {
+            Ok(Takeover::Nothing | Takeover::Done) => Ok(()),
+            Ok(Takeover::Failed(error)) | Err(error @ Error::Abandoned { .. }) => {
+                Err(Error::uncleared(volume_id, error))
+            }
+            Err(error) => {
+                tracing::error!(%volume_id, error = chain(&error), "no other daemon has taken the volume over");
+                Ok(())
+            }
+        }
     }
 
     /// The target path that a call means. A path in the journal stays valid: it may date from an

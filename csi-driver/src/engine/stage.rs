@@ -175,7 +175,7 @@ impl Stages {
         record: &mut VolumeRecord,
         spec: &StageSpec,
     ) -> Result<MountEntry> {
-        self.take_over(volume_id, record)?;
+        self.take_over(volume_id, record).map_err(|e| Error::uncleared(volume_id, e))?;
         if let Some(stage) = record.stage.clone() {
             match health(volume_id, &stage)? {
                 Health::Serving(mount) => {

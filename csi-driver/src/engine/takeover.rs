@@ -8,6 +8,7 @@
 //! A volume whose daemons die again and again is given up: its users get ENOTCONN, which is better
 //! than to wait without an end.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use linux::mount::FuseConnections;
 use proto::handover::{Assignment, Role};
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinHandle;
 
 use crate::backend::Assigned;
 use crate::daemon::keeper::Role as Kept;
@@ -26,6 +28,7 @@ use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
+use crate::model::launch::ProcessId;
 use crate::model::records::{Serving, StageRecord, Timestamp, VolumeRecord};
 
 /// Pauses before the third, fourth, … daemon in such a row.
@@ -37,8 +40,20 @@ const PAUSES: [Duration; 4] = [
 ];
 /// After an error that is not a daemon's.
 const ERROR_RETRY: Duration = Duration::from_secs(1);
+/// After a start that failed: a NodeUnpublishVolume that waits gets the volume's lock.
+const START_RETRY: Duration = Duration::from_millis(100);
 /// Retry interval while another operation holds the volume's lock.
 const LOCK_RETRY: Duration = Duration::from_millis(2);
+
+/// What came of one attempt to continue a volume's connection.
+#[derive(Debug)]
+pub(crate) enum Takeover {
+    /// There is nothing to continue, or the volume was given up.
+    Nothing,
+    Done,
+    /// The daemon that was started does not serve. [`serve`] starts another one.
+    Failed(Error),
+}
 
 impl Stages {
     /// Starts another daemon for a volume whose daemon has died, if the keeper holds its connection.
@@ -46,52 +61,70 @@ impl Stages {
     /// was, but for `aborted`. After an error, [`serve`] tries again. The volume's lock is held. Must be
     /// called in a tokio context.
     pub(crate) fn take_over(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<bool> {
+        match self.attempt_takeover(volume_id, record)? {
+            Takeover::Nothing => Ok(false),
+            Takeover::Done => Ok(true),
+            Takeover::Failed(error) => Err(error),
+        }
+    }
+
+    /// [`Self::take_over`] for a caller that continues without a daemon after other errors.
+    pub(crate) fn attempt_takeover(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+    ) -> Result<Takeover> {
         let taken = self.try_take_over(volume_id, record);
-        if let (Err(_), Some(serving)) = (&taken, record.stage.as_ref().and_then(|stage| stage.serving)) {
+        if let (Err(_) | Ok(Takeover::Failed(_)), Some(serving)) =
+            (&taken, record.stage.as_ref().and_then(|stage| stage.serving))
+        {
             self.daemons.watch.report(volume_id, serving.daemon);
         }
         taken
     }
 
-    fn try_take_over(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<bool> {
+    /// The stage whose daemon has died, if another one may follow.
+    pub(crate) fn orphaned(&self, record: &VolumeRecord) -> Result<Option<(StageRecord, Serving)>> {
         if !self.daemons.keeper.keeps_connections() {
-            return Ok(false);
+            return Ok(None);
         }
-        let Some(stage) = record.stage.clone().filter(|stage| !stage.aborted) else { return Ok(false) };
-        let Some(serving) = stage.serving else { return Ok(false) };
-        if serving.daemon.is_alive().step("look at daemon")? {
-            return Ok(false);
-        }
+        let Some(stage) = record.stage.clone().filter(|stage| !stage.aborted) else { return Ok(None) };
+        let Some(serving) = stage.serving else { return Ok(None) };
+        let is_alive = serving.daemon.is_alive().step("look at daemon")?;
+        Ok((!is_alive).then_some((stage, serving)))
+    }
+
+    /// Starts one daemon: other calls get the volume's lock before the next one is started.
+    fn try_take_over(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<Takeover> {
+        let Some((stage, serving)) = self.orphaned(record)? else { return Ok(Takeover::Nothing) };
         self.daemons.watch.stop(volume_id);
         let begun = Instant::now();
-        loop {
-            let Some(start) = self.successor(volume_id, record, &stage, serving)? else { return Ok(false) };
-            // First: that the keeper does not answer is no death of a daemon.
-            let keeper_socket = self.daemons.keeper_socket(&start)?;
-            let deaths = self.deaths.count(volume_id);
-            if deaths > MOST_DEATHS {
-                self.deaths.forget(volume_id);
-                self.give_up(volume_id, record, serving)?;
-                return Ok(false);
+        let Some(start) = self.successor(volume_id, record, &stage, serving)? else {
+            return Ok(Takeover::Nothing);
+        };
+        // First: that the keeper does not answer is no death of a daemon.
+        let keeper_socket = self.daemons.keeper_socket(&start)?;
+        let deaths = self.deaths.count(volume_id);
+        if deaths > MOST_DEATHS {
+            self.deaths.forget(volume_id);
+            self.give_up(volume_id, record, serving)?;
+            return Ok(Takeover::Nothing);
+        }
+        if let Some(more) = deaths.checked_sub(3) {
+            let last = PAUSES.len() - 1;
+            std::thread::park_timeout(PAUSES[usize::try_from(more).unwrap_or(last).min(last)]);
+        }
+        match self.start_successor(volume_id, record, serving, start, keeper_socket) {
+            Ok(()) => {
+                self.deaths.served(volume_id);
+                self.counts.takeovers.inc();
+                let pause_ms = begun.elapsed().as_millis();
+                tracing::warn!(%volume_id, died = serving.daemon.pid, pause_ms, "another daemon has taken the volume over");
+                Ok(Takeover::Done)
             }
-            if let Some(more) = deaths.checked_sub(3) {
-                let last = PAUSES.len() - 1;
-                std::thread::park_timeout(PAUSES[usize::try_from(more).unwrap_or(last).min(last)]);
-            }
-            match self.start_successor(volume_id, record, serving, start, keeper_socket) {
-                Ok(()) => {
-                    self.deaths.served(volume_id);
-                    self.counts.takeovers.inc();
-                    let pause_ms = begun.elapsed().as_millis();
-                    tracing::warn!(%volume_id, died = serving.daemon.pid, pause_ms, "another daemon has taken the volume over");
-                    return Ok(true);
-                }
-                // The driver stops, or the volume is being unstaged.
-                Err(abandoned @ Error::Abandoned { .. }) => return Err(abandoned),
-                Err(error) => {
-                    tracing::error!(%volume_id, error = chain(&error), "no other daemon has taken the volume over yet");
-                }
-            }
+            // The driver stops, or the volume is being unstaged.
+            Err(abandoned @ Error::Abandoned { .. }) => Err(abandoned),
+            Err(error) => Ok(Takeover::Failed(error)),
         }
     }
 
@@ -198,40 +231,53 @@ impl Stages {
     }
 
     /// The volume's lock is held; its daemon may be another one by now.
-    fn take_over_after(&self, ended: &Ended) -> Result<()> {
-        let Some(mut record) = self.journal.find(&ended.volume_id)? else { return Ok(()) };
+    fn take_over_after(&self, ended: &Ended) -> Result<Takeover> {
+        let Some(mut record) = self.journal.find(&ended.volume_id)? else { return Ok(Takeover::Nothing) };
         let is_it = |stage: &StageRecord| stage.serving.is_some_and(|serving| serving.daemon == ended.daemon);
         if !record.stage.as_ref().is_some_and(is_it) {
-            return Ok(());
+            return Ok(Takeover::Nothing);
         }
         let was_aborted = record.stage.as_ref().is_some_and(|stage| stage.aborted);
-        if !self.try_take_over(&ended.volume_id, &mut record)? && !was_aborted {
+        let taken = self.try_take_over(&ended.volume_id, &mut record)?;
+        if matches!(taken, Takeover::Nothing) && !was_aborted {
             self.report_lost(ended);
         }
-        Ok(())
+        Ok(taken)
     }
 }
 
 /// Takes over the connections of daemons that end, each in a task of its own.
 pub(crate) async fn serve(stages: Arc<Stages>, mut ended: UnboundedReceiver<Ended>) {
+    let mut under_way: HashMap<VolumeId, (ProcessId, JoinHandle<()>)> = HashMap::new();
     while let Some(ended) = ended.recv().await {
-        if stages.daemons.keeper.keeps_connections() {
-            tokio::spawn(after(stages.clone(), ended));
-        } else {
+        if !stages.daemons.keeper.keeps_connections() {
             stages.report_lost(&ended);
+            continue;
+        }
+        under_way.retain(|_, (_, task)| !task.is_finished());
+        let (volume_id, daemon) = (ended.volume_id.clone(), ended.daemon);
+        // Each call that finds the daemon dead reports it again.
+        if under_way.get(&volume_id).is_none_or(|(of, _)| *of != daemon) {
+            let task = tokio::spawn(after(stages.clone(), ended));
+            under_way.insert(volume_id, (daemon, task));
         }
     }
 }
 
 /// Until the volume has another daemon, or is given up, or another operation has seen to it.
 async fn after(stages: Arc<Stages>, ended: Ended) {
-    while let Err(error) = attempt(&stages, &ended).await {
+    loop {
+        let (error, pause) = match attempt(&stages, &ended).await {
+            Ok(Takeover::Nothing | Takeover::Done) => return,
+            Ok(Takeover::Failed(error)) => (error, START_RETRY),
+            Err(error) => (error, ERROR_RETRY),
+        };
         tracing::error!(volume_id = %ended.volume_id, error = chain(&error), "could not take the volume over yet");
-        tokio::time::sleep(ERROR_RETRY).await;
+        tokio::time::sleep(pause).await;
     }
 }
 
-async fn attempt(stages: &Arc<Stages>, ended: &Ended) -> Result<()> {
+async fn attempt(stages: &Arc<Stages>, ended: &Ended) -> Result<Takeover> {
     let guard = loop {
         match stages.locks.hold(Lock::Volume(ended.volume_id.as_str())) {
             Ok(guard) => break guard,

@@ -7,6 +7,9 @@ use std::time::Duration;
 
 /// A call's wait for its turn; with [`OPERATION`] it fits into kubelet's 120 s.
 pub(crate) const TURN: Duration = Duration::from_secs(10);
+/// NodeUnpublishVolume's wait for the start of a daemon that is under way; its unmount then fits into
+/// kubelet's 120 s.
+pub(crate) const START_UNDER_WAY: Duration = Duration::from_secs(85);
 /// One RPC.
 pub(crate) const OPERATION: Duration = Duration::from_secs(100);
 /// From a daemon's start until it dials in: for a process, and for a pod.

@@ -24,7 +24,7 @@ use crate::kernel::host_path::HostPath;
 use crate::model::capability::{Access, Parsed};
 use crate::model::capacity::WantedCapacity;
 use crate::model::ids::VolumeId;
-use crate::wire::call::{refused, run};
+use crate::wire::call::{UNPUBLISH, refused, run};
 use crate::wire::controller::{find_volume, required, required_id};
 
 #[derive(Debug)]
@@ -124,7 +124,7 @@ impl Node for NodeService {
         &self,
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> std::result::Result<Response<NodeUnpublishVolumeResponse>, Status> {
-        let name = "csi.NodeUnpublishVolume";
+        let name = UNPUBLISH;
         let NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
         let path = parse_undo(&volume_id, "target_path", &target_path).map_err(|e| refused(name, &e))?;
         if let Some(id) = VolumeId::parse(&volume_id) {

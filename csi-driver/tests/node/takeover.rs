@@ -203,6 +203,8 @@ pub(crate) fn replace(program: &Path, by: &[u8]) {
 #[test]
 fn a_volume_whose_daemons_die_at_once_is_given_up_and_staged_anew() {
     let (scene, program) = with_own_program(with_keeper());
+    // Longer than it waits for an answer.
+    scene.sandbox.switch_fuse_guard_off();
     let caller = scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let target = caller.target_path("one");
@@ -358,6 +360,62 @@ fn a_driver_that_stops_while_no_daemon_starts_gives_no_volume_up() {
     .unwrap();
     assert_eq!(fs::read(&file).unwrap(), b"kept");
     retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    scene.end_keeper();
+}
+
+/// kubelet repeats a refused NodeUnpublishVolume minutes later.
+#[test]
+fn a_pod_ends_while_daemons_are_started_that_never_serve() {
+    let Flags(mut flags) = with_keeper();
+    flags.extend(["--start-timeout", "4"].map(str::to_owned));
+    let (scene, program) = with_own_program(Flags(flags));
+    // Longer than it waits for an answer.
+    scene.sandbox.switch_fuse_guard_off();
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one", "two"]).unwrap();
+    let target = caller.target_path("two");
+    fs::write(target.join("f"), "kept").unwrap();
+    replace(&program, b"#!/bin/sh\nexec sleep 1000\n");
+    scene.kill_daemon();
+    eventually("another daemon is started", TIMEOUT, || {
+        anyhow::ensure!(scene.dial_dir(&id).join("dial.sock").exists(), "no socket");
+        Ok(())
+    })
+    .unwrap();
+    caller.unpublish(&id, "one").unwrap();
+    let starts = scene.log().matches("could not take the volume over yet").count();
+    assert!(starts <= 2, "{starts} starts\n{}", scene.log());
+    replace(&program, &fs::read(volume_binary()).unwrap());
+    assert_eq!(fs::read(target.join("f")).unwrap(), b"kept", "{}", scene.log());
+    retried(&scene, "unpublish", || caller.unpublish(&id, "two"));
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    scene.end_keeper();
+}
+
+/// Nothing is lost of what it has written, and the other pod keeps its connection.
+#[test]
+fn a_target_in_use_waits_for_a_daemon() {
+    let (scene, program) = with_own_program(with_keeper());
+    // Longer than it waits for an answer.
+    scene.sandbox.switch_fuse_guard_off();
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one", "two"]).unwrap();
+    let open = File::create_new(caller.target_path("one").join("open")).unwrap();
+    replace(&program, b"#!/bin/sh\nexit 1\n");
+    scene.kill_daemon();
+    let refused = caller.unpublish(&id, "one").unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Aborted, "{refused:?}");
+    replace(&program, &fs::read(volume_binary()).unwrap());
+    open.write_all_at(b"kept", 0).unwrap();
+    drop(open);
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
+    assert_eq!(fs::read(caller.target_path("two").join("open")).unwrap(), b"kept");
+    retried(&scene, "unpublish", || caller.unpublish(&id, "two"));
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
