@@ -40,8 +40,14 @@ pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
     /// Starts one daemon with this nonce. An earlier launch with the same key must have been removed.
     fn ensure(&self, spec: LaunchSpec<'_>) -> linux::Result<LaunchId>;
 
-    /// All launches on this node, also those of an earlier driver.
+    /// All launches on this node, also those of an earlier driver. Changes nothing.
     fn list(&self) -> linux::Result<Vec<Launched>>;
+
+    /// Which launch the running `daemon` is of, also if its program has been replaced since.
+    fn launch_of(&self, key: &LaunchKey, daemon: ProcessId) -> linux::Result<Option<LaunchId>>;
+
+    /// Removes what a driver that was killed while it wrote a launch has left.
+    fn remove_leftovers(&self) -> linux::Result<()>;
 
     /// What a launch executes if its spec names no program.
     fn configured_program(&self) -> linux::Result<Program>;

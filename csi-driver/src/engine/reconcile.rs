@@ -149,6 +149,7 @@ impl Reconciler {
     }
 
     fn remove_unknown_launches(&self, volumes: &[(VolumeId, VolumeRecord)], deadline: Instant) -> Result<()> {
+        self.daemons.launcher.remove_leftovers().step("remove half-written launches")?;
         let known = Known::new(volumes, &self.daemons.run_dir)?;
         let mut strays = Vec::new();
         for launched in self.daemons.launcher.list().step("list launches")? {

@@ -14,7 +14,6 @@ use proto::handover::Assignment;
 use crate::daemon::dial::ServingSockets;
 use crate::daemon::handover;
 use crate::daemon::keeper::{Role as Kept, Takeover};
-use crate::daemon::launcher::Launched;
 use crate::daemon::warm::WarmDaemons;
 use crate::engine::daemons::Daemons;
 use crate::engine::stage::Stages;
@@ -118,12 +117,8 @@ impl Stages {
                 return Ok(());
             }
         };
-        let launched = match takeovers[..] {
-            [] => Vec::new(),
-            _ => self.daemons.launcher.list().step("list launches")?,
-        };
         for takeover in takeovers {
-            if let Err(error) = self.adopt_takeover(&takeover, &launched) {
+            if let Err(error) = self.adopt_takeover(&takeover) {
                 let volume_id = &takeover.volume_id;
                 tracing::error!(%volume_id, error = chain(&error), "could not adopt the volume's daemon");
             }
@@ -134,7 +129,7 @@ impl Stages {
         Ok(())
     }
 
-    fn adopt_takeover(&self, takeover: &Takeover, launched: &[Launched]) -> Result<()> {
+    fn adopt_takeover(&self, takeover: &Takeover) -> Result<()> {
         let Takeover { volume_id, launch: key, count, since } = takeover;
         let Some(pidfd) = self.daemons.keeper.get(volume_id, Kept::Daemon).step("ask keeper")? else {
             return Ok(());
@@ -152,10 +147,7 @@ impl Stages {
         let Some(serving) = previous.serving.filter(|serving| serving.daemon != daemon) else {
             return Ok(());
         };
-        let is_it = |launched: &&Launched| {
-            launched.key == *key && launched.id.process().is_none_or(|process| process == daemon)
-        };
-        let Some(launch) = launched.iter().find(is_it).map(|launched| launched.id.clone()) else {
+        let Some(launch) = self.daemons.launcher.launch_of(key, daemon).step("find launch")? else {
             return end_unknown(volume_id, daemon);
         };
         let since = i64::try_from(*since).ok();

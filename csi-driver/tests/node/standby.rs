@@ -7,7 +7,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use tests::csi::scene::{NODE, Scene, TIMEOUT};
+use tests::csi::scene::{Flags, NODE, Scene, TIMEOUT, volume_binary};
 use tests::eventually;
 use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
 
@@ -127,6 +127,26 @@ fn an_application_goes_on_when_driver_and_daemon_have_been_killed_and_the_next_d
         .unwrap();
         used.warm.waiting();
     }
+    used.finish();
+}
+
+/// As in an upgrade: the driver is stopped, both programs are replaced, and it is started.
+#[test]
+fn a_driver_with_a_replaced_program_adopts_the_daemon_that_the_keeper_has_given_a_volume() {
+    let mut used = Used::start(1);
+    used.warm.scene.kill_driver();
+    let next = used.kill_without_driver();
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("hawser-volume");
+    fs::copy(volume_binary(), &program).unwrap();
+    let Flags(flags) = &mut used.warm.scene.flags;
+    let at = flags.iter().position(|flag| flag == "--volume-binary").unwrap();
+    flags[at + 1] = program.display().to_string();
+    used.warm.scene.start_driver();
+    assert_eq!(used.warm.serving(), next, "adopted\n{}", used.warm.scene.log());
+    assert_eq!(published(&used.warm.scene)["daemon_pid"].as_i64(), Some(next.into()));
+    used.progress();
+    assert_eq!(used.takeovers(), 1);
     used.finish();
 }
 

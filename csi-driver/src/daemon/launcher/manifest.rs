@@ -6,6 +6,7 @@ mod pod;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use proto::mount_pod::{NAMESPACE, RUN_DIR_ANNOTATION};
@@ -18,6 +19,8 @@ use crate::model::launch::{LaunchKey, ProcessId};
 const SUFFIX: &str = ".yaml";
 /// Digits of the nonce in a pod's name; the rest of it stays secret.
 const START_DIGITS: usize = 5;
+/// A manifest is written within moments.
+const LONGEST_WRITE: Duration = Duration::from_secs(3600);
 /// It carries the nonce.
 const FILE_MODE: u32 = 0o600;
 
@@ -44,12 +47,25 @@ impl Launcher for ManifestLauncher {
                 && self.is_own(&name, &key)?
             {
                 launched.push(Launched { key, id: LaunchId::StaticPod(pod.to_owned()) });
-            } else if is_temporary(&name) {
-                // Of a driver that was killed before its rename.
-                linux::atomic_file::remove(&self.manifests.join(name))?;
             }
         }
         Ok(launched)
+    }
+
+    fn launch_of(&self, key: &LaunchKey, _daemon: ProcessId) -> linux::Result<Option<LaunchId>> {
+        let found = self.list()?.into_iter().find(|launched| launched.key == *key);
+        Ok(found.map(|launched| launched.id))
+    }
+
+    fn remove_leftovers(&self) -> linux::Result<()> {
+        for name in file_names(&self.manifests)? {
+            if let Some(key) = key_of_temporary(&name)
+                && self.is_leftover(&name, &key)?
+            {
+                linux::atomic_file::remove(&self.manifests.join(name))?;
+            }
+        }
+        Ok(())
     }
 
     fn configured_program(&self) -> linux::Result<Program> {
@@ -131,6 +147,20 @@ impl ManifestLauncher {
         }
     }
 
+    /// Whether an earlier driver with this run directory was writing it, or nothing has for an hour: another
+    /// driver may be writing its own now.
+    fn is_leftover(&self, file_name: &str, key: &LaunchKey) -> linux::Result<bool> {
+        if DialDir::of(&self.run_dir, key).path().is_dir() {
+            return Ok(true);
+        }
+        let path = self.manifests.join(file_name);
+        match std::fs::symlink_metadata(&path).and_then(|found| found.modified()) {
+            Ok(modified) => Ok(modified.elapsed().is_ok_and(|age| age > LONGEST_WRITE)),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(linux::Error::at("look at", &path, e)),
+        }
+    }
+
     fn has_written(&self, pod: &Pod) -> bool {
         run_dir_of(pod) == Some(&self.run_dir)
     }
@@ -172,14 +202,11 @@ fn parse_launch_name(name: &str) -> Option<LaunchKey> {
     name.rsplit_once('-').and_then(|(_prefix, key)| LaunchKey::parse(key))
 }
 
-/// `.<pod>.yaml.<number>.tmp`, as atomic files are called before their rename.
-fn is_temporary(file_name: &str) -> bool {
-    let number =
-        |name: &str| name.strip_suffix(".tmp").is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()));
-    file_name
-        .strip_prefix('.')
-        .and_then(|name| name.split_once(".yaml."))
-        .is_some_and(|(pod, rest)| parse_launch_name(pod).is_some() && number(rest))
+/// Of `.<pod>.yaml.<number>.tmp`, as atomic files are called before their rename.
+fn key_of_temporary(file_name: &str) -> Option<LaunchKey> {
+    let (pod, rest) = file_name.strip_prefix('.')?.split_once(".yaml.")?;
+    let is_number = rest.strip_suffix(".tmp")?.bytes().all(|b| b.is_ascii_digit());
+    parse_launch_name(pod).filter(|_| is_number)
 }
 
 /// None where the directory is missing: then there are no manifests either.
@@ -220,8 +247,6 @@ mod tests {
         let launcher = launcher(dir.path());
         let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
         let key = LaunchKey::from(&volume_id);
-        std::fs::write(dir.path().join(".hawser-volume-0123456789abcdef0123456789abcdef.yaml.7.tmp"), "half")
-            .unwrap();
         std::fs::write(dir.path().join("users-pod.yaml"), "").unwrap();
         let id = launcher
             .ensure(LaunchSpec {
@@ -246,9 +271,29 @@ mod tests {
     }
 
     #[test]
+    fn what_a_killed_driver_was_writing_goes_and_what_another_writes_stays() {
+        let (dir, run_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let launcher = ManifestLauncher { run_dir: run_dir.path().into(), ..launcher(dir.path()) };
+        let [own, others, old] = ["a", "b", "c"].map(|digit| {
+            let path = dir.path().join(format!(".hawser-volume-{}.yaml.7.tmp", digit.repeat(32)));
+            std::fs::write(&path, "half").unwrap();
+            path
+        });
+        let key = LaunchKey::parse(&"a".repeat(32)).unwrap();
+        std::fs::create_dir(DialDir::of(run_dir.path(), &key).path()).unwrap();
+        let long_ago = std::time::SystemTime::now() - 2 * LONGEST_WRITE;
+        std::fs::File::options().write(true).open(&old).unwrap().set_modified(long_ago).unwrap();
+        assert_eq!(launcher.list().unwrap(), []);
+        assert!(own.exists() && others.exists() && old.exists(), "a look changes nothing");
+        launcher.remove_leftovers().unwrap();
+        assert!(!own.exists() && others.exists() && !old.exists());
+    }
+
+    #[test]
     fn a_missing_directory_has_no_manifests_and_takes_none() {
         let launcher = launcher(Path::new("/nonexistent/manifests"));
         assert_eq!(launcher.list().unwrap(), []);
+        launcher.remove_leftovers().unwrap();
         let volume_id = VolumeId::from_key("0123456789abcdef0123456789abcdef").unwrap();
         let key = LaunchKey::from(&volume_id);
         let err = launcher

@@ -109,6 +109,18 @@ impl Launcher for ProcessLauncher {
         Ok(launched)
     }
 
+    fn launch_of(&self, key: &LaunchKey, daemon: ProcessId) -> linux::Result<Option<LaunchId>> {
+        let command_line = std::fs::read(format!("/proc/{}/cmdline", daemon.pid)).unwrap_or_default();
+        let is_it = self.launched_as(&command_line).is_some_and(|launched| launched == *key);
+        // Checked afterwards: only then the pid was still the daemon's.
+        Ok((is_it && daemon.is_alive()?).then_some(LaunchId::Process(daemon)))
+    }
+
+    fn remove_leftovers(&self) -> linux::Result<()> {
+        // A process is not written.
+        Ok(())
+    }
+
     fn configured_program(&self) -> linux::Result<Program> {
         Program::open(&self.volume_binary, self.volume_binary.clone())
     }
