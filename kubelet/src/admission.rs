@@ -10,16 +10,19 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::critical::{is_critical, serves_volumes};
+use crate::huge_pages::{self, Pools};
 use crate::objects::Pod;
 use crate::preemption::{self, Missing, Resource};
 use crate::pressure::{EVICTED, NodePressure};
 use crate::resources::{self, Amounts};
 
-/// What the node offers to pods; all of it is allocatable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the node offers to pods. All of it is allocatable, but memory of huge pages only as such.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Capacity {
     pub(crate) cpu_millis: i64,
+    /// With the huge pages.
     pub(crate) memory_bytes: i64,
+    pub(crate) huge_pages: Pools,
     /// Of the root directory's file system.
     pub(crate) storage_bytes: i64,
     pub(crate) pods: u32,
@@ -34,9 +37,22 @@ impl Capacity {
         Self {
             cpu_millis: i64::try_from(cpus).unwrap_or(i64::MAX / 1000) * 1000,
             memory_bytes: resources::node_memory_bytes(),
+            huge_pages: huge_pages::pools(),
             storage_bytes: i64::try_from(storage).unwrap_or(i64::MAX),
             pods,
         }
+    }
+
+    pub(crate) fn allocatable_memory(&self) -> i64 {
+        let reserved = self.huge_pages.values().fold(0, |sum: u64, pool| sum.saturating_add(*pool));
+        self.memory_bytes.saturating_sub(i64::try_from(reserved).unwrap_or(i64::MAX)).max(0)
+    }
+
+    /// Of a resource that is neither of the others: this node has no device plugins.
+    fn of_scalar(&self, name: &str) -> i64 {
+        let mut pools = self.huge_pages.iter();
+        let pool = pools.find(|(page_size, _)| huge_pages::resource(**page_size) == name);
+        pool.map_or(0, |(_, bytes)| i64::try_from(*bytes).unwrap_or(i64::MAX))
     }
 }
 
@@ -53,6 +69,8 @@ pub(crate) struct Rejection {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Share {
     requests: Amounts,
+    /// By name, as in [`resources::scalar_requests`].
+    scalars: BTreeMap<String, i64>,
     host_ports: Vec<HostPort>,
     /// The pod was preempted and has not ended yet. kubelet admits no pod meanwhile.
     is_being_freed: bool,
@@ -115,7 +133,7 @@ impl Admitted {
 /// Whether a running pod can become `wanted` beside the node's other pods (kubelet, allocation_manager.go).
 /// What it does not ask more of is not judged.
 pub(crate) fn fits_resized(
-    capacity: Capacity,
+    capacity: &Capacity,
     pods: &[Arc<Pod>],
     known: &Pod,
     wanted: &Pod,
@@ -127,10 +145,10 @@ pub(crate) fn fits_resized(
     let others: Vec<Amounts> = others.map(|other| resources::requests(other)).collect();
     let used = |of: fn(&Amounts) -> i64| others.iter().map(of).fold(0, i64::saturating_add);
     if after.cpu_millis > before.cpu_millis {
-        fits(Resource::Cpu, after.cpu_millis, used(|r| r.cpu_millis), capacity.cpu_millis)?;
+        fits(&Resource::Cpu, after.cpu_millis, used(|r| r.cpu_millis), capacity.cpu_millis)?;
     }
     if after.memory_bytes > before.memory_bytes {
-        fits(Resource::Memory, after.memory_bytes, used(|r| r.memory_bytes), capacity.memory_bytes)?;
+        fits(&Resource::Memory, after.memory_bytes, used(|r| r.memory_bytes), capacity.allocatable_memory())?;
     }
     Ok(())
 }
@@ -242,12 +260,13 @@ impl Admission {
         if placed.is_err() && is_critical(pod) {
             return placed;
         }
-        let missing = short.iter().map(|(_, missing)| *missing).filter(|_| placed.is_ok()).collect();
+        let missing = short.iter().map(|(_, missing)| missing.clone()).filter(|_| placed.is_ok()).collect();
         Err(Rejection { missing, ..first.clone() })
     }
 
     fn shortages(&self, share: &Share, others: &[&Share]) -> Vec<(Rejection, Missing)> {
-        let Capacity { cpu_millis, memory_bytes, storage_bytes, pods } = self.capacity;
+        let Capacity { cpu_millis, storage_bytes, pods, .. } = self.capacity;
+        let memory_bytes = self.capacity.allocatable_memory();
         let used = |of: fn(&Amounts) -> i64| {
             others.iter().map(|share| of(&share.requests)).fold(0, i64::saturating_add)
         };
@@ -259,8 +278,13 @@ impl Admission {
             (Resource::Memory, wanted.memory_bytes, used(|r| r.memory_bytes), memory_bytes),
             (Resource::Storage, wanted.storage_bytes, used(|r| r.storage_bytes), storage_bytes),
         ];
-        let short = all.into_iter().filter_map(|(resource, requested, used, capacity)| {
-            let rejection = fits(resource, requested, used, capacity).err()?;
+        let scalars = share.scalars.iter().map(|(name, requested)| {
+            let held = others.iter().filter_map(|other| other.scalars.get(name));
+            let used = held.copied().fold(0, i64::saturating_add);
+            (Resource::Scalar(name.clone()), *requested, used, self.capacity.of_scalar(name))
+        });
+        let short = all.into_iter().chain(scalars).filter_map(|(resource, requested, used, capacity)| {
+            let rejection = fits(&resource, requested, used, capacity).err()?;
             let amount = used.saturating_add(requested).saturating_sub(capacity);
             Some((rejection, Missing { resource, amount }))
         });
@@ -284,7 +308,7 @@ impl Admission {
 }
 
 /// A request of 0 fits a node that is overcommitted.
-fn fits(resource: Resource, requested: i64, used: i64, capacity: i64) -> Result<(), Rejection> {
+fn fits(resource: &Resource, requested: i64, used: i64, capacity: i64) -> Result<(), Rejection> {
     if requested == 0 || used.saturating_add(requested) <= capacity {
         return Ok(());
     }
@@ -313,6 +337,11 @@ impl Share {
             let (ip, protocol) = (port.host_ip.clone(), port.protocol.clone());
             (number > 0).then_some(HostPort { ip, port: number, protocol })
         });
-        Self { host_ports: host_ports.collect(), requests: resources::requests(pod), is_being_freed: false }
+        Self {
+            host_ports: host_ports.collect(),
+            requests: resources::requests(pod),
+            scalars: resources::scalar_requests(pod),
+            is_being_freed: false,
+        }
     }
 }

@@ -21,7 +21,7 @@ use crate::pod_fields::PodFacts;
 use crate::pod_names::{self, PodNames};
 use crate::standalone::store::Store;
 use crate::volumes::{MountedVolumes, SubPath};
-use crate::{dns, resources};
+use crate::{dns, huge_pages, resources};
 
 /// Names the kubelet that owns a sandbox, where several share a runtime.
 pub(crate) const ROOT_DIR_ANNOTATION: &str = "hawser.dev/root-dir";
@@ -148,6 +148,7 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
     let command = expanded("command", &container.command)?;
     let args = expanded("args", &container.args)?;
     let resources = cri::LinuxContainerResources {
+        hugepage_limits: huge_pages::limits(&container.resources.limits, &huge_pages::pools()),
         unified: node.hierarchies.container_files(&resources::cgroup_path(node.cgroup_root, pod)),
         ..resources::of_container(pod, container, resources::node_memory_bytes())
     };

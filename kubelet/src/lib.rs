@@ -38,6 +38,7 @@ mod environment;
 mod etc_hosts;
 pub mod eviction;
 mod expansion;
+mod huge_pages;
 mod jsonpath;
 mod keyed_backoff;
 pub mod logs;

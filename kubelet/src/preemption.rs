@@ -12,28 +12,31 @@ pub(crate) const PREEMPTING: &str = "Preempting";
 pub(crate) const MESSAGE: &str = "Preempted in order to admit critical pod";
 
 /// What a node may lack for a pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Resource {
     Pods,
     Cpu,
     Memory,
     Storage,
+    /// A page size of huge pages, or what no node of this kubelet has.
+    Scalar(String),
 }
 
 impl Resource {
     /// As in kubelet's reasons and messages.
-    pub(crate) fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(&self) -> &str {
         match self {
             Self::Pods => "pods",
             Self::Cpu => "cpu",
             Self::Memory => "memory",
             Self::Storage => "ephemeral-storage",
+            Self::Scalar(name) => name,
         }
     }
 }
 
 /// How much of a resource is missing; more than 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Missing {
     pub(crate) resource: Resource,
     pub(crate) amount: i64,
@@ -85,7 +88,7 @@ fn size(pod: &Pod) -> (i64, i64) {
 /// The sum of squares of the parts that would still be missing.
 fn distance(missing: &[Missing], pod: &Pod) -> f64 {
     let part = |Missing { resource, amount }: &Missing| {
-        let left = amount.saturating_sub(held(pod, *resource)).max(0);
+        let left = amount.saturating_sub(held(pod, resource)).max(0);
         #[expect(clippy::cast_precision_loss, reason = "it only compares pods")]
         let part = left as f64 / *amount as f64;
         part * part
@@ -97,20 +100,21 @@ fn without<'a>(missing: &[Missing], pods: impl IntoIterator<Item = &'a Arc<Pod>>
     let mut left = missing.to_vec();
     for pod in pods {
         for Missing { resource, amount } in &mut left {
-            *amount = amount.saturating_sub(held(pod, *resource));
+            *amount = amount.saturating_sub(held(pod, resource));
         }
     }
     left.retain(|missing| missing.amount > 0);
     left
 }
 
-fn held(pod: &Pod, resource: Resource) -> i64 {
+fn held(pod: &Pod, resource: &Resource) -> i64 {
     let requests = resources::requests(pod);
     match resource {
         Resource::Pods => 1,
         Resource::Cpu => requests.cpu_millis,
         Resource::Memory => requests.memory_bytes,
         Resource::Storage => requests.storage_bytes,
+        Resource::Scalar(name) => resources::scalar_requests(pod).get(name).copied().unwrap_or(0),
     }
 }
 
@@ -144,7 +148,7 @@ mod tests {
     fn chosen(running: &[Arc<Pod>], missing: &[(Resource, i64)]) -> Option<Vec<String>> {
         let missing: Vec<Missing> = missing
             .iter()
-            .map(|(resource, amount)| Missing { resource: *resource, amount: *amount })
+            .map(|(resource, amount)| Missing { resource: resource.clone(), amount: *amount })
             .collect();
         let preemptor = critical("important", "system-node-critical");
         let mut names: Vec<String> =

@@ -2,6 +2,7 @@
 
 pub(crate) mod resize;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use proto::cri::LinuxContainerResources;
@@ -74,6 +75,16 @@ pub(crate) fn requests(pod: &Pod) -> Amounts {
 /// A pod's limits; a container without one counts 0.
 pub(crate) fn limits(pod: &Pod) -> Amounts {
     amounts(pod, |container, resource| container.resources.limits.get(resource))
+}
+
+/// A pod's requests of every other resource (kubernetes, `ScalarResources`), more than 0 each.
+pub(crate) fn scalar_requests(pod: &Pod) -> BTreeMap<String, i64> {
+    let containers = || pod.spec.all_containers().map(|container| &container.resources);
+    let names = containers().flat_map(|of| of.requests.keys().chain(of.limits.keys()));
+    let names: BTreeSet<&String> =
+        names.filter(|name| !["cpu", "memory", "ephemeral-storage"].contains(&name.as_str())).collect();
+    let requests = names.into_iter().map(|name| (name.clone(), effective(pod, |c| bytes(request(c, name)))));
+    requests.filter(|(_, amount)| *amount > 0).collect()
 }
 
 fn amounts(pod: &Pod, of: for<'a> fn(&'a Container, &str) -> Option<&'a Quantity>) -> Amounts {

@@ -425,7 +425,13 @@ mod tests {
             store.apply(object.described(), Source::Api).unwrap();
         }
         let sinks = Sinks::new(store.clone(), Vec::new());
-        let capacity = Capacity { cpu_millis: 1000, memory_bytes: 1 << 30, storage_bytes: 1 << 30, pods: 1 };
+        let capacity = Capacity {
+            cpu_millis: 1000,
+            memory_bytes: 1 << 30,
+            huge_pages: std::collections::BTreeMap::new(),
+            storage_bytes: 1 << 30,
+            pods: 1,
+        };
         let tools = Tools {
             cri: Cri::new(std::path::Path::new("/none")),
             runtime_name: "test".to_owned(),

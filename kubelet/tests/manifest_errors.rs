@@ -120,6 +120,34 @@ fn quantity_errors_name_their_position() {
     );
 }
 
+#[test]
+fn resources_are_checked_by_name_and_huge_pages_have_kubernetes_rules() {
+    let with = |resources: &str| errors(&pod(&format!("{CONTAINER}    resources: {resources}\n")));
+    assert_eq!(with("{limits: {memory: 1Gi, hugepages-2Mi: 4Mi, example.com/gpu: 1}}"), "");
+    for (resources, message) in [
+        (
+            "{limits: {gpu: 1}}",
+            "limits.gpu: Invalid value: \"gpu\": must be a standard resource for containers",
+        ),
+        (
+            "{limits: {cpu: 1, hugepages-2Mi: 3Mi}}",
+            "limits.hugepages-2Mi: Invalid value: \"3Mi\": 3Mi is not positive integer multiple of hugepages-2Mi",
+        ),
+        (
+            "{limits: {cpu: 1, hugepages-2Mi: 4Mi}, requests: {hugepages-2Mi: 2Mi}}",
+            "requests.hugepages-2Mi: Invalid value: \"2Mi\": must be equal to hugepages-2Mi limit of 4Mi",
+        ),
+        (
+            "{requests: {cpu: 1, hugepages-2Mi: 2Mi}}",
+            "limits: Required value: Limit must be set for non overcommitable resources",
+        ),
+        ("{limits: {hugepages-2Mi: 2Mi}}", ": Forbidden: HugePages require cpu or memory"),
+    ] {
+        let found = with(resources);
+        assert!(found.contains(message), "{resources}: {found}");
+    }
+}
+
 /// Each may be a mount, and the kernel limits the mounts of all pods together.
 #[test]
 fn a_pod_of_too_many_volumes_is_refused() {

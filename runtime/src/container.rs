@@ -90,7 +90,7 @@ fn make(
     let sysctls = sandbox_record.config.linux.as_ref().map(|l| l.sysctls.clone()).unwrap_or_default();
     let view = SandboxView {
         cgroup_path: &cgroup_path,
-        cgroup_v2: runtime.cgroup_v2,
+        cgroups: runtime.cgroups,
         network_namespace: sandbox_record.netns.as_deref(),
         ipc_namespace: (!sharing.host_ipc).then_some(&*ipc),
         uts_namespace: (!sharing.host_network).then_some(&*uts),

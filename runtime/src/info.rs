@@ -93,7 +93,7 @@ pub(crate) fn of_runtime(runtime: &Runtime) -> HashMap<String, String> {
         "cni": {"confDir": runtime.cni.conf_dir, "binDir": runtime.cni.bin_dir, "cacheDir": runtime.cni.cache_dir},
         "runtimeType": runtime_type(runtime),
         "cgroupDriver": "cgroupfs",
-        "cgroupVersion": if runtime.cgroup_v2 { 2 } else { 1 },
+        "cgroupVersion": if runtime.cgroups.v2 { 2 } else { 1 },
         "allowWithoutDeviceControl": runtime.allow_without_device_control,
     });
     let mut info = HashMap::from([("config".to_owned(), config.to_string())]);

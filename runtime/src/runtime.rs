@@ -26,6 +26,7 @@ use crate::samples::Tree;
 use crate::shim::log::LogCeiling;
 use crate::shim::protocol::{Answer, Message, ShimStatus, now};
 use crate::shim_client::{Listener, empty_mounts};
+use crate::spec::CgroupLimits;
 use crate::state::{Container, Ended, Phase, RunState, Sandbox, former_shm, locked};
 use crate::trash::Trash;
 
@@ -62,7 +63,7 @@ pub(crate) struct Runtime {
     pub(crate) oci_runtime: Option<PathBuf>,
     pub(crate) allow_without_device_control: bool,
     pub(crate) log_ceiling: Option<LogCeiling>,
-    pub(crate) cgroup_v2: bool,
+    pub(crate) cgroups: CgroupLimits,
     /// Where control groups are mounted, in the form of mountinfo.
     pub(crate) cgroup_mounts: Vec<u8>,
     pub(crate) cni: Cni,
@@ -119,12 +120,14 @@ impl Runtime {
             tracing::warn!(error = %chain(&error), "mount namespace for containers");
         }
         let cgroup_mounts = Hierarchies::table()?;
-        let cgroup_v2 = Hierarchies::of_table(&cgroup_mounts)?.has_in_v2("memory");
+        let hierarchies = Hierarchies::of_table(&cgroup_mounts)?;
+        let cgroups =
+            CgroupLimits { v2: hierarchies.has_in_v2("memory"), huge_pages: hierarchies.has("hugetlb") };
         Ok(Arc::new_cyclic(|itself| Self {
             oci_runtime: config.oci_runtime.clone(),
             allow_without_device_control: config.allow_without_device_control,
             log_ceiling: config.log_ceiling,
-            cgroup_v2,
+            cgroups,
             cgroup_mounts,
             cni: Cni {
                 conf_dir: config.cni_conf_dir.clone(),

@@ -79,8 +79,7 @@ const ALLOWED_DEVICES: &[AllowedDevices] = &[
 pub(crate) struct SandboxView<'a> {
     /// Parent group and the container's id: `/kubepods/podX/<id>`.
     pub(crate) cgroup_path: &'a Path,
-    /// Limits are files of cgroup v2.
-    pub(crate) cgroup_v2: bool,
+    pub(crate) cgroups: CgroupLimits,
     /// `None`: the host's.
     pub(crate) network_namespace: Option<&'a Path>,
     /// The shim's ipc and uts namespaces belong to the pod.
@@ -93,6 +92,14 @@ pub(crate) struct SandboxView<'a> {
     /// `None`: the host's /dev/shm.
     pub(crate) shm: Option<&'a Path>,
     pub(crate) sysctls: &'a HashMap<String, String>,
+}
+
+/// Which limits the machine's control groups have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CgroupLimits {
+    /// Files of cgroup v2.
+    pub(crate) v2: bool,
+    pub(crate) huge_pages: bool,
 }
 
 /// Which processes a container sees.
@@ -179,12 +186,15 @@ pub(crate) fn build(
             "cgroupsPath": sandbox.cgroup_path,
             "namespaces": namespaces,
             "devices": devices.nodes,
-            "resources": resources_json(&resources, context.privileged, devices.rules, sandbox.cgroup_v2),
+            "resources": resources_json(&resources, context.privileged, devices.rules, sandbox.cgroups),
             "rootfsPropagation": mounts::rootfs_propagation(config),
         },
     });
     if !sandbox.sysctls.is_empty() {
         spec["linux"]["sysctl"] = json!(sandbox.sysctls);
+    }
+    if !sandbox.cgroups.huge_pages && resources.hugepage_limits.iter().any(|limit| limit.limit > 0) {
+        warnings.push("hugetlb: this machine has no such cgroup controller".to_owned());
     }
     if !context.privileged {
         spec["linux"]["maskedPaths"] = or_default(&context.masked_paths, MASKED_PATHS);
@@ -380,7 +390,7 @@ fn resources_json(
     resources: &LinuxContainerResources,
     privileged: bool,
     more_devices: Vec<Value>,
-    cgroup_v2: bool,
+    cgroups: CgroupLimits,
 ) -> Value {
     let mut out = json!({});
     let mut rules = vec![json!({"allow": privileged, "access": "rwm"})];
@@ -397,12 +407,12 @@ fn resources_json(
         rules.extend(more_devices);
     }
     out["devices"] = Value::Array(rules);
-    limits_json(&mut out, resources, cgroup_v2);
+    limits_json(&mut out, resources, cgroups);
     out
 }
 
 /// Replaces all of `out`, an OCI `linux.resources`, except its device rules.
-pub(crate) fn limits_json(out: &mut Value, resources: &LinuxContainerResources, cgroup_v2: bool) {
+pub(crate) fn limits_json(out: &mut Value, resources: &LinuxContainerResources, cgroups: CgroupLimits) {
     *out = json!({"devices": out["devices"].take()});
     if resources.memory_limit_in_bytes != 0 {
         out["memory"] = json!({"limit": resources.memory_limit_in_bytes});
@@ -428,7 +438,8 @@ pub(crate) fn limits_json(out: &mut Value, resources: &LinuxContainerResources, 
     if cpu != json!({}) {
         out["cpu"] = cpu;
     }
-    if !resources.hugepage_limits.is_empty() {
+    // Every container of kubelet has them, and OCI runtimes refuse them without the controller.
+    if cgroups.huge_pages && !resources.hugepage_limits.is_empty() {
         out["hugepageLimits"] = resources
             .hugepage_limits
             .iter()
@@ -441,7 +452,7 @@ pub(crate) fn limits_json(out: &mut Value, resources: &LinuxContainerResources, 
     let mut unified = resources.unified.clone();
     unified.remove("pids.max");
     // v1 has none of these files, and OCI runtimes refuse them there.
-    if cgroup_v2 && !unified.is_empty() {
+    if cgroups.v2 && !unified.is_empty() {
         out["unified"] = json!(unified);
     }
 }
@@ -492,10 +503,16 @@ mod tests {
 
     use super::*;
 
+    const ALL: CgroupLimits = CgroupLimits { v2: true, huge_pages: true };
+
     fn spec_of(config: &ContainerConfig, image: &ImageConfig) -> Result<Value> {
+        spec_on(ALL, config, image)
+    }
+
+    fn spec_on(cgroups: CgroupLimits, config: &ContainerConfig, image: &ImageConfig) -> Result<Value> {
         let sandbox = SandboxView {
             cgroup_path: Path::new("/pods/a"),
-            cgroup_v2: true,
+            cgroups,
             network_namespace: Some(Path::new("/run/ns")),
             ipc_namespace: None,
             uts_namespace: None,
@@ -621,6 +638,20 @@ mod tests {
         let resources = &spec_of(&config, &ImageConfig::default()).unwrap()["linux"]["resources"];
         assert_eq!(resources["pids"]["limit"], 7);
         assert_eq!(resources["unified"], json!({"memory.oom.group": "1"}));
+    }
+
+    #[test]
+    fn huge_pages_are_limited_only_where_the_machine_has_the_controller() {
+        let mut config = command(&["/x"]);
+        let hugepage_limits = vec![proto::cri::HugepageLimit { page_size: "2MB".to_owned(), limit: 0 }];
+        let resources = LinuxContainerResources { hugepage_limits, ..Default::default() };
+        config.linux = Some(LinuxContainerConfig { resources: Some(resources), ..Default::default() });
+        let limits = |cgroups| {
+            spec_on(cgroups, &config, &ImageConfig::default()).unwrap()["linux"]["resources"]["hugepageLimits"]
+                .take()
+        };
+        assert_eq!(limits(ALL), json!([{"pageSize": "2MB", "limit": 0}]));
+        assert_eq!(limits(CgroupLimits { huge_pages: false, ..ALL }), Value::Null);
     }
 
     #[test]

@@ -60,7 +60,7 @@ fn change(
     let config_path = dir.join("config.json");
     let mut config: Value = record::load(&config_path)?;
     let limits_before = launcher::limits_of(&parsed(&config_path, config.clone())?);
-    spec::limits_json(&mut config["linux"]["resources"], &wanted, runtime.cgroup_v2);
+    spec::limits_json(&mut config["linux"]["resources"], &wanted, runtime.cgroups);
     let mut warnings = Vec::new();
     if wanted.oom_score_adj != former.oom_score_adj {
         config["process"]["oomScoreAdj"] = json!(spec::oom_score_adj(wanted.oom_score_adj, &mut warnings));

@@ -2,7 +2,13 @@ use super::*;
 use crate::objects::PodPhase;
 
 fn admission() -> Admission {
-    let capacity = Capacity { cpu_millis: 2000, memory_bytes: 1 << 30, storage_bytes: 1 << 30, pods: 3 };
+    let capacity = Capacity {
+        cpu_millis: 2000,
+        memory_bytes: 1 << 30,
+        huge_pages: Pools::from([(2 << 20, 8 << 20)]),
+        storage_bytes: 1 << 30,
+        pods: 3,
+    };
     Admission::new("demo", capacity, NodePressure::default())
 }
 
@@ -46,17 +52,42 @@ fn a_pod_is_rejected_in_kubelets_words_where_there_is_no_room() {
 }
 
 #[test]
+fn huge_pages_count_by_their_size_and_what_the_node_lacks_is_refused_by_name() {
+    let admission = admission();
+    let first = admission.admit(&requesting("a", "hugepages-2Mi", "6Mi"), false).unwrap();
+    let second = requesting("b", "hugepages-2Mi", "4Mi");
+    let rejection = admission.admit(&second, false).unwrap_err();
+    assert_eq!(rejection.reason, "OutOfhugepages-2Mi");
+    assert!(rejection.message.ends_with("requested: 4194304, used: 6291456, capacity: 8388608"));
+    let missing = Missing { resource: Resource::Scalar("hugepages-2Mi".to_owned()), amount: 2 << 20 };
+    assert_eq!(rejection.missing, [missing]);
+    drop(first);
+    let _second = admission.admit(&second, false).unwrap();
+    for unknown in ["hugepages-1Gi", "example.com/gpu"] {
+        let refused = admission.admit(&requesting("c", unknown, "1Gi"), false).unwrap_err();
+        assert_eq!(refused.reason, format!("OutOf{unknown}"));
+    }
+    drop(admission.admit(&requesting("c", "example.com/gpu", "0"), false).unwrap());
+    // Their memory is none for other uses.
+    let memory = format!("{}", (1 << 30) - (7 << 20));
+    assert_eq!(
+        admission.admit(&requesting("c", "memory", &memory), false).unwrap_err().reason,
+        "OutOfmemory"
+    );
+}
+
+#[test]
 fn a_running_pod_grows_only_into_room_that_is_free() {
     let capacity = admission().capacity;
     let known = requesting("a", "cpu", "500m");
     let pods = [Arc::new(known.clone()), Arc::new(requesting("b", "cpu", "1"))];
-    let fits = |amount| fits_resized(capacity, &pods, &known, &requesting("a", "cpu", amount));
+    let fits = |amount| fits_resized(&capacity, &pods, &known, &requesting("a", "cpu", amount));
     fits("1").unwrap();
     let message = "Node didn't have enough resource: cpu, requested: 1001, used: 1000, capacity: 2000";
     assert_eq!(fits("1001m").unwrap_err().message, message);
     // On a node with too many pods already, a pod can still shrink.
     let full = [Arc::new(known.clone()), Arc::new(requesting("b", "cpu", "3"))];
-    fits_resized(capacity, &full, &known, &requesting("a", "cpu", "100m")).unwrap();
+    fits_resized(&capacity, &full, &known, &requesting("a", "cpu", "100m")).unwrap();
 }
 
 #[test]

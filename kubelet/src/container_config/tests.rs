@@ -68,6 +68,18 @@ fn container_with(
 }
 
 #[test]
+fn the_runtime_limits_every_size_of_huge_pages() {
+    let limits = json!({"memory": "1Gi", "hugepages-2Mi": "4Mi"});
+    let containers = json!([{"name": "main", "image": "i", "resources": {"limits": limits}}]);
+    let config = container_of(&pod(json!({"containers": containers})));
+    let limits = config.linux.and_then(|linux| linux.resources).expect("resources").hugepage_limits;
+    let limit = |page_size: &u64| if *page_size == 2 << 20 { 4 << 20 } else { 0 };
+    let expected: Vec<u64> = crate::huge_pages::pools().keys().map(limit).collect();
+    assert!(!expected.is_empty(), "this test needs a kernel with huge pages");
+    assert_eq!(limits.iter().map(|limit| limit.limit).collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn a_runtime_without_recursive_read_only_mounts_gets_none_and_refuses_what_must_be_one() {
     let with = |mode: &str| {
         let mount =

@@ -184,7 +184,7 @@ impl Handle {
 
     /// What the node offers to pods.
     pub(crate) fn capacity(&self) -> Capacity {
-        self.capacity
+        self.capacity.clone()
     }
 
     /// The node's conditions but Ready.

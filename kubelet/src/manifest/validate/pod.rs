@@ -7,12 +7,13 @@ use super::{
     Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, all_containers, lifecycle, names, network, sources, storage,
 };
 use crate::objects::{
-    Container, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodSpec, SeccompProfile, SeccompProfileType,
-    Volume, VolumeMount, VolumeSource,
+    Container, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodSpec, Quantity, SeccompProfile,
+    SeccompProfileType, Volume, VolumeMount, VolumeSource,
 };
 
 /// A kubelet's usual 110 pods cannot take all mounts of the node then (fs.mount-max: 100,000).
 const MOST_VOLUMES: usize = 500;
+const HUGE_PAGES: &str = "hugepages-";
 
 pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     let at = FieldPath::root().key("spec");
@@ -175,13 +176,56 @@ fn check_resources(at: &FieldPath, container: &Container, findings: &mut Finding
     findings.amounts(&at.key("limits"), &resources.limits);
     findings.amounts(&at.key("requests"), &resources.requests);
     for (name, request) in &resources.requests {
-        match resources.limits.get(name) {
-            Some(limit) if request > limit => {
-                let rule = format!("must be less than or equal to {name} limit of {limit}");
-                findings.invalid(at.key("requests").key(name), &request.to_string(), &rule);
+        let comparison = match resources.limits.get(name) {
+            Some(limit) if request != limit && !may_be_overcommitted(name) => {
+                format!("must be equal to {name} limit of {limit}")
             }
-            Some(_) | None => {}
+            Some(limit) if request > limit => {
+                format!("must be less than or equal to {name} limit of {limit}")
+            }
+            None if !may_be_overcommitted(name) => {
+                let message = "Required value: Limit must be set for non overcommitable resources";
+                findings.add(at.key("limits"), message);
+                continue;
+            }
+            Some(_) | None => continue,
+        };
+        findings.invalid(at.key("requests").key(name), &request.to_string(), &comparison);
+    }
+    check_resource_names(at, container, findings);
+}
+
+/// Kubernetes' own resources but huge pages.
+fn may_be_overcommitted(resource: &str) -> bool {
+    !resource.contains('/') && !resource.starts_with(HUGE_PAGES)
+}
+
+fn check_resource_names(at: &FieldPath, container: &Container, findings: &mut Findings) {
+    let resources = &container.resources;
+    let (mut has_huge_pages, mut has_others) = (false, false);
+    for (field, amounts) in [("limits", &resources.limits), ("requests", &resources.requests)] {
+        for (name, amount) in amounts {
+            let at = at.key(field).key(name);
+            if let Err(broken) = names::qualified(name) {
+                findings.invalid(at, name, &broken);
+            } else if let Some(page_size) = name.strip_prefix(HUGE_PAGES) {
+                has_huge_pages = true;
+                let page_size = page_size.parse::<Quantity>().ok().and_then(|size| size.exact_value());
+                let is_multiple =
+                    page_size.is_some_and(|size| size > 0 && amount.value().is_multiple_of(size));
+                if !is_multiple {
+                    let rule = format!("{amount} is not positive integer multiple of {name}");
+                    findings.invalid(at, &amount.to_string(), &rule);
+                }
+            } else if ["cpu", "memory"].contains(&name.as_str()) {
+                has_others = true;
+            } else if !name.contains('/') && name != "ephemeral-storage" {
+                findings.invalid(at, name, "must be a standard resource for containers");
+            }
         }
+    }
+    if has_huge_pages && !has_others {
+        findings.add(at.clone(), "Forbidden: HugePages require cpu or memory");
     }
 }
 

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::Error;
 use crate::engine::Handle;
-use crate::objects::{Kind, Object, ObjectMeta};
+use crate::huge_pages;
+use crate::objects::{Kind, Object, ObjectMeta, Quantity};
 use crate::standalone::store::Store;
 use crate::worker::host_ip;
 
@@ -125,19 +126,25 @@ fn node(name: &str, engine: &Handle, request: &GetRequest) -> Vec<Found> {
     let capacity = engine.capacity();
     let mut conditions = vec![engine.runtime_health().condition()];
     conditions.extend(engine.pressure().conditions());
-    let resources = json!({
-        "cpu": (capacity.cpu_millis / 1000).to_string(),
-        "memory": format!("{}Ki", capacity.memory_bytes / 1024),
-        "ephemeral-storage": format!("{}Ki", capacity.storage_bytes / 1024),
-        "pods": capacity.pods.to_string(),
-    });
+    let resources = |memory_bytes: i64| {
+        let mut resources = json!({
+            "cpu": (capacity.cpu_millis / 1000).to_string(),
+            "memory": format!("{}Ki", memory_bytes / 1024),
+            "ephemeral-storage": format!("{}Ki", capacity.storage_bytes / 1024),
+            "pods": capacity.pods.to_string(),
+        });
+        for (page_size, bytes) in &capacity.huge_pages {
+            resources[huge_pages::resource(*page_size)] = json!(Quantity::from_bytes(*bytes).to_string());
+        }
+        resources
+    };
     let value = json!({
         "apiVersion": Kind::Node.api_version(),
         "kind": Kind::Node.as_str(),
         "metadata": {"name": name},
         "status": {
-            "capacity": resources.clone(),
-            "allocatable": resources,
+            "capacity": resources(capacity.memory_bytes),
+            "allocatable": resources(capacity.allocatable_memory()),
             "conditions": conditions,
             "addresses": [
                 {"type": "InternalIP", "address": host_ip()},

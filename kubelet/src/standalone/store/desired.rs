@@ -262,7 +262,7 @@ impl Store {
     fn change_in_place(&self, key: Key, mut known: PodEntry, wanted: Entry<Pod>) -> Result<Outcome, Error> {
         if let Some(capacity) = self.inner.capacity.get() {
             let pods = self.pods();
-            admission::fits_resized(*capacity, &pods, &known.current.object, &wanted.object)
+            admission::fits_resized(capacity, &pods, &known.current.object, &wanted.object)
                 .map_err(|why| Error::NoRoom { name: key.name.clone(), why: why.message })?;
         }
         known.current = wanted;
