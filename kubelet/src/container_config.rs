@@ -147,10 +147,15 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
     };
     let command = expanded("command", &container.command)?;
     let args = expanded("args", &container.args)?;
+    let pod_group = resources::cgroup_path(node.cgroup_root, pod);
+    let limits = resources::of_container(pod, container, resources::node_memory_bytes());
     let resources = cri::LinuxContainerResources {
+        memory_swap_limit_in_bytes: node
+            .hierarchies
+            .memory_and_swap(&pod_group, limits.memory_limit_in_bytes),
         hugepage_limits: huge_pages::limits(&container.resources.limits, &huge_pages::pools()),
-        unified: node.hierarchies.container_files(&resources::cgroup_path(node.cgroup_root, pod)),
-        ..resources::of_container(pod, container, resources::node_memory_bytes())
+        unified: node.hierarchies.container_files(&pod_group),
+        ..limits
     };
     let mut labels: HashMap<String, String> = pod_labels(&pod.metadata).into();
     labels.insert(CONTAINER_NAME_LABEL.to_owned(), container.name.clone());

@@ -143,6 +143,18 @@ impl Hierarchies {
             .collect()
     }
 
+    /// kubelet's limit of memory and swap together on cgroup v1 for a container of `pod`, the pod's cgroup: its
+    /// memory limit, so that it gets no additional swap. 0, which is no limit, where the kernel does not
+    /// count swap.
+    pub(crate) fn memory_and_swap(&self, pod: &str, memory_bytes: i64) -> i64 {
+        let mut with_memory = self.v1.iter().filter(|h| h.controllers.iter().any(|c| c == "memory"));
+        let counts_swap = with_memory.any(|hierarchy| {
+            let group = hierarchy.mount_point.join(pod.trim_start_matches('/'));
+            group.join("memory.memsw.limit_in_bytes").exists()
+        });
+        if counts_swap { memory_bytes } else { 0 }
+    }
+
     /// Removes `path` and its descendants in every hierarchy.
     pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
         let path = path.trim_start_matches('/');
@@ -243,6 +255,18 @@ mod tests {
         std::fs::write(tree.path().join("pods/a/memory.oom.group"), "0").unwrap();
         assert_eq!(files(&v2), HashMap::from([("memory.oom.group".to_owned(), "1".to_owned())]));
         assert_eq!(files(&Hierarchies { v1: Vec::new(), v2: None }), HashMap::new());
+    }
+
+    #[test]
+    fn on_cgroup_v1_a_memory_limit_is_also_that_of_memory_and_swap_where_swap_counts() {
+        let tree = tempfile::tempdir().unwrap();
+        let memory =
+            Hierarchy { mount_point: tree.path().to_owned(), controllers: vec!["memory".to_owned()] };
+        let v1 = Hierarchies { v1: vec![memory], v2: None };
+        std::fs::create_dir_all(tree.path().join("pods/a")).unwrap();
+        assert_eq!(v1.memory_and_swap("/pods/a", 7), 0);
+        std::fs::write(tree.path().join("pods/a/memory.memsw.limit_in_bytes"), "").unwrap();
+        assert_eq!((v1.memory_and_swap("/pods/a", 7), v1.memory_and_swap("/pods/a", 0)), (7, 0));
     }
 
     #[tokio::test]

@@ -94,7 +94,11 @@ fn memory_limit(node: &Node<'_>, pod: &Value) -> Option<u64> {
     let pod = format!("kubepods/burstable/pod{}", text(&pod["metadata"]["uid"]));
     let hierarchies = linux::cgroup::Hierarchies::detect().expect("control groups");
     let group = node.sandbox().cgroup_root().join(pod).join(id);
-    hierarchies.usage(Path::new("/").join(&group).as_path()).memory.and_then(|memory| memory.limit)
+    let memory = hierarchies.usage(Path::new("/").join(&group).as_path()).memory?;
+    if let Some(swap) = memory.swap {
+        assert_eq!(swap.limit, Some(0), "a memory limit allows no additional swap");
+    }
+    memory.limit
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::Worker;
 use crate::objects::EventType;
 use crate::observed::Observed;
 use crate::plan;
+use crate::resources;
 use crate::resources::resize::{self, Steps};
 
 /// After a resize that the kernel or the runtime refused.
@@ -93,7 +94,11 @@ impl Worker {
         if *limits == LinuxContainerResources::default() {
             return Ok(());
         }
-        let set = self.tools.cri.update_container_resources(id, limits.clone()).await;
+        let group = resources::cgroup_path(&self.tools.cgroup_root, &self.pod);
+        let memory_and_swap = self.tools.hierarchies.memory_and_swap(&group, limits.memory_limit_in_bytes);
+        let limits =
+            LinuxContainerResources { memory_swap_limit_in_bytes: memory_and_swap, ..limits.clone() };
+        let set = self.tools.cri.update_container_resources(id, limits).await;
         set.map_err(|error| error.message)
     }
 
