@@ -231,6 +231,18 @@ impl PersistentVolumeClaim {
         let mut conditions = self.status.conditions.iter();
         conditions.any(|c| c.condition_type == condition_type && c.status == ConditionStatus::True)
     }
+
+    /// Whether it was made for the pod with this uid.
+    pub(crate) fn has_owner(&self, pod_uid: &str) -> bool {
+        self.metadata.owner_references.iter().any(|owner| owner.uid == pod_uid)
+    }
+
+    /// Deletes the claim of a pod that is gone. A pod of the same unchanged file has the uid of that pod, so
+    /// the claim no longer names its owner: the next pod waits until it is gone, and does not use it.
+    pub(crate) fn give_up(&mut self) {
+        self.metadata.owner_references.clear();
+        self.metadata.deletion_timestamp.get_or_insert_with(super::now);
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

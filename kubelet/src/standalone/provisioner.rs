@@ -368,7 +368,7 @@ fn pods_naming(store: &Store, claim: &PersistentVolumeClaim) -> Vec<Arc<Pod>> {
             Some(VolumeSource::Claim(source)) => source.claim_name == metadata.name,
             // Another pod's claim of this name has to go first.
             Some(VolumeSource::Ephemeral(_)) => {
-                metadata.owner_references.iter().any(|owner| owner.uid == pod.metadata.uid)
+                claim.has_owner(&pod.metadata.uid)
                     && volume.claim_name(&pod.metadata.name).as_ref() == Some(&metadata.name)
             }
             _ => false,

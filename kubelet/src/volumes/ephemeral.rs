@@ -53,14 +53,11 @@ pub(super) fn ensure_claim(
 
 fn is_made(store: &Store, pod: &Pod, name: &str) -> Result<bool, Error> {
     match store.claim(&pod.metadata.namespace, name) {
-        Some(claim) if is_owned(&claim, pod) => Ok(true),
+        Some(claim) if claim.has_owner(&pod.metadata.uid) => Ok(true),
+        Some(claim) if claim.metadata.is_deleted() => Err(Error::ClaimDeleted { claim: name.to_owned() }),
         Some(_) => Err(Error::ClaimOfOther { claim: name.to_owned() }),
         None => Ok(false),
     }
-}
-
-fn is_owned(claim: &PersistentVolumeClaim, pod: &Pod) -> bool {
-    claim.metadata.owner_references.iter().any(|owner| owner.uid == pod.metadata.uid)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::{Failure, pods_naming};
 use crate::csi_secrets::Secrets;
 use crate::objects::{
     EventType, Object, OwnerReference, PersistentVolume, PersistentVolumeClaim, Pod, ReclaimPolicy,
-    VolumePhase, now,
+    VolumePhase,
 };
 use crate::plugins::Plugins;
 use crate::standalone::store::{self, Store};
@@ -41,15 +41,11 @@ pub(super) fn mark_ownerless(store: &Store) -> bool {
     let is_gone = |owner: &OwnerReference| !store.has_pod(&owner.uid);
     let mut are_marked = true;
     for claim in store.claims() {
-        let metadata = &claim.metadata;
-        let owners = &metadata.owner_references;
-        if metadata.is_deleted() || owners.is_empty() || !owners.iter().all(is_gone) {
+        let owners = &claim.metadata.owner_references;
+        if owners.is_empty() || !owners.iter().all(is_gone) {
             continue;
         }
-        let mark = |claim: &mut PersistentVolumeClaim| {
-            claim.metadata.deletion_timestamp.get_or_insert_with(now);
-        };
-        if let Err(error) = store.update_claim(&claim, mark) {
+        if let Err(error) = store.update_claim(&claim, PersistentVolumeClaim::give_up) {
             warn!(error = linux::chain(&error), "cannot delete the claim of a pod that is gone");
             are_marked = false;
         }

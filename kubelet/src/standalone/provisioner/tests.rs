@@ -413,14 +413,61 @@ async fn every_call_has_the_secrets_that_the_class_names_and_nothing_else_has_th
     assert_eq!(fixture.secrets_of("DeleteVolume"), ["hush-provisioner"]);
 }
 
+/// A class whose calls have no secrets.
+fn plain_class() -> String {
+    format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n\
+         allowVolumeExpansion: true\n"
+    )
+}
+
+/// The file of a pod is removed and comes back while the pod is torn down: both pods have one uid.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_pod_of_an_unchanged_file_waits_for_a_new_volume_of_its_own() {
+    use crate::objects::Object;
+    const FILE: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers: [{name: c, image: i}]\n  \
+        volumes: [{name: v, ephemeral: {volumeClaimTemplate: {spec: {storageClassName: fast, \
+        accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}}}]\n";
+    let fixture = Fixture::start();
+    let (store, volumes) = (&fixture.store, &fixture.volumes);
+    let put = || {
+        let parsed = manifest::parse(FILE.as_bytes(), "web.yaml");
+        assert!(parsed.errors.is_empty(), "{:?}", parsed.errors);
+        let described = parsed.manifests.into_iter().next().unwrap().described();
+        store.apply(described, Source::File("web.yaml".into())).unwrap();
+        store.pod("default", "web").unwrap()
+    };
+    let claim = || store.claim("default", "web-v");
+    fixture.apply(&plain_class());
+    let first = put();
+    tokio::time::timeout(TIMEOUT, volumes.mount_pod(&first)).await.unwrap();
+    let before = claim().unwrap();
+
+    fixture.driver.fail("DeleteVolume", Some(Status::unavailable("busy")));
+    store.mark_pod_deleted("default", "web", None).unwrap();
+    assert!(put().metadata.is_deleted(), "the first pod is torn down yet");
+    volumes.unmount_pod(&first.reference()).await;
+    store.forget_pod(&first.metadata.uid).unwrap();
+    let next = store.pod("default", "web").unwrap();
+    assert_eq!((&next.metadata.uid, next.metadata.is_deleted()), (&first.metadata.uid, false));
+    let mounting = tokio::spawn({
+        let (volumes, next) = (volumes.clone(), Arc::clone(&next));
+        async move { volumes.mount_pod(&next).await }
+    });
+    fixture.event("FailedMount", "persistentvolumeclaim \"web-v\" is being deleted").await;
+    assert_eq!(claim().unwrap().metadata.uid, before.metadata.uid);
+    fixture.driver.fail("DeleteVolume", None);
+    tokio::time::timeout(TIMEOUT, mounting).await.unwrap().unwrap();
+    let after = claim().unwrap();
+    assert!(after.metadata.uid != before.metadata.uid && after.has_owner(&next.metadata.uid));
+    assert!(store.volume(&before.spec.volume_name).is_none(), "the first pod's data is gone");
+    assert_eq!(fixture.driver.of("NodePublishVolume").len(), 2);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_volume_that_no_pod_has_grows_when_it_is_mounted() {
     let fixture = Fixture::start();
-    let plain = format!(
-        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: fast}}\nprovisioner: {DRIVER}\n\
-         allowVolumeExpansion: true\n"
-    );
-    fixture.apply(&plain);
+    fixture.apply(&plain_class());
     fixture.apply(&claim("1Gi"));
     fixture.claim("bound", |claim| claim.status.phase == ClaimPhase::Bound).await;
     fixture.apply(&claim("2Gi"));

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use super::entries::{Key, PodEntry};
 use super::outcome;
-use super::{Error, Store};
-use crate::objects::{Kind, Pod, PodStatus, now};
+use super::{Durability, Error, Store};
+use crate::objects::{Kind, PersistentVolumeClaim, Pod, PodStatus, now};
 
 impl Store {
     /// All pods, including those being torn down, by namespace and name.
@@ -57,10 +57,16 @@ impl Store {
         Ok(true)
     }
 
-    /// Removes a pod after its teardown; its successor, if any, replaces it.
+    /// Removes a pod after its teardown; its successor, if any, replaces it. The claims that were made for
+    /// the pod are marked deleted before.
     pub fn forget_pod(&self, uid: &str) -> Result<(), Error> {
         let _writing = self.writing();
         let Some((key, entry)) = self.state().pods.find_uid_entry(uid) else { return Ok(()) };
+        for claim in self.claims().iter().filter(|claim| claim.has_owner(uid)) {
+            let mut claim = PersistentVolumeClaim::clone(claim);
+            claim.give_up();
+            self.replace(claim, Durability::PowerLoss)?;
+        }
         match entry.successor {
             Some(successor) => {
                 let entry = PodEntry { current: *successor, successor: None };
