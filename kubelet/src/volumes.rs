@@ -185,7 +185,7 @@ impl Volumes {
                     // Give other operations a moment before this counts as a failure.
                     let has_changed = retry.wait_briefly(&error).await;
                     if !has_changed {
-                        self.report(pod, "FailedMount", volume, &error);
+                        self.report(pod, "FailedMount", &volume.name, &error);
                         tokio::select! {
                             () = retry.wait(&error) => {}
                             () = released, if matches!(error, Error::InUseByOtherPod) => {}
@@ -328,8 +328,8 @@ impl Volumes {
         }
     }
 
-    fn report(&self, pod: &Pod, reason: &str, volume: &Volume, error: &Error) {
-        let message = format!("volume \"{}\": {}", volume.name, error.text());
+    fn report(&self, pod: &Pod, reason: &str, volume: &str, error: &Error) {
+        let message = format!("volume \"{volume}\": {}", error.text());
         self.shared.sinks.record(&pod.reference(), EventType::Warning, reason, &message);
     }
 }

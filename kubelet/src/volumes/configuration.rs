@@ -5,8 +5,9 @@
 //! - The volumes of one pod are written one after the other, each with the objects of that moment, so
 //!   an older content never replaces a newer one.
 //! - Once [`ConfigurationVolumes::unmount_all`] of a pod has started, nothing is written for it.
+//! - No pod's update waits longer than [`UPDATE_TIMEOUT`] for another pod's.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,13 +20,14 @@ use nix::sys::statfs::TMPFS_MAGIC;
 use runtime::Locks;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::task::JoinHandle;
 
 use super::atomic_dir::AtomicDir;
 use super::budget::{self, Budget};
 use super::error::Error;
 use super::layout::Layout;
 use super::projected::Source;
-use super::{Volumes, files};
+use super::{Shared, Volumes, files};
 use crate::backoff::Backoff;
 use crate::objects::{Kind, Pod, Volume, VolumeSource};
 use crate::pod_fields::Capacity;
@@ -35,6 +37,8 @@ use crate::standalone::store::{Change, Store};
 const ROOT_MODE: u32 = 0o777;
 /// Of a tmpfs: the old content stays until the new one is complete.
 const TMPFS_BYTES: usize = 2 * budget::MOST_BYTES;
+/// Enough for a disk under load.
+const UPDATE_TIMEOUT: Duration = Duration::from_secs(5);
 const INTERRUPTED: Error = Error::Interrupted { what: "the write of a volume" };
 
 #[derive(Debug, Default)]
@@ -42,7 +46,12 @@ pub(super) struct ConfigurationVolumes {
     /// By pod uid; locked during each write.
     writing: Locks<String, Mutex<()>>,
     budget: Arc<Budget>,
+    /// Updates that took longer than [`UPDATE_TIMEOUT`], by pod uid. They go on.
+    late: Mutex<BTreeMap<String, JoinHandle<Outcomes>>>,
 }
+
+/// How each volume of an update was written.
+type Outcomes = Vec<(Target, Result<(), Error>)>;
 
 /// One volume of a pod.
 #[derive(Debug)]
@@ -50,6 +59,8 @@ pub(super) struct Target {
     pub(super) dir: PathBuf,
     pub(super) source: Source,
     pub(super) pod: Arc<Pod>,
+    /// The volume's name.
+    name: String,
 }
 
 /// Which volumes a call writes.
@@ -77,7 +88,7 @@ impl Target {
             Source::Projected(_) => "kubernetes.io~projected",
         };
         let dir = layout.plugin_volumes_dir(&pod.metadata.uid, plugin).join(&volume.name);
-        Some(Self { dir, source, pod: Arc::clone(pod) })
+        Some(Self { dir, source, pod: Arc::clone(pod), name: volume.name.clone() })
     }
 
     fn write(&self, store: &Store, node: Capacity, budget: &Budget, when: When) -> Result<(), Error> {
@@ -120,6 +131,10 @@ impl ConfigurationVolumes {
             target.write(&store, node, &budget, When::Always)
         });
         written.await.unwrap_or(Err(INTERRUPTED))
+    }
+
+    fn late(&self) -> MutexGuard<'_, BTreeMap<String, JoinHandle<Outcomes>>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Unmounts those volumes of a pod that are in memory.
@@ -172,13 +187,19 @@ impl Volumes {
             if pod.metadata.is_deleted() || has_ended {
                 continue;
             }
-            for volume in &pod.spec.volumes {
-                let Some(target) = Target::of(&shared.layout, &pod, volume) else { continue };
-                if !changed.concerns(&target) {
-                    continue;
-                }
-                if let Err(error) = self.update_one(target).await {
-                    self.report(&pod, "FailedMount", volume, &error);
+            let volumes = pod.spec.volumes.iter();
+            let targets = volumes.filter_map(|volume| Target::of(&shared.layout, &pod, volume));
+            let targets: Vec<Target> = targets.filter(|target| changed.concerns(target)).collect();
+            if targets.is_empty() {
+                continue;
+            }
+            let Some(outcomes) = self.update_pod(&pod, targets).await else {
+                are_written = false;
+                continue;
+            };
+            for (target, outcome) in outcomes {
+                if let Err(error) = outcome {
+                    self.report(&pod, "FailedMount", &target.name, &error);
                     // A missing object announces its return; space in the budget does not.
                     are_written &=
                         error.depends_on_configuration() && !matches!(error, Error::PodTooLarge { .. });
@@ -188,19 +209,52 @@ impl Volumes {
         are_written
     }
 
-    async fn update_one(&self, target: Target) -> Result<(), Error> {
-        let shared = Arc::clone(&self.shared);
-        let uid = target.pod.metadata.uid.clone();
-        let written = tokio::task::spawn_blocking(move || {
-            let writing = shared.configuration.writing.of(uid.as_str());
-            let _writing = lock(&writing);
-            if shared.is_stopping(&uid) {
-                return Ok(());
+    /// Writes volumes of one pod; `None` while that takes too long.
+    async fn update_pod(&self, pod: &Pod, targets: Vec<Target>) -> Option<Outcomes> {
+        let (uid, first) = (&pod.metadata.uid, targets.first()?);
+        let (name, path) = (first.name.clone(), first.dir.clone());
+        {
+            let mut late = self.shared.configuration.late();
+            // Those of pods that are gone too.
+            late.retain(|_, update| !update.is_finished());
+            if late.contains_key(uid) {
+                return None;
             }
-            let budget = &shared.configuration.budget;
-            target.write(&shared.store, shared.capacity(), budget, When::IfWritten)
-        });
-        written.await.unwrap_or(Err(INTERRUPTED))
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut update = tokio::task::spawn_blocking(move || shared.write_again(targets));
+        match tokio::time::timeout(UPDATE_TIMEOUT, &mut update).await {
+            Ok(written) => written.ok(),
+            Err(_) => {
+                self.report(
+                    pod,
+                    "FailedMount",
+                    &name,
+                    &Error::PathTimeout { what: "update the volume", path },
+                );
+                self.shared.configuration.late().insert(uid.clone(), update);
+                None
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Those volumes of one pod that have been written before.
+    fn write_again(&self, targets: Vec<Target>) -> Outcomes {
+        let write = |target: Target| {
+            let uid = target.pod.metadata.uid.as_str();
+            let writing = self.configuration.writing.of(uid);
+            let _writing = lock(&writing);
+            let budget = &self.configuration.budget;
+            let written = if self.is_stopping(uid) {
+                Ok(())
+            } else {
+                target.write(&self.store, self.capacity(), budget, When::IfWritten)
+            };
+            (target, written)
+        };
+        targets.into_iter().map(write).collect()
     }
 }
 
@@ -394,6 +448,57 @@ mod tests {
         assert!(!Target::of(&layout, &pod, &pod.spec.volumes[8]).unwrap().dir.exists());
         volumes.unmount_all(&layout, "u").await.unwrap();
         write(8).await.unwrap();
+    }
+
+    /// Runs on one thread: a blocking wait for the file system would stop both pods.
+    #[tokio::test]
+    async fn a_volume_that_does_not_answer_keeps_no_other_pod_from_its_update() {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        let sinks = crate::sink::Sinks::new(store.clone(), Vec::new());
+        let volumes = Volumes::new(root.path(), store.clone(), sinks, crate::plugins::Plugins::new());
+        let map = |value: &str| {
+            format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: settings}}\ndata: {{a: {value}}}\n")
+        };
+        apply(&store, &map("old"));
+        for name in ["a", "b"] {
+            let volume = "{name: silent, configMap: {name: settings}}";
+            let spec = format!("{{containers: [{{name: c, image: i}}], volumes: [{volume}]}}");
+            apply(&store, &format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {spec}\n"));
+        }
+        let layout = Layout::new(root.path());
+        let pods = store.pods();
+        let dir = |pod: &Arc<Pod>| Target::of(&layout, pod, &pod.spec.volumes[0]).unwrap().dir;
+        for pod in &pods {
+            volumes.mount_pod(pod).await;
+        }
+        let (hung, other) = (dir(&pods[0]), dir(&pods[1]));
+        fs::remove_dir_all(&hung).unwrap();
+        let (silent, connection) = super::super::host_paths::mount_silent(hung.parent().unwrap());
+        assert_eq!(silent, hung);
+        apply(&store, &map("new"));
+        let update = || tokio::time::timeout(2 * UPDATE_TIMEOUT, volumes.update(&Changed::Anything));
+        let first = update().await;
+        let updated = fs::read_to_string(other.join("a")).unwrap();
+        apply(&store, &map("newest"));
+        let begun = std::time::Instant::now();
+        let second = update().await;
+        let waited = begun.elapsed();
+        drop(connection);
+        mount::unmount(&silent, UnmountMode::Detach).unwrap();
+
+        assert_eq!((first, updated.as_str(), second), (Ok(false), "new", Ok(false)));
+        assert!(waited < UPDATE_TIMEOUT, "it is asked once: {waited:?}");
+        assert_eq!(fs::read_to_string(other.join("a")).unwrap(), "newest");
+        let message = "volume \"silent\": update the volume: the file system of ";
+        assert!(store.events().iter().any(|event| event.message.starts_with(message)));
+        // Its thread ends with the connection, and its volume is tried again.
+        fs::remove_dir(&hung).unwrap();
+        let begun = std::time::Instant::now();
+        while !volumes.update(&Changed::Anything).await {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the thread never ends");
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]
