@@ -62,7 +62,7 @@ use device::{Device, DeviceKey, Devices, Stage};
 use empty_dirs::EmptyDirs;
 use host_paths::HostPaths;
 use layout::Layout;
-use ownership::GroupChange;
+use ownership::{GroupChange, Stop};
 use resolve::Resolved;
 use retry::Retry;
 
@@ -98,6 +98,8 @@ struct Shared {
     reconstructed: SetOnce<()>,
     /// Pods in teardown: no mount may start for them.
     stopping: Mutex<BTreeSet<String>>,
+    /// Set when a pod ends, by its uid.
+    stops: Mutex<BTreeMap<String, Arc<Stop>>>,
     /// Unmounts for pods whose processes survived SIGKILL, by pod uid.
     survivor_unmounts: Mutex<BTreeMap<String, JoinHandle<()>>>,
     republish: republish::Due,
@@ -123,6 +125,7 @@ impl Volumes {
             devices: Devices::default(),
             reconstructed: SetOnce::new(),
             stopping: Mutex::default(),
+            stops: Mutex::default(),
             survivor_unmounts: Mutex::default(),
             republish: republish::Due::default(),
             answers: stats::Answers::default(),
@@ -209,8 +212,8 @@ impl Volumes {
                 if let Some(group) = pod.spec.security_context.fs_group {
                     // Like kubelet, change a pod's own volumes even if the root's group is right.
                     let policy = FsGroupChangePolicy::Always;
-                    let root = host_path.clone();
-                    ownership::change_group(GroupChange { root, group, policy, marker }).await?;
+                    let (root, stop) = (host_path.clone(), self.shared.stop_of(uid));
+                    ownership::change_group(GroupChange { root, group, policy, marker, stop }).await?;
                 }
                 Ok(Mounted { host_path, read_only: false, is_configuration: false })
             }
@@ -353,6 +356,7 @@ impl Shared {
             volume,
             read_only,
             store: self.store.clone(),
+            stop: self.stop_of(&pod.metadata.uid),
         }
     }
 
@@ -368,10 +372,22 @@ impl Shared {
         self.survivor_unmounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Ask [`Self::is_stopping`] afterwards: the next pod with this uid gets another one.
+    fn stop_of(&self, uid: &str) -> Arc<Stop> {
+        Arc::clone(self.stops().entry(uid.to_owned()).or_default())
+    }
+
+    fn stops(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Stop>>> {
+        self.stops.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn set_stopping(&self, uid: &str, stopping: bool) {
         let mut all = self.stopping.lock().unwrap_or_else(PoisonError::into_inner);
         if stopping {
             all.insert(uid.to_owned());
+            if let Some(stop) = self.stops().remove(uid) {
+                stop.set();
+            }
         } else {
             all.remove(uid);
         }

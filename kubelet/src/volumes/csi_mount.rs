@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::dead_mount::is_dead;
 use super::device::{Device, Stage};
 use super::layout::{self, Layout, PublishData, StageData};
-use super::ownership::{self, GroupChange};
+use super::ownership::{self, GroupChange, Stop};
 use super::{capability, error::Error, files};
 use crate::csi::Driver;
 use crate::csi_secrets::Secrets;
@@ -34,6 +34,8 @@ pub(super) struct CsiMount {
     pub(super) read_only: bool,
     /// Has the Secrets of the calls.
     pub(super) store: Store,
+    /// Set when the pod ends.
+    pub(super) stop: Arc<Stop>,
 }
 
 impl CsiMount {
@@ -52,7 +54,8 @@ impl CsiMount {
                 let pod = &self.pod.metadata.uid;
                 let marker = self.layout.csi_ready(pod, &self.volume.metadata.name);
                 let policy = self.pod.spec.security_context.fs_group_change_policy.unwrap_or_default();
-                ownership::change_group(GroupChange { root: target.clone(), group, policy, marker }).await?;
+                let (root, stop) = (target.clone(), Arc::clone(&self.stop));
+                ownership::change_group(GroupChange { root, group, policy, marker, stop }).await?;
             }
             _ => {}
         }
@@ -310,6 +313,7 @@ mod tests {
             driver_object: Some(Arc::new(from_value(driver_object).unwrap())),
             read_only: false,
             store: Store::open(root, "here").unwrap(),
+            stop: Arc::default(),
         }
     }
 

@@ -5,17 +5,40 @@
 //! marker on disk records it, since a restarted kubelet mounts the volumes of running pods again.
 //! Other pods may use the volume meanwhile, so the walk is `linux::tree`'s, which is safe against
 //! renames.
+//!
+//! A walk has no time limit, as with kubelet, but it ends with its pod ([`Stop`]).
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use linux::tree::{self, GroupAccess};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
+use tokio::sync::SetOnce;
 
 use super::error::Error;
 use super::files;
 use crate::objects::FsGroupChangePolicy;
+
+/// How long a pod's end waits for a walk whose file system does not answer. The walk's thread ends later.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+const INTERRUPTED: Error = Error::Interrupted { what: "the change of group" };
+
+/// Ends the walks of one pod.
+#[derive(Debug, Default)]
+pub(super) struct Stop {
+    is_set: AtomicBool,
+    set: SetOnce<()>,
+}
+
+impl Stop {
+    pub(super) fn set(&self) {
+        self.is_set.store(true, Ordering::Relaxed);
+        let _was_set = self.set.set(());
+    }
+}
 
 /// A volume and its new group.
 #[derive(Debug)]
@@ -25,40 +48,55 @@ pub(super) struct GroupChange {
     pub(super) policy: FsGroupChangePolicy,
     /// A file that exists once the group was changed.
     pub(super) marker: PathBuf,
+    pub(super) stop: Arc<Stop>,
 }
 
 /// Walks the whole tree, outside the async threads.
 pub(super) async fn change_group(change: GroupChange) -> Result<(), Error> {
+    let stop = Arc::clone(&change.stop);
     let walk = tokio::task::spawn_blocking(move || change_once(&change));
-    walk.await.unwrap_or(Err(Error::Interrupted { what: "the change of group" }))
+    let stopped = async {
+        stop.set.wait().await;
+        tokio::time::sleep(STOP_TIMEOUT).await;
+    };
+    tokio::select! {
+        walked = walk => walked.unwrap_or(Err(INTERRUPTED)),
+        () = stopped => Err(INTERRUPTED),
+    }
 }
 
 fn change_once(change: &GroupChange) -> Result<(), Error> {
     if change.marker.exists() {
         return Ok(());
     }
-    change_if_needed(&change.root, change.group, change.policy).map_err(|source| Error::FsGroup {
+    change_if_needed(change).map_err(|source| Error::FsGroup {
         root: change.root.clone(),
         group: change.group,
         source,
     })?;
+    // The pod's directory is being removed.
+    if change.stop.is_set.load(Ordering::Relaxed) {
+        return Err(INTERRUPTED);
+    }
     files::make_dir(change.marker.parent().unwrap_or(Path::new("/")), 0o750)?;
     // A power cut may lose the marker, but then no container runs.
     std::fs::write(&change.marker, "").map_err(|e| Error::io("create", &change.marker, e))
 }
 
-fn change_if_needed(path: &Path, group: u32, policy: FsGroupChangePolicy) -> linux::Result<()> {
+fn change_if_needed(change: &GroupChange) -> linux::Result<()> {
+    let GroupChange { root: path, group, policy, stop, .. } = change;
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let root = open(path, flags, Mode::empty()).map_err(|e| linux::Error::at("open", path, e))?;
     let access = GroupAccess::ReadWrite;
-    if policy == FsGroupChangePolicy::OnRootMismatch && tree::has_group(&root, group, access)? {
+    if *policy == FsGroupChangePolicy::OnRootMismatch && tree::has_group(&root, *group, access)? {
         return Ok(());
     }
-    tree::give_group(&root, group, access, &AtomicBool::new(false))
+    tree::give_group(&root, *group, access, &stop.is_set)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Volumes;
     use super::*;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
@@ -67,7 +105,47 @@ mod tests {
     }
 
     fn change(dir: &Path, marker: &str, group: u32, policy: FsGroupChangePolicy) -> GroupChange {
-        GroupChange { root: dir.join("root"), group, policy, marker: dir.join("pods/u").join(marker) }
+        let (root, marker) = (dir.join("root"), dir.join("pods/u").join(marker));
+        GroupChange { root, group, policy, marker, stop: Arc::default() }
+    }
+
+    #[tokio::test]
+    async fn a_walk_ends_with_its_pod_also_where_the_file_system_does_not_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("root")).unwrap();
+        let walk = change(dir.path(), "a", 2000, FsGroupChangePolicy::Always);
+        walk.stop.set();
+        let (marker, error) = (walk.marker.clone(), change_group(walk).await.unwrap_err());
+        assert!(error.text().contains("Operation canceled"), "{}", error.text());
+        assert!(!marker.exists());
+
+        let (silent, connection) = super::super::host_paths::mount_silent(dir.path());
+        let walk = GroupChange {
+            root: silent.clone(),
+            ..change(dir.path(), "b", 2000, FsGroupChangePolicy::Always)
+        };
+        let (stop, marker) = (Arc::clone(&walk.stop), walk.marker.clone());
+        let walking = tokio::spawn(change_group(walk));
+        tokio::task::yield_now().await;
+        stop.set();
+        let stopped = tokio::time::timeout(2 * STOP_TIMEOUT, walking).await;
+        drop(connection);
+        linux::mount::unmount(&silent, linux::mount::UnmountMode::Detach).unwrap();
+        assert_eq!(stopped.unwrap().unwrap().unwrap_err().text(), INTERRUPTED.text());
+        assert!(!marker.exists());
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_pod_stops_its_walks_and_not_those_of_the_next_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = crate::standalone::store::Store::open(dir.path(), "node").unwrap();
+        let sinks = crate::sink::Sinks::new(store.clone(), Vec::new());
+        let volumes = Volumes::new(dir.path(), store, sinks, crate::plugins::Plugins::new());
+        let is_set = |stop: &Stop| stop.is_set.load(Ordering::Relaxed);
+        let (stop, other) = (volumes.shared.stop_of("u"), volumes.shared.stop_of("other"));
+        let ended = crate::objects::ObjectRef { uid: "u".to_owned(), ..crate::objects::ObjectRef::default() };
+        volumes.unmount_pod(&ended).await;
+        assert!(is_set(&stop) && !is_set(&other) && !is_set(&volumes.shared.stop_of("u")));
     }
 
     #[test]
