@@ -27,6 +27,9 @@ pub(crate) const DEVICE_CONTROL: &str = "hawser.dev/DeviceControl";
 /// The runtime's reason for a running container without device control.
 pub(crate) const DEVICE_CONTROL_MISSING: &str = "DeviceControlMissing";
 
+/// Condition of a pod whose sandbox is ready, with its network.
+const READY_TO_START: &str = "PodReadyToStartContainers";
+
 /// Why containers wait, by name: kept by the worker from its last attempts.
 pub(crate) type Waiting = BTreeMap<String, ContainerStateWaiting>;
 
@@ -197,7 +200,7 @@ impl Sources<'_> {
         let initialized = conditions::initialized(spec, phase, init, containers);
         let has_sandbox = self.observed.ready_sandbox().is_some();
         let mut conditions = vec![
-            ("PodReadyToStartContainers", Verdict::plain(has_sandbox)),
+            (READY_TO_START, Verdict::plain(has_sandbox)),
             ("Initialized", initialized),
             ("Ready", ready),
             ("ContainersReady", containers_ready),
@@ -229,6 +232,15 @@ impl Sources<'_> {
             message: verdict.message,
         }
     }
+}
+
+/// Notes that the pod's sandboxes are stopped; whether that changes anything.
+pub(crate) fn note_no_sandbox(status: &mut PodStatus, now: Time) -> bool {
+    let ready = status.conditions.iter_mut().find(|c| c.condition_type == READY_TO_START);
+    let Some(ready) = ready.filter(|c| c.status != ConditionStatus::False) else { return false };
+    ready.status = ConditionStatus::False;
+    ready.last_transition_time = Some(now);
+    true
 }
 
 /// What is in force; without a running container, what will be.

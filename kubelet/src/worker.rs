@@ -36,6 +36,7 @@ use crate::objects::{EventType, Object, Pod, PodCondition, PodStatus, RestartPol
 use crate::observed::Observed;
 use crate::plan::{self, Cause, Situation, Target};
 use crate::preemption::{self, PREEMPTING};
+use crate::probe_results::ProbeResults;
 use crate::probes::{Asking, Probes};
 use crate::resources;
 use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
@@ -183,14 +184,6 @@ impl Worker {
             return Next::Finished;
         }
         self.note_start(&observed);
-        if !self.is_admitted(&observed) || self.fail_after_deadline() {
-            self.end_failed().await;
-            return Next::Finished;
-        }
-        if self.waits_for_room() {
-            self.publish_status(&observed).await;
-            return Next::Within(Some(ROOM_PAUSE));
-        }
         let plan = plan::run(&Situation {
             pod: &self.pod,
             observed: &observed,
@@ -199,6 +192,16 @@ impl Worker {
             replaced: &self.replaced,
             now: Time::now(),
         });
+        // A pod that ended while no kubelet ran needs no room and has no deadline any more.
+        let has_ended = plan == [plan::Action::Finish];
+        if !has_ended && (!self.is_admitted(&observed) || self.fail_after_deadline()) {
+            self.end_failed().await;
+            return Next::Finished;
+        }
+        if !has_ended && self.waits_for_room() {
+            self.publish_status(&observed).await;
+            return Next::Within(Some(ROOM_PAUSE));
+        }
         self.forget_changes(&plan, &observed);
         match (self.carry_out(plan, &observed).await, self.until_deadline()) {
             (Next::Within(pause), Some(left)) => Next::Within(Some(pause.map_or(left, |p| p.min(left)))),
@@ -402,11 +405,30 @@ impl Worker {
     }
 }
 
+/// Whether the containers of an earlier kubelet's pod have ended for good: it holds no share of the node.
+pub(crate) async fn has_ended(tools: &Tools, pod: &Pod) -> bool {
+    let uid = &pod.metadata.uid;
+    if pod.spec.restart_policy == RestartPolicy::Always {
+        return false;
+    }
+    let Ok(observed) = Observed::of(&tools.cri, uid).await else { return false };
+    let situation = Situation {
+        pod,
+        observed: &observed,
+        probes: &ProbeResults::default(),
+        restarts: &KeyedBackoff::default(),
+        replaced: &replaced::read(&tools.volumes.pod_dir(uid)),
+        now: Time::now(),
+    };
+    plan::run(&situation) == [plan::Action::Finish]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::admission::{Admission, Capacity};
     use crate::cri::Cri;
+    use crate::objects::PodPhase;
     use crate::plugins::Plugins;
     use crate::pod_cgroup::Hierarchies;
     use crate::sink::Sinks;
@@ -496,16 +518,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_that_has_succeeded_does_not_fail_any_more() {
-        let root = tempfile::tempdir().unwrap();
-        let mut worker = worker(root.path());
-        worker.started = Some(Time::UNIX_EPOCH);
-        assert!(worker.must_end());
-        Arc::make_mut(&mut worker.pod).status.phase = crate::objects::PodPhase::Succeeded;
-        let (store, uid) = (worker.tools.store.clone(), worker.uid().to_owned());
-        store.set_pod_status(&uid, worker.pod.status.clone());
-        assert!(!store.fail_pod(&uid, EVICTED, "the disk is full"));
-        assert!(!worker.fail_after_deadline() && !worker.must_end());
+    async fn a_pod_that_has_ended_does_not_fail_any_more() {
+        for phase in [PodPhase::Succeeded, PodPhase::Failed] {
+            let root = tempfile::tempdir().unwrap();
+            let mut worker = worker(root.path());
+            worker.started = Some(Time::UNIX_EPOCH);
+            assert!(worker.must_end());
+            Arc::make_mut(&mut worker.pod).status.phase = phase;
+            let (store, uid) = (worker.tools.store.clone(), worker.uid().to_owned());
+            store.set_pod_status(&uid, worker.pod.status.clone());
+            assert!(!store.fail_pod(&uid, EVICTED, "the disk is full"), "{phase:?}");
+            assert!(!worker.fail_after_deadline() && !worker.must_end(), "{phase:?}");
+        }
     }
 
     #[tokio::test]
@@ -529,9 +553,9 @@ mod tests {
     async fn a_pod_with_nothing_left_to_start_fails_unless_it_has_ended() {
         let root = tempfile::tempdir().unwrap();
         let mut worker = worker(root.path());
-        Arc::make_mut(&mut worker.pod).status.phase = crate::objects::PodPhase::Succeeded;
+        Arc::make_mut(&mut worker.pod).status.phase = PodPhase::Succeeded;
         assert!(!worker.fail_unfinished());
-        Arc::make_mut(&mut worker.pod).status.phase = crate::objects::PodPhase::Pending;
+        Arc::make_mut(&mut worker.pod).status.phase = PodPhase::Pending;
         assert!(!worker.is_failed() && worker.fail_unfinished() && worker.is_failed());
         assert_eq!(worker.tools.store.pods()[0].status.reason, "SandboxLost");
     }

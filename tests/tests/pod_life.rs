@@ -398,6 +398,45 @@ fn a_pod_ends_at_its_deadline_and_stays_failed() {
 }
 
 #[test]
+fn a_pod_that_has_ended_keeps_its_outcome_and_no_room() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, &["--max-pods", "1"]);
+    let ends = |words: &[&str]| {
+        let main = container("c", words, "");
+        format!("  restartPolicy: Never\n  activeDeadlineSeconds: 6\n  containers:\n{main}")
+    };
+    let mut before = Vec::new();
+    for (name, code, phase) in [("good", "0", "Succeeded"), ("bad", "1", "Failed")] {
+        put(&node, name, &ends(&["exit", code]));
+        let pod = wait_for(&node, name, "its sandbox is stopped", |status| {
+            status["phase"] == phase && condition(status, "PodReadyToStartContainers")["status"] == "False"
+        });
+        before.push(pod);
+    }
+    put(&node, "alone", &ends(&["sleep", "5"]));
+    wait_for(&node, "alone", "it is ready", is_ready);
+    let begun = Instant::now();
+    node.kubelet().expect("it runs").stop(TIMEOUT).expect("it ends");
+    eventually("the pod has ended and the deadlines are over", TIMEOUT, || {
+        ensure!(node.processes("demo-app")?.is_empty(), "it runs");
+        ensure!(begun.elapsed() > Duration::from_secs(7), "it is not time");
+        Ok(())
+    })
+    .expect("it ends without a kubelet");
+    put(&node, "next", &format!("  containers:\n{}", container("c", &["sleep", "1"], "")));
+    node.start_kubelet().expect("it starts");
+    wait_for(&node, "next", "there is room for it", |status| status["phase"] == "Running");
+    for before in before {
+        let after = node.get("pod", &text(&before["metadata"]["name"])).expect("it is known");
+        assert_eq!(after["status"], before["status"]);
+        assert_eq!(after["status"]["reason"], Value::Null);
+    }
+    let alone = node.wait_for_phase("alone", "Succeeded").expect("it has succeeded");
+    assert_eq!(alone["status"]["reason"], Value::Null);
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
 fn pods_beyond_the_nodes_room_are_rejected() {
     let sandbox = Sandbox::new();
     let (mut node, idle) = node(&sandbox, &["--max-pods", "2"]);

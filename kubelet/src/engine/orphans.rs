@@ -11,7 +11,7 @@ use tracing::warn;
 use crate::container_config::ROOT_DIR_ANNOTATION;
 use crate::cri::{POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL};
 use crate::objects::{Kind, ObjectRef};
-use crate::worker::Tools;
+use crate::worker::{Tools, has_ended};
 
 /// Counts the pods of an earlier kubelet before others are admitted.
 pub(super) async fn expect_running(tools: &Tools) {
@@ -19,7 +19,11 @@ pub(super) async fn expect_running(tools: &Tools) {
     let uids: BTreeSet<&str> =
         sandboxes.iter().filter_map(|s| s.labels.get(POD_UID_LABEL)).map(String::as_str).collect();
     for pod in tools.store.pods() {
-        if uids.contains(pod.metadata.uid.as_str()) && !pod.status.phase.has_ended() {
+        if !uids.contains(pod.metadata.uid.as_str()) || pod.status.phase.has_ended() {
+            continue;
+        }
+        // It may have ended while no kubelet ran.
+        if !has_ended(tools, &pod).await {
             tools.admission.expect(&pod);
         }
     }

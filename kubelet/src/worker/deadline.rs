@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use super::Worker;
-use crate::objects::{EventType, PodPhase, Time};
+use crate::objects::{EventType, Time};
 use crate::observed::{Observed, time};
 use crate::standalone::store::DEADLINE_EXCEEDED;
 
 const MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
 impl Worker {
-    /// The time until the pod's deadline; `None` without one, and for a pod that has succeeded.
+    /// The time until the pod's deadline; `None` without one, and for a pod that has ended.
     pub(super) fn until_deadline(&self) -> Option<Duration> {
-        if self.pod.status.phase == PodPhase::Succeeded {
+        if self.pod.status.phase.has_ended() {
             return None;
         }
         let active = Duration::from_secs(self.pod.spec.active_deadline_seconds?);

@@ -7,7 +7,6 @@
 use std::time::Duration;
 
 use super::Worker;
-use super::termination::stop_sandboxes;
 use crate::backoff::Backoff;
 use crate::objects::{EventType, Object};
 use crate::observed::Observed;
@@ -58,14 +57,10 @@ impl Worker {
         if self.is_deleted() {
             return;
         }
-        stop_sandboxes(&self.tools, &pod).await;
-        self.release_share();
+        self.stop_for_good().await;
         self.tools.volumes.unmount_pod(&pod).await;
         // There is space now, unless other pods have used it.
-        let mut backoff = Backoff::operation();
-        while !self.tools.store.keep_pod_status(self.uid()) && !self.is_deleted() {
-            tokio::time::sleep(backoff.step()).await;
-        }
+        self.keep_end().await;
         if self.pod.status.reason != EVICTED {
             return;
         }

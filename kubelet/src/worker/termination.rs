@@ -16,9 +16,10 @@ use crate::backoff::Backoff;
 use crate::container_config::log_directory;
 use crate::cri::Cri;
 use crate::critical::is_mount_pod;
-use crate::objects::{EventType, Object, ObjectRef};
+use crate::objects::{EventType, Object, ObjectRef, now};
 use crate::observed::Observed;
 use crate::plan::{self, Action, Target};
+use crate::status;
 
 /// For a pod without an object.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
@@ -32,14 +33,37 @@ impl Worker {
         }
         self.report_dead_daemon();
         let pod = self.pod.reference();
-        stop_sandboxes(&self.tools, &pod).await;
-        self.release_share();
+        self.stop_for_good().await;
         self.tools.volumes.unmount_pod(&pod).await;
         if let Err(error) = self.tools.remove_pod_cgroup(&pod.uid).await {
             warn!(error = linux::chain(&error), "cgroup of an ended pod not removed");
         }
         self.mounted = None;
         self.finished = true;
+        // Without a start, an earlier kubelet has written it.
+        if self.started.is_some() && !self.is_failed() {
+            self.keep_end().await;
+        }
+    }
+
+    /// Stops the sandboxes of a pod that has ended, and frees its room. Its status keeps their addresses.
+    pub(super) async fn stop_for_good(&mut self) {
+        let pod = self.pod.reference();
+        stop_sandboxes(&self.tools, &pod).await;
+        self.release_share();
+        let mut status = self.pod.status.clone();
+        if status::note_no_sandbox(&mut status, now()) {
+            self.tools.sinks.set_pod_status(&pod, &status);
+            self.keep_status(status);
+        }
+    }
+
+    /// Writes for the next kubelet how the pod has ended. A full disk may have no space for that yet.
+    pub(super) async fn keep_end(&self) {
+        let mut backoff = Backoff::operation();
+        while !self.tools.store.keep_pod_status(self.uid()) && !self.is_deleted() {
+            let _elapsed = tokio::time::timeout(backoff.step(), self.wake.notified()).await;
+        }
     }
 
     pub(super) async fn terminate(mut self) {
@@ -173,7 +197,7 @@ async fn tear_down(tools: &Tools, pod: &ObjectRef) {
     }
 }
 
-pub(super) async fn stop_sandboxes(tools: &Tools, pod: &ObjectRef) {
+async fn stop_sandboxes(tools: &Tools, pod: &ObjectRef) {
     let mut backoff = Backoff::operation();
     while let Err(error) = try_stop_sandboxes(&tools.cri, pod).await {
         tools.sinks.record(pod, EventType::Warning, "FailedKillPod", &error.to_string());

@@ -9,12 +9,12 @@ pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 
 impl Store {
     /// Marks the pod as failed, in memory only (see [`Store::keep_pod_status`]): it must end and
-    /// not start again. `false` for a pod that is unknown, has succeeded or was failed already.
+    /// not start again. `false` for a pod that is unknown or has ended.
     pub(crate) fn fail_pod(&self, uid: &str, reason: &str, message: &str) -> bool {
         let mut state = self.state();
         let Some(entry) = state.pods.find_uid_mut(uid) else { return false };
         let status = &mut std::sync::Arc::make_mut(&mut entry.current.object).status;
-        if status.is_decided() || status.phase == PodPhase::Succeeded {
+        if status.phase.has_ended() {
             return false;
         }
         status.phase = PodPhase::Failed;
