@@ -43,7 +43,7 @@ use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
 use hooks::Call;
 use messages::Messages;
-use stop::Stopping;
+use stop::{PreStop, PreStopped, Stopping};
 use tools::IsSlow;
 
 pub(crate) use own_files::FileWork;
@@ -77,8 +77,7 @@ pub(crate) struct Worker {
     /// Ended containers that were stopped for another instance, by id; also on disk.
     replaced: BTreeSet<String>,
     resize_problem: Option<String>,
-    /// Containers whose preStop hook has begun, by id: it runs once.
-    pre_stopped: BTreeSet<String>,
+    pre_stopped: PreStopped,
     finished: bool,
     is_slow: IsSlow,
 }
@@ -125,7 +124,7 @@ impl Worker {
             awaited: BTreeSet::new(),
             replaced: replaced::read(&pod_dir),
             resize_problem: None,
-            pre_stopped: BTreeSet::new(),
+            pre_stopped: PreStopped::default(),
             tools,
             pod,
             wake,
@@ -375,7 +374,7 @@ impl Worker {
 
     /// Stops containers with their preStop hooks.
     fn stopping(
-        &mut self,
+        &self,
         targets: &[Target],
         grace: Duration,
     ) -> impl Future<Output = crate::cri::Result<()>> + use<> {
@@ -383,13 +382,16 @@ impl Worker {
         for target in targets {
             let container = self.pod.spec.container_named(&target.name);
             let hook = container.and_then(|c| Some((c, c.lifecycle.as_ref()?.pre_stop.as_ref()?)));
-            let hook = hook.filter(|_| self.pre_stopped.insert(target.id.clone()));
-            let pre_stop = hook.map(|(container, hook)| Call {
-                cri: self.tools.cri.clone(),
-                hook: hook.clone(),
-                container: container.clone(),
-                id: target.id.clone(),
-                pod_ip: self.pod.status.pod_ip.clone(),
+            let hook = hook.filter(|_| !self.pre_stopped.contains(&target.id));
+            let pre_stop = hook.map(|(container, hook)| {
+                let call = Call {
+                    cri: self.tools.cri.clone(),
+                    hook: hook.clone(),
+                    container: container.clone(),
+                    id: target.id.clone(),
+                    pod_ip: self.pod.status.pod_ip.clone(),
+                };
+                PreStop { call, ended: self.pre_stopped.clone() }
             });
             all.push(Stopping {
                 target: target.clone(),

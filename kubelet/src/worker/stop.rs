@@ -1,7 +1,8 @@
 //! Stops containers: preStop hooks, the order of sidecars, and grace periods (kubelet,
 //! kuberuntime_container.go: killContainer; kuberuntime_termination_order.go).
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -16,11 +17,32 @@ use crate::plan::Target;
 /// kubelet's minimum after a hook or other containers used the grace period.
 const LEAST_GRACE: Duration = Duration::from_secs(2);
 
+/// Containers whose preStop hook has ended, by id: it runs once. One that was cut off runs again.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PreStopped(Arc<Mutex<BTreeSet<String>>>);
+
+impl PreStopped {
+    pub(super) fn contains(&self, id: &str) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
+    }
+
+    pub(super) fn insert(&self, id: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
+    }
+}
+
+/// A preStop hook to run.
+#[derive(Debug)]
+pub(super) struct PreStop {
+    pub(super) call: Call,
+    pub(super) ended: PreStopped,
+}
+
 /// One container to stop.
 #[derive(Debug)]
 pub(super) struct Stopping {
     pub(super) target: Target,
-    pub(super) pre_stop: Option<Call>,
+    pub(super) pre_stop: Option<PreStop>,
     /// Containers of a lower rank wait for those of a higher one.
     pub(super) rank: usize,
 }
@@ -77,11 +99,13 @@ async fn stop_one(
     let begun = Instant::now();
     let waits = !grace.is_zero() && (pre_stop.is_some() || !before.is_empty());
     if waits {
-        if let Some(call) = pre_stop
-            && let Err(why) = within(grace, call).await
-        {
-            let message = format!("PreStopHook of container {} failed: {why}", target.name);
-            tools.sinks.record(pod, EventType::Warning, "FailedPreStopHook", &message);
+        if let Some(PreStop { call, ended }) = pre_stop {
+            let outcome = within(grace, call).await;
+            ended.insert(&target.id);
+            if let Err(why) = outcome {
+                let message = format!("PreStopHook of container {} failed: {why}", target.name);
+                tools.sinks.record(pod, EventType::Warning, "FailedPreStopHook", &message);
+            }
         }
         let turn = async {
             for mut ended in before {

@@ -120,6 +120,8 @@ impl Worker {
                 () = self.wake.notified() => {}
             }
             if self.grace() < grace {
+                // It ends the hooks too.
+                targets.iter().for_each(|target| self.pre_stopped.insert(&target.id));
                 return Ok(());
             }
             // The first containers have ended, or one is no longer ready.
