@@ -105,12 +105,14 @@ pub(crate) enum Cause {
     Changed,
     /// A resource has changed whose policy asks for a restart.
     Resized,
+    /// It goes on in another sandbox.
+    SandboxLost,
 }
 
 impl Cause {
-    /// Whether another instance starts also with restartPolicy Never: the manifest asks for it.
+    /// Whether another instance starts, however this one ends.
     pub(crate) fn replaces(self) -> bool {
-        matches!(self, Self::Changed | Self::Resized)
+        matches!(self, Self::Changed | Self::Resized | Self::SandboxLost)
     }
 }
 
@@ -165,6 +167,10 @@ pub(crate) fn run(situation: &Situation<'_>) -> Vec<Action> {
     let Situation { pod, observed, .. } = *situation;
     let grace = Duration::from_secs(pod.spec.termination_grace_period_seconds);
     let ready = observed.ready_sandbox();
+    let left = left_in_lost_sandboxes(pod, observed);
+    if !left.is_empty() {
+        return vec![Action::Kill { targets: left, grace }];
+    }
     // A pod with restartPolicy Never gets no second sandbox for containers that have run. One that was only
     // created, before a kill of its sandbox, has not.
     let have_run = observed.containers.iter().any(|c| c.state() != ContainerState::ContainerCreated);
@@ -175,7 +181,7 @@ pub(crate) fn run(situation: &Situation<'_>) -> Vec<Action> {
     let (mut starts, mut kills, mut resizes) = (Vec::new(), Vec::new(), Vec::new());
     let mut has_ended = true;
     for (index, container) in pod.spec.containers.iter().enumerate() {
-        let step = next(observed.newest(&container.name), ready.is_some(), situation, container);
+        let step = next(observed.newest(&container.name), situation, container);
         has_ended &= matches!(step, Next::Nothing);
         match step {
             Next::Nothing | Next::KeepRunning => {}
@@ -204,6 +210,17 @@ pub(crate) fn run(situation: &Situation<'_>) -> Vec<Action> {
     starts.splice(0..0, init.starts);
     resizes.extend(init.resizes);
     start_all(situation, starts, resizes)
+}
+
+/// What still runs without a ready sandbox: it ends before its sandbox is stopped, which would leave it no
+/// time.
+fn left_in_lost_sandboxes(pod: &Pod, observed: &Observed) -> Vec<Target> {
+    if observed.ready_sandbox().is_some() {
+        return Vec::new();
+    }
+    let restarts = pod.spec.restart_policy != RestartPolicy::Never;
+    let cause = if restarts { Cause::SandboxLost } else { Cause::End };
+    observed.running().map(|container| Target { cause, ..Target::of(container) }).collect()
 }
 
 fn start_all(situation: &Situation<'_>, starts: Vec<Start>, resizes: Vec<Container>) -> Vec<Action> {
@@ -254,7 +271,7 @@ impl Target {
     fn because(running: &ContainerStatus, container: &objects::Container, cause: Cause) -> Self {
         let probe = match cause {
             Cause::Probe(kind) => container.probe(kind),
-            Cause::End | Cause::Changed | Cause::Resized => None,
+            Cause::End | Cause::Changed | Cause::Resized | Cause::SandboxLost => None,
         };
         let grace = probe.and_then(|probe| probe.termination_grace_period_seconds);
         Self { cause, grace: grace.map(Duration::from_secs), ..Self::of(running) }
@@ -310,24 +327,15 @@ enum Next {
     Start,
 }
 
-fn next(
-    newest: Option<&ContainerStatus>,
-    sandbox_ready: bool,
-    situation: &Situation<'_>,
-    container: &objects::Container,
-) -> Next {
+fn next(newest: Option<&ContainerStatus>, situation: &Situation<'_>, container: &objects::Container) -> Next {
     let Some(newest) = newest else { return Next::Start };
     match newest.state() {
-        ContainerState::ContainerRunning if sandbox_ready => {
-            match cause_of_restart(situation, newest, container) {
-                Some(cause) => Next::Kill(Target::because(newest, container, cause)),
-                None if difference(situation.pod, container, newest).is_any() => Next::Resize,
-                None => Next::KeepRunning,
-            }
-        }
-        ContainerState::ContainerRunning
-        | ContainerState::ContainerCreated
-        | ContainerState::ContainerUnknown => Next::Start,
+        ContainerState::ContainerRunning => match cause_of_restart(situation, newest, container) {
+            Some(cause) => Next::Kill(Target::because(newest, container, cause)),
+            None if difference(situation.pod, container, newest).is_any() => Next::Resize,
+            None => Next::KeepRunning,
+        },
+        ContainerState::ContainerCreated | ContainerState::ContainerUnknown => Next::Start,
         ContainerState::ContainerExited => {
             let is_replaced = situation.replaced.contains(&newest.id);
             let policy = situation.pod.spec.restart_policy;

@@ -357,7 +357,7 @@ impl Worker {
         for target in targets {
             let name = &target.name;
             let message = match target.cause {
-                Cause::End => format!("Stopping container {name}"),
+                Cause::End | Cause::SandboxLost => format!("Stopping container {name}"),
                 Cause::Changed => format!("Container {name} definition changed, will be restarted"),
                 Cause::Resized => format!("Container {name} resize requires restart, will be restarted"),
                 Cause::Probe(kind) => {

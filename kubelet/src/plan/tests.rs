@@ -124,12 +124,20 @@ fn the_restart_policy_decides_about_an_ended_container() {
 
 #[test]
 fn a_lost_sandbox_is_replaced_unless_the_pod_never_restarts() {
-    let observed = observed(sandbox(NotReady), &[container("a", Running, 0), container("b", Exited, 0)]);
-    assert_eq!(
-        words(&plan("OnFailure", &observed)),
-        "prepare mount stop:s create:4 pull:0 remove:0:a4:4 start:0:5"
-    );
-    assert_eq!(plan("Never", &observed), [Action::Finish]);
+    let lost = |a| observed(sandbox(NotReady), &[container("a", a, 0), container("b", Exited, 0)]);
+    // What still runs gets its grace period first.
+    assert_eq!(words(&plan("OnFailure", &lost(Running))), "kill:a4:30s");
+    assert_eq!(words(&plan("Never", &lost(Running))), "kill:a4:30s");
+    let replaced = |policy| match plan(policy, &lost(Running)).as_slice() {
+        [Action::Kill { targets, .. }] if targets[0].cause.replaces() => BTreeSet::from(["a4".to_owned()]),
+        _ => BTreeSet::new(),
+    };
+    let after = |policy| {
+        let restarts = KeyedBackoff::default();
+        plan_after(&pod(policy), &lost(Exited), &restarts, &replaced(policy))
+    };
+    assert_eq!(after("OnFailure"), "prepare mount stop:s create:4 pull:0 start:0:5");
+    assert_eq!(after("Never"), "finish");
 }
 
 #[test]
