@@ -21,6 +21,7 @@ mod termination;
 mod tools;
 
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,6 +79,8 @@ pub(crate) struct Worker {
     replaced: BTreeSet<String>,
     resize_problem: Option<String>,
     pre_stopped: PreStopped,
+    /// The container whose postStart hook runs, by id: it has not started yet.
+    hooked: Option<String>,
     finished: bool,
     is_slow: IsSlow,
 }
@@ -125,6 +128,7 @@ impl Worker {
             replaced: replaced::read(&pod_dir),
             resize_problem: None,
             pre_stopped: PreStopped::default(),
+            hooked: None,
             tools,
             pod,
             wake,
@@ -311,6 +315,26 @@ impl Worker {
             let left = self.until_deadline().unwrap_or(Duration::MAX);
             taken.is_any |= tokio::time::timeout(left, self.wake.notified()).await.is_ok();
         }
+    }
+
+    /// Waits for `work`, and publishes the pod at each event; `None` if the pod must end first. The events wake
+    /// the worker again afterwards.
+    async fn unless_ended<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        let wake = Arc::clone(&self.wake);
+        let mut taken = Taken { wake: &wake, is_any: false };
+        let mut work = pin!(work);
+        while !self.must_end() {
+            if taken.is_any {
+                self.publish_now().await;
+            }
+            let left = self.until_deadline().unwrap_or(Duration::MAX);
+            tokio::select! {
+                done = &mut work => return Some(done),
+                () = wake.notified() => taken.is_any = true,
+                () = tokio::time::sleep(left) => {}
+            }
+        }
+        None
     }
 
     async fn publish_status(&mut self, observed: &Observed) {

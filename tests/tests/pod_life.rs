@@ -369,15 +369,28 @@ fn hooks_run_within_the_grace_period() {
     wait_for(&node, "sleeps", "it is ready", is_ready);
     let took = timed(&node, &["delete", "pod", "sleeps"]).expect("deleted");
     assert!((1..9).contains(&took.as_secs()), "{took:?}");
+    // The container before it is probed meanwhile.
     let hangs = ", lifecycle: {postStart: {exec: {command: [/demo-app, sleep, forever]}}}";
-    let main = container("c", &["sleep", "forever"], hangs);
-    apply("hangs", &format!("  terminationGracePeriodSeconds: 1\n  containers:\n{main}"));
-    eventually("the hook runs", TIMEOUT, || {
-        // `fails` may be between two instances.
-        ensure!(node.processes("demo-app")?.len() >= 2, "{}", node.describe_all());
-        Ok(())
-    })
-    .expect("it hangs");
+    let probed =
+        ", readinessProbe: {httpGet: {port: 80, path: /ready}, periodSeconds: 1, failureThreshold: 1}";
+    let both = container("first", &["serve", "[::]:80", "/tmp"], probed)
+        + &container("c", &["sleep", "forever"], hangs);
+    apply("hangs", &format!("  terminationGracePeriodSeconds: 1\n  containers:\n{both}"));
+    let is = |ready: bool| {
+        move |status: &Value| {
+            let [first, hooked] = [0, 1].map(|place| &status["containerStatuses"][place]);
+            first["ready"] == ready
+                && !first["state"]["running"].is_null()
+                && hooked["state"]["waiting"]["reason"] == "ContainerCreating"
+                && !text(&hooked["containerID"]).is_empty()
+        }
+    };
+    wait_for(&node, "hangs", "the hook runs", is(false));
+    node.client(&["exec", "hangs", "-c", "first", "--", "/demo-app", "write", "/tmp/ready", "yes"])
+        .expect("exec");
+    wait_for(&node, "hangs", "it is ready", is(true));
+    node.client(&["exec", "hangs", "-c", "first", "--", "/demo-app", "remove", "/tmp/ready"]).expect("exec");
+    wait_for(&node, "hangs", "it is not ready", is(false));
     let took = timed(&node, &["delete", "pod", "hangs"]).expect("deleted");
     assert!(took < Duration::from_secs(20), "{took:?}");
     node.finish(&idle).expect("nothing is left");

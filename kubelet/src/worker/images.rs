@@ -86,11 +86,7 @@ impl Worker {
         let begun = Instant::now();
         let pull = async { pull_with_any(&cri, image, logins?, sandbox).await };
         // The pull ends with the pod.
-        let pulled = tokio::select! {
-            pulled = pull => Some(pulled),
-            () = self.until_end() => None,
-        };
-        let Some(pulled) = pulled else {
+        let Some(pulled) = self.unless_ended(pull).await else {
             return Err(NotYet::new("ContainerCreating", "the pod must end".to_owned()));
         };
         if let Err(problem) = pulled {

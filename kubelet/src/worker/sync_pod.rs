@@ -200,7 +200,13 @@ impl Worker {
     }
 
     pub(super) async fn publish_now(&mut self) {
-        if let Ok(observed) = self.observe().await {
+        if let Ok(mut observed) = self.observe().await {
+            // As with kubelet.
+            for container in &mut observed.containers {
+                if self.hooked.as_ref() == Some(&container.id) {
+                    container.set_state(cri::ContainerState::ContainerCreated);
+                }
+            }
             self.publish_status(&observed).await;
         }
     }
@@ -334,23 +340,10 @@ impl Worker {
         let pod_ip = facts.pod_ips.first().cloned().unwrap_or_default();
         let cri = self.tools.cri.clone();
         let call = Call { cri, hook, container: container.clone(), id: id.to_owned(), pod_ip };
-        let outcome = {
-            let mut done = pin!(call.run());
-            loop {
-                let left = self.until_deadline().unwrap_or(Duration::MAX);
-                tokio::select! {
-                    done = &mut done => break done,
-                    () = self.wake.notified() => {}
-                    () = tokio::time::sleep(left) => break Ok(()),
-                }
-                if self.is_deleted() || self.is_failed() {
-                    break Ok(());
-                }
-            }
-        };
-        // The wait took the events of other containers.
-        self.wake.notify_one();
-        let Err(why) = outcome else { return Ok(()) };
+        self.hooked = Some(id.to_owned());
+        let outcome = self.unless_ended(call.run()).await;
+        self.hooked = None;
+        let Some(Err(why)) = outcome else { return Ok(()) };
         let message = format!("PostStartHook of container {} failed: {why}", container.name);
         self.record(EventType::Warning, "FailedPostStartHook", &message);
         let full_name = format!("{}/{}", self.full_name(), container.name);
