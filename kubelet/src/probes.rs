@@ -9,7 +9,7 @@ mod dial;
 pub(crate) mod exec;
 mod grpc;
 pub(crate) mod http;
-mod started;
+mod kept;
 mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,7 @@ use crate::sink::Sinks;
 use answer::Answer;
 use check::Check;
 pub(crate) use check::port_number;
-use started::Started;
+use kept::Kept;
 
 /// kubelet's maxProbeRetries: tries of a check that cannot be made.
 const TRIES: usize = 3;
@@ -60,7 +60,8 @@ pub(crate) struct Asking {
 struct Shared {
     asking: Asking,
     results: Mutex<ProbeResults>,
-    started: Started,
+    started: Kept,
+    ready: Kept,
 }
 
 /// A running task; it ends when this is dropped.
@@ -76,11 +77,14 @@ impl Drop for Task {
 impl Probes {
     /// `pod_dir` may have what an earlier kubelet knew.
     pub(crate) fn new(asking: Asking, pod_dir: &Path) -> Self {
-        let (started, mut results) = (Started::read(pod_dir), ProbeResults::default());
-        for id in started.ids() {
-            results.set(&id, ProbeKind::Startup, true);
+        let [started, ready] = [kept::STARTED, kept::READY].map(|file| Kept::read(pod_dir, file));
+        let mut results = ProbeResults::default();
+        for (kept, kind) in [(&started, ProbeKind::Startup), (&ready, ProbeKind::Readiness)] {
+            for id in kept.ids() {
+                results.set(&id, kind, true);
+            }
         }
-        let shared = Shared { asking, results: Mutex::new(results), started };
+        let shared = Shared { asking, results: Mutex::new(results), started, ready };
         Self { shared: Arc::new(shared), tasks: BTreeMap::new(), has_adopted: false, is_ending: false }
     }
 
@@ -135,13 +139,21 @@ impl Shared {
         self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn kept(&self, kind: ProbeKind) -> Option<&Kept> {
+        match kind {
+            ProbeKind::Startup => Some(&self.started),
+            ProbeKind::Readiness => Some(&self.ready),
+            ProbeKind::Liveness => None,
+        }
+    }
+
     fn warn(&self, reason: &str, message: &str) {
         self.asking.sinks.record(&self.asking.pod, EventType::Warning, reason, message);
     }
 }
 
 /// The pause before the first check. After a restart of the kubelet the checks of all pods spread over a
-/// period, but readiness, which no pod has until its first check.
+/// period, but readiness, which may have changed meanwhile.
 fn begin_after(status: &ContainerStatus, kind: ProbeKind, probe: &Probe, is_adopted: bool) -> Duration {
     let age = time(status.started_at).map(|started| Time::now().duration_since(started));
     let age = age.and_then(|age| Duration::try_from(age).ok()).unwrap_or_default();
@@ -164,12 +176,7 @@ async fn run(shared: Arc<Shared>, check: Check, kind: ProbeKind, probe: Probe, b
         let Some(success) = shared.ask(&check, kind, &probe).await else { continue };
         let decision = successes_or_failures.count(success, probe.successes(), probe.failures());
         let Some(decision) = decision else { continue };
-        if shared.results().set(check.container_id(), kind, decision) {
-            shared.asking.wake.notify_one();
-            if kind == ProbeKind::Startup && decision {
-                remember(Arc::clone(&shared), check.container_id().to_owned()).await;
-            }
-        }
+        decide(&shared, check.container_id(), kind, decision).await;
         // A startup probe has one decision; a failure of liveness ends the container.
         let is_final = match kind {
             ProbeKind::Startup => true,
@@ -182,12 +189,33 @@ async fn run(shared: Arc<Shared>, check: Check, kind: ProbeKind, probe: Probe, b
     }
 }
 
-/// Writes for the next kubelet that a container has started.
-async fn remember(shared: Arc<Shared>, id: String) {
-    let known = shared.results().ids();
-    let written = tokio::task::spawn_blocking(move || shared.started.add(&id, &known)).await;
-    if let Err(error) = written {
-        tracing::debug!(%error, "write which containers have started");
+/// A success is on the disk before the worker publishes it: the kubelet may be killed right after that.
+async fn decide(shared: &Arc<Shared>, id: &str, kind: ProbeKind, success: bool) {
+    if success {
+        remember(shared, id, kind, true).await;
+    }
+    if shared.results().set(id, kind, success) {
+        shared.asking.wake.notify_one();
+    }
+    if !success {
+        remember(shared, id, kind, false).await;
+    }
+}
+
+/// Writes what the next kubelet must know, if that changes.
+async fn remember(shared: &Arc<Shared>, id: &str, kind: ProbeKind, success: bool) {
+    if shared.kept(kind).is_none_or(|kept| kept.has(id) == success) {
+        return;
+    }
+    let (shared, id) = (Arc::clone(shared), id.to_owned());
+    let written = tokio::task::spawn_blocking(move || {
+        let known = shared.results().ids();
+        if let Some(kept) = shared.kept(kind) {
+            kept.set(&id, success, &known);
+        }
+    });
+    if let Err(error) = written.await {
+        tracing::debug!(%error, "write which probes have succeeded");
     }
 }
 
@@ -279,7 +307,7 @@ mod tests {
         let ended = tokio::time::timeout(Duration::from_secs(10), &mut startup.0).await;
         ended.expect("one decision ends it").unwrap();
         let mut next = new();
-        assert!(next.results().is_started(container, "x"));
+        assert!(next.results().is_started(container, "x") && next.results().is_ready(container, "x"));
         next.follow(&pod, &observed, "127.0.0.1");
         assert!(next.tasks.len() == 2 && !next.tasks.contains_key(&("x".to_owned(), ProbeKind::Startup)));
         probes.follow(&pod, &Observed::default(), "127.0.0.1");

@@ -209,6 +209,28 @@ fn probes_decide_about_readiness_and_restarts() {
 }
 
 #[test]
+fn a_pod_stays_ready_while_the_kubelet_restarts() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, &[]);
+    let readiness =
+        ", readinessProbe: {httpGet: {port: 80, path: /hosts}, periodSeconds: 1, successThreshold: 3}";
+    let main = container("c", &["serve", "[::]:80", "/etc"], readiness);
+    put(&node, "ready", &format!("  terminationGracePeriodSeconds: 1\n  containers:\n{main}"));
+    wait_for(&node, "ready", "it is ready", is_ready);
+    node.kubelet().expect("it runs").kill().expect("killed");
+    node.start_kubelet().expect("it starts");
+    // Longer than the first checks take.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(4) {
+        let pod = node.get("pod", "ready").expect("it is known");
+        // Without conditions, the kubelet has not looked at the pod yet.
+        assert_ne!(condition(&pod["status"], "Ready")["status"], "False", "{pod}");
+    }
+    wait_for(&node, "ready", "it is ready", is_ready);
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
 fn a_grpc_probe_follows_the_health_of_its_service() {
     let sandbox = Sandbox::new();
     let (node, idle) = node(&sandbox, &[]);
