@@ -9,6 +9,7 @@ use crate::model::capacity::{Overcommit, parse_bytes};
 use crate::model::limits;
 use crate::model::limits::{MAX_RUN_DIR_BYTES, MAX_SOCKET_PATH_BYTES};
 use crate::model::sizes::MAX_NODE_ID_BYTES;
+use crate::model::topology::Segment;
 
 const MAX_DRIVER_NAME_BYTES: usize = 63;
 /// The stage also waits for the daemon's answer and a roll-back, all within kubelet's timeout.
@@ -16,6 +17,8 @@ const MAX_START_TIMEOUT_SECONDS: u64 = limits::START_POD.as_secs();
 const DEFAULT_CGROUP_ROOT: &str = "/hawser-volumes";
 /// For `--cgroup-root`.
 const NO_CGROUPS: &str = "none";
+/// What a machine is called until it has its name. On several nodes, the topology would be the same.
+const UNNAMED_NODES: [&str; 2] = ["localhost", "localhost.localdomain"];
 /// For `--keeper-binary`.
 const NO_KEEPER: &str = "none";
 const KEEPER_SERVICE: &str = "service";
@@ -365,6 +368,10 @@ impl Config {
     pub fn topology_key(&self) -> String {
         format!("topology.{}/node", self.driver_name)
     }
+
+    pub(crate) fn own_segment(&self) -> Segment {
+        Segment { key: self.topology_key(), value: self.node_id.clone() }
+    }
 }
 
 /// Below a driver's run directory.
@@ -427,6 +434,9 @@ fn check_keeper(binary: Option<PathBuf>, pod: Option<KeeperPod>) -> Result<Keepe
 fn check_node_id(flag: &'static str, node_id: &str) -> Result<(), ConfigError> {
     if node_id.is_empty() || node_id.len() > MAX_NODE_ID_BYTES || node_id.chars().any(char::is_control) {
         return Err(wrong(flag, node_id, "1 to 256 bytes without control characters are wanted"));
+    }
+    if UNNAMED_NODES.contains(&node_id) {
+        return Err(wrong(flag, node_id, "a machine without a name has this one: pass the node's own name"));
     }
     Ok(())
 }
@@ -530,6 +540,10 @@ mod tests {
             (vec!["--pool-capacity", "1GB"], "invalid quantity \"1GB\""),
             (vec!["--peer-node", "n2"], "--attach"),
             (vec!["--attach", "--peer-node", ""], "--peer-node \"\""),
+            (
+                vec!["--attach", "--peer-node", "localhost"],
+                "--peer-node \"localhost\": a machine without a name",
+            ),
             (vec!["--max-volumes", "many"], "--max-volumes"),
             (vec!["--overcommit", "0.5"], "--overcommit"),
             (vec!["--start-timeout", "81"], "--start-timeout"),
@@ -545,6 +559,30 @@ mod tests {
         ] {
             let message = check(&more).unwrap_err();
             assert!(message.contains(named), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_has_no_name_yet_is_refused() {
+        for node_id in ["localhost", "localhost.localdomain"] {
+            let line = [
+                "hawser-csi",
+                "--node-id",
+                node_id,
+                "--pool",
+                "/p",
+                "--manifests",
+                "/m",
+                "--mount-image",
+                "i",
+            ];
+            let refused = Config::check(Flags::try_parse_from(line).unwrap()).unwrap_err().to_string();
+            assert_eq!(
+                refused,
+                format!(
+                    "--node-id {node_id:?}: a machine without a name has this one: pass the node's own name"
+                )
+            );
         }
     }
 

@@ -186,9 +186,9 @@ async fn lock(path: &Path) -> Result<FileLock, StartError> {
 
 fn ensure_node(driver: &Driver) -> Result<(), StartError> {
     let (state_dir, node_id) = (&driver.config.state_dir, &driver.config.node_id);
-    let other =
-        engine::node_of_state::find_other(state_dir, node_id, &driver.journal).map_err(StartError::Driver)?;
-    match other {
+    let own = driver.config.own_segment();
+    let other = engine::node_of_state::find_other(state_dir, &own, &driver.journal);
+    match other.map_err(StartError::Driver)? {
         Some(other) => Err(StartError::OtherNode(other)),
         None => engine::node_of_state::record(state_dir, node_id).map_err(StartError::Driver),
     }

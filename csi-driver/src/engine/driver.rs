@@ -40,7 +40,7 @@ use crate::journal::{self, Journal};
 use crate::kernel::bounded::{OneEach, Shared};
 use crate::kernel::host_path::HostPaths;
 use crate::model::counts::Counts;
-use crate::model::topology::{Segment, Topology};
+use crate::model::topology::Topology;
 
 /// The program of the keeper.
 const KEEPER: &str = "hawser-keeper";
@@ -219,7 +219,7 @@ pub(crate) fn backend(config: &Config) -> Result<Arc<dyn VolumeBackend>> {
         dir: config.pool.clone(),
         capacity_bytes: config.pool_capacity_bytes,
         overcommit: config.overcommit,
-        topology: Topology::OneNode(Segment { key: config.topology_key(), value: config.node_id.clone() }),
+        topology: Topology::OneNode(config.own_segment()),
     };
     Ok(Arc::new(Pool::open(settings, &config.state_dir)?))
 }
@@ -294,6 +294,7 @@ pub(crate) fn launcher(config: &Config) -> Result<Box<dyn Launcher>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::topology::Segment;
 
     #[test]
     fn volumes_of_one_node_have_no_controller_apart_from_it() {

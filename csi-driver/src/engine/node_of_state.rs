@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Result, Step};
 use crate::journal::Journal;
 use crate::model::records::VolumeRecord;
+use crate::model::topology::Segment;
 
 const FILE: &str = "node-id";
 const FILE_MODE: u32 = 0o600;
@@ -22,22 +23,25 @@ const FILE_MODE: u32 = 0o600;
 #[error(
     "--node-id {wanted:?}: {} is of node {found:?} (volumes and snapshots: {objects}, attachments: \
      {attachments}): start with --node-id {found:?}, which need not be the machine's name, or, if they are to \
-     be this node's, remove {}",
+     be this node's, remove {}, and the label that kubelet otherwise refuses to change: kubectl label node \
+     NODE {topology_key}-",
     state_dir.display(),
     state_dir.join(FILE).display()
 )]
 pub struct OtherNode {
     pub(crate) state_dir: PathBuf,
+    pub(crate) topology_key: String,
     pub(crate) wanted: String,
     pub(crate) found: String,
     pub(crate) objects: usize,
     pub(crate) attachments: usize,
 }
 
-/// `Some` if the journal's contents belong to another node than `node_id`.
-pub(crate) fn find_other(state_dir: &Path, node_id: &str, journal: &Journal) -> Result<Option<OtherNode>> {
+/// `Some` if the journal's contents belong to another node than that of `own`, which the caller
+/// starts as.
+pub(crate) fn find_other(state_dir: &Path, own: &Segment, journal: &Journal) -> Result<Option<OtherNode>> {
     let found = match recorded(state_dir)? {
-        Some(found) if found != node_id => found,
+        Some(found) if found != own.value => found,
         Some(_) | None => return Ok(None),
     };
     let objects = journal.ids().len() + journal.snapshots().ids().len();
@@ -46,8 +50,8 @@ pub(crate) fn find_other(state_dir: &Path, node_id: &str, journal: &Journal) -> 
     }
     let is_attached = |record: &VolumeRecord| record.attachments.contains_key(&found);
     let attachments = journal.list().iter().filter(|(_, record)| is_attached(record)).count();
-    let (state_dir, wanted) = (state_dir.to_owned(), node_id.to_owned());
-    Ok(Some(OtherNode { state_dir, wanted, found, objects, attachments }))
+    let (state_dir, Segment { key: topology_key, value: wanted }) = (state_dir.to_owned(), own.clone());
+    Ok(Some(OtherNode { state_dir, topology_key, wanted, found, objects, attachments }))
 }
 
 /// Records that the state directory belongs to `node_id`.
@@ -96,7 +100,8 @@ mod tests {
             std::fs::create_dir(dir).unwrap();
         }
         let journal = Journal::open(dir.path()).unwrap();
-        let find = |node_id: &str| find_other(dir.path(), node_id, &journal).unwrap();
+        let own = |node_id: &str| Segment { key: "topology.d/node".to_owned(), value: node_id.to_owned() };
+        let find = |node_id: &str| find_other(dir.path(), &own(node_id), &journal).unwrap();
         assert_eq!(find("a"), None, "it belongs to no node yet");
         record(dir.path(), "a").unwrap();
         assert_eq!(find("b"), None, "with nothing in it");
@@ -117,7 +122,8 @@ mod tests {
             format!(
                 "--node-id \"a\": {shown} is of node \"b\" (volumes and snapshots: 1, attachments: 1): start with \
                  --node-id \"b\", which need not be the machine's name, or, if they are to be this node's, \
-                 remove {shown}/node-id"
+                 remove {shown}/node-id, and the label that kubelet otherwise refuses to change: kubectl label \
+                 node NODE topology.d/node-"
             )
         );
         // As an administrator would do.

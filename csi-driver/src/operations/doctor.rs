@@ -183,7 +183,7 @@ impl World {
             dial_dirs: dial::list(&config.run_dir).step("list dial directories")?,
             staging_dirs: staging_dirs(config),
             data: backend.diagnose(&served),
-            other_node: node_of_state::find_other(&config.state_dir, &config.node_id, &journal)?,
+            other_node: node_of_state::find_other(&config.state_dir, &config.own_segment(), &journal)?,
             is_driver_running: asked.is_driver_running,
             volumes,
         })

@@ -94,6 +94,7 @@ fn another_node_id_is_refused_until_a_person_says_so() {
             " is of node \"node-1\"",
             "start with --node-id \"node-1\"",
             &format!("remove {}", recorded.display()),
+            "kubectl label node NODE topology.csi.hawser.dev/node-",
         ] {
             assert!(line.contains(words), "{words} in {line}");
         }
