@@ -1,5 +1,5 @@
 //! NodeGetVolumeStats: size, use and condition of a volume, also if its daemon does not answer.
-//! ControllerGetVolume reports the same condition.
+//! ControllerGetVolume and ListVolumes report the same condition.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -64,8 +64,7 @@ impl Statistics {
                 let (usage, abnormal) = self.measured(volume_id, &path, &staged)?;
                 (usage, abnormal.or_else(|| self.serves_other_data(volume_id, &stage)))
             }
-            Health::DaemonDead if self.is_followed(volume_id, &stage) => (Vec::new(), Some(WAITS)),
-            Health::DaemonDead => (Vec::new(), Some(self.why_dead(volume_id))),
+            Health::DaemonDead => (Vec::new(), Some(self.after_end(volume_id, &stage))),
             Health::Displaced(None) | Health::Unmounted | Health::HalfDone => (Vec::new(), Some(UNMOUNTED)),
         };
         let message = abnormal.map_or_else(|| served_by(&stage), str::to_owned);
@@ -87,8 +86,13 @@ impl Statistics {
         }
     }
 
+    /// What users of a volume see whose daemon has ended.
+    pub(crate) fn after_end(&self, volume_id: &VolumeId, stage: &StageRecord) -> &'static str {
+        if self.is_followed(volume_id, stage) { WAITS } else { self.why_dead(volume_id) }
+    }
+
     /// Whether another daemon can continue the connection.
-    fn is_followed(&self, volume_id: &VolumeId, stage: &StageRecord) -> bool {
+    pub(crate) fn is_followed(&self, volume_id: &VolumeId, stage: &StageRecord) -> bool {
         !stage.aborted && self.keeper.list(volume_id).is_ok_and(|held| held.contains(&Role::Connection))
     }
 

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use proto::csi::list_volumes_response::Entry;
 use proto::csi::{
     CapacityRange, ControllerGetVolumeRequest, ControllerGetVolumeResponse, ListVolumesRequest,
     ListVolumesResponse, VolumeCondition,
 };
-use tests::csi::scene::{Caller, Flags, Scene, create_request};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried, volume_binary};
+use tests::{Sandbox, eventually};
 use tonic::{Code, Status};
 
 use crate::assert_refused;
@@ -127,4 +129,43 @@ fn get_volume_tells_a_dead_daemon() {
     assert_refused(get(&caller, &id), Code::NotFound, &id);
     assert_refused(get(&caller, ""), Code::InvalidArgument, "volume_id is required");
     scene.assert_nothing_left();
+}
+
+#[test]
+fn a_volume_whose_users_wait_for_a_takeover_is_not_listed_as_abnormal() {
+    let sandbox = Sandbox::new();
+    let program = sandbox.path("hawser-volume");
+    let replace = |content: &[u8]| {
+        let new = program.with_extension("new");
+        fs::write(&new, content).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(&new, &program).unwrap();
+    };
+    let original = fs::read(volume_binary()).unwrap();
+    replace(&original);
+    let own = ["--volume-binary".to_owned(), program.display().to_string()];
+    let mut scene = Scene::start_in(sandbox, Flags::process_with_keeper().with(&own));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    caller.stage(&id).unwrap();
+    // It never dials in.
+    replace(b"#!/bin/sh\nexec sleep 1000\n");
+    scene.kill_daemon();
+    let waits = "the volume's daemon ended: reads and writes wait for another one";
+    let condition_of = |abnormal| VolumeCondition { abnormal, message: waits.to_owned() };
+    assert_eq!(condition(&caller, &id), condition_of(true), "{}", scene.log());
+    let listed = list(&caller, 0, "").unwrap().entries.remove(0).status.unwrap();
+    assert_eq!(listed.volume_condition, Some(condition_of(false)));
+    scene.driver.take().unwrap().stop(TIMEOUT).unwrap();
+    replace(&original);
+    scene.start_driver();
+    eventually("another daemon serves", TIMEOUT, || {
+        let found = condition(&caller, &id);
+        anyhow::ensure!(found.message == "served", "{found:?}");
+        Ok(())
+    })
+    .unwrap();
+    retried(&scene, "unstage", || caller.unstage(&id));
+    caller.delete(&id).unwrap();
+    scene.end_keeper();
 }

@@ -12,12 +12,12 @@ use crate::engine::driver::Driver;
 use crate::engine::health::{Health, health};
 use crate::error::{Result, chain};
 use crate::model::ids::VolumeId;
-use crate::model::records::{StageRecord, VolumeRecord};
+use crate::model::records::VolumeRecord;
 use crate::wire::pages;
 
 impl Driver {
-    /// Pages of all volumes by id, from the journal alone: without access to volumes, pool or mount
-    /// table.
+    /// Pages of all volumes by id, from journal and keeper alone: without access to volumes, pool or
+    /// mount table.
     pub(super) fn list_volumes(&self, request: &ListVolumesRequest) -> Result<ListVolumesResponse> {
         let page = pages::page(request.max_entries, &request.starting_token, VolumeId::parse)?;
         let mut entries = self.journal.entries();
@@ -33,7 +33,7 @@ impl Driver {
                 volume: Some(wire_volume(id, record, self)),
                 status: Some(VolumeStatus {
                     published_node_ids: record.attachments.keys().cloned().collect(),
-                    volume_condition: Some(listed_condition(record)),
+                    volume_condition: Some(self.listed_condition(id, record)),
                 }),
             },
             Err(unreadable) => Entry {
@@ -46,6 +46,20 @@ impl Driver {
         }
     }
 
+    fn listed_condition(&self, id: &VolumeId, record: &VolumeRecord) -> VolumeCondition {
+        let Some(stage) = &record.stage else { return normal(UNSTAGED) };
+        let Some(serving) = stage.serving else { return being_staged() };
+        match serving.daemon.is_alive() {
+            Ok(true) => normal("served"),
+            // A takeover may be under way, which takes moments.
+            Ok(false) if self.statistics.is_followed(id, stage) => {
+                normal(self.statistics.after_end(id, stage))
+            }
+            Ok(false) => abnormal(self.statistics.after_end(id, stage)),
+            Err(e) => abnormal(format!("look at daemon: {}", chain(&e))),
+        }
+    }
+
     pub(super) fn get_volume(&self, id: &VolumeId) -> Result<ControllerGetVolumeResponse> {
         let record = self.journal.get(id)?;
         let condition = match &record.stage {
@@ -54,7 +68,7 @@ impl Driver {
                     None => normal("served"),
                     Some(message) => abnormal(message),
                 },
-                Health::DaemonDead => daemon_ended(),
+                Health::DaemonDead => abnormal(self.statistics.after_end(id, stage)),
                 Health::Displaced(_) => abnormal("served, and not mounted where it is staged any more"),
                 Health::Unmounted => abnormal("staged, and not mounted any more"),
                 Health::HalfDone => being_staged(),
@@ -76,22 +90,6 @@ const UNSTAGED: &str = "not staged";
 /// CreateVolume has answered it, and DeleteVolume has not begun.
 fn is_shown(record: &VolumeRecord) -> bool {
     !record.deleting && record.filled
-}
-
-fn listed_condition(record: &VolumeRecord) -> VolumeCondition {
-    match &record.stage {
-        None => normal(UNSTAGED),
-        Some(StageRecord { serving: None, .. }) => being_staged(),
-        Some(StageRecord { serving: Some(serving), .. }) => match serving.daemon.is_alive() {
-            Ok(true) => normal("served"),
-            Ok(false) => daemon_ended(),
-            Err(e) => abnormal(format!("look at daemon: {}", chain(&e))),
-        },
-    }
-}
-
-fn daemon_ended() -> VolumeCondition {
-    abnormal("the volume's daemon ended: reads and writes fail with ENOTCONN")
 }
 
 fn being_staged() -> VolumeCondition {
