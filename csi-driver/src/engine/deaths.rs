@@ -1,10 +1,13 @@
-//! How often the daemons of a volume have died at once, one after the other.
+//! How often the daemons of a volume have died at once, one after the other, and what the last one that
+//! served has executed.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::daemon::launcher::program::Program;
 use crate::model::ids::VolumeId;
+use crate::model::launch::ProcessId;
 
 /// After this many daemons in a row that died at once, the connection is aborted.
 pub(crate) const MOST_DEATHS: u32 = 8;
@@ -35,6 +38,17 @@ struct Death {
     soon_in_a_row: u32,
     hung: u32,
     last_hung: Option<Instant>,
+    dead: Option<Dead>,
+}
+
+/// The daemon that has served last, and has ended.
+#[derive(Debug)]
+struct Dead {
+    daemon: ProcessId,
+    /// What it executed, if that can be started again and is not what the driver is configured with.
+    program: Option<Arc<Program>>,
+    /// How many daemons were to follow it.
+    followers: u32,
 }
 
 impl Deaths {
@@ -48,6 +62,31 @@ impl Deaths {
         death.in_a_row = in_a_row(death.in_a_row, AT_ONCE);
         death.soon_in_a_row = in_a_row(death.soon_in_a_row, SOON);
         if death.soon_in_a_row > MOST_SOON { MOST_DEATHS + 1 } else { death.in_a_row }
+    }
+
+    /// What the next daemon after `dead` executes; `None`: what the driver is configured with. Where the
+    /// first one has not served, every second one executes what `dead` has executed, which `program` finds
+    /// before there is a first one. The volume's lock is held.
+    pub(crate) fn next_program(
+        &self,
+        volume_id: &VolumeId,
+        dead: ProcessId,
+        program: impl FnOnce() -> Option<Program>,
+    ) -> Option<Arc<Program>> {
+        // It may ask a disk: not under the lock.
+        let known = self.take_dead(volume_id, dead);
+        let known =
+            known.unwrap_or_else(|| Dead { daemon: dead, program: program().map(Arc::new), followers: 0 });
+        let followers = known.followers + 1;
+        let earlier = known.program.clone().filter(|_| followers.is_multiple_of(2));
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry(volume_id.clone()).or_default().dead = Some(Dead { followers, ..known });
+        earlier
+    }
+
+    fn take_dead(&self, volume_id: &VolumeId, daemon: ProcessId) -> Option<Dead> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get_mut(volume_id)?.dead.take().filter(|known| known.daemon == daemon)
     }
 
     /// Counts a daemon that was hung. Returns how many there were, without a pause of [`HUNG_AGAIN`].
@@ -86,6 +125,25 @@ mod tests {
         assert_eq!(deaths.count(&id), 1, "it lived");
         deaths.forget(&id);
         assert_eq!(deaths.count(&id), 1);
+    }
+
+    #[test]
+    fn every_second_follower_executes_what_the_last_one_that_served_has_executed() {
+        let (deaths, id) = (Deaths::default(), VolumeId::from_key(&"a".repeat(32)).unwrap());
+        let daemon = |pid| ProcessId { pid, start_time: 1 };
+        let next = |pid, image: Option<&str>| {
+            let program =
+                deaths.next_program(&id, daemon(pid), || image.map(|i| Program::Image(i.to_owned())));
+            program.map(|program| program.to_string())
+        };
+        assert_eq!(next(1, Some("i:1")), None);
+        // By now, the launch is that of a daemon that never served.
+        assert_eq!(next(1, Some("i:2")).as_deref(), Some("i:1"));
+        assert_eq!(next(1, Some("i:2")), None);
+        assert_eq!(next(1, Some("i:2")).as_deref(), Some("i:1"));
+        assert_eq!(next(2, Some("i:2")), None, "another one has served");
+        assert_eq!(next(2, None).as_deref(), Some("i:2"));
+        assert_eq!((next(3, None), next(3, None)), (None, None), "it is not known");
     }
 
     /// However long that takes: within a minute there may be fewer.

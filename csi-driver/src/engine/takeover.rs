@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 
 use crate::backend::Assigned;
 use crate::daemon::keeper::Role as Kept;
+use crate::daemon::launcher::program::Program;
 use crate::daemon::watch::Ended;
 use crate::engine::daemons::Start;
 use crate::engine::deaths::MOST_DEATHS;
@@ -114,6 +115,13 @@ impl Stages {
             let last = PAUSES.len() - 1;
             std::thread::park_timeout(PAUSES[usize::try_from(more).unwrap_or(last).min(last)]);
         }
+        let program = self
+            .deaths
+            .next_program(volume_id, serving.daemon, || self.earlier_program(volume_id, &stage, serving));
+        let start = Start { program: program.as_deref(), ..start };
+        if let Some(program) = &program {
+            tracing::warn!(%volume_id, %program, "the configured program did not serve: starting a daemon of the one before");
+        }
         match self.start_successor(volume_id, record, serving, start, keeper_socket) {
             Ok(()) => {
                 self.deaths.served(volume_id);
@@ -126,6 +134,27 @@ impl Stages {
             Err(abandoned @ Error::Abandoned { .. }) => Err(abandoned),
             Err(error) => Ok(Takeover::Failed(error)),
         }
+    }
+
+    /// What a daemon that has ended has executed, if it is not what the driver is configured with now. `None` too
+    /// if it is not known or cannot be started again.
+    fn earlier_program(
+        &self,
+        volume_id: &VolumeId,
+        stage: &StageRecord,
+        serving: Serving,
+    ) -> Option<Program> {
+        let launcher = &self.daemons.launcher;
+        let find = || -> linux::Result<Option<Program>> {
+            let Some(launch) = &stage.launch else { return Ok(None) };
+            let configured = launcher.configured_program()?;
+            let earlier = launcher.program_of(launch, serving.daemon)?;
+            Ok(earlier.filter(|earlier| !earlier.is_same(&configured)))
+        };
+        find().unwrap_or_else(|error| {
+            tracing::debug!(%volume_id, error = linux::chain(&error), "the program of the volume's earlier daemon is not known");
+            None
+        })
     }
 
     /// Whether the keeper holds the volume's connection.

@@ -10,6 +10,7 @@ mod displaced;
 mod graces;
 mod group;
 mod hung;
+mod images;
 mod keepers;
 mod killed;
 mod metrics;

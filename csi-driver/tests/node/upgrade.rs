@@ -499,31 +499,32 @@ fn after_an_upgrade_the_keeper_stands_by_again() {
 }
 
 /// In a kubelet's place: runs the program of each image in the manifests that appear, as the pod's
-/// container would be run, but for the container.
-struct Pods {
+/// container would be run, but for the container. A pod of an image that the node lacks, or the keeper's, never
+/// runs.
+pub(crate) struct Pods {
     stop: Arc<AtomicBool>,
     runs: std::thread::JoinHandle<()>,
 }
 
 impl Pods {
-    fn start(scene: &Scene, programs: &[(&str, PathBuf)]) -> Self {
+    pub(crate) fn start(scene: &Scene, programs: &[(&str, PathBuf)]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (manifests, is_over) = (scene.sandbox.path("m"), Arc::clone(&stop));
         let programs: Vec<_> =
             programs.iter().map(|(image, path)| ((*image).to_owned(), path.clone())).collect();
         let runs = std::thread::spawn(move || {
-            let mut started: HashMap<String, Child> = HashMap::new();
+            let mut started: HashMap<String, Option<Child>> = HashMap::new();
             while !is_over.load(Ordering::Relaxed) {
                 for pod in pods_in(&manifests) {
                     let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
                     started.entry(name).or_insert_with(|| run_pod(&pod, &programs));
                 }
-                for pod in started.values_mut() {
+                for pod in started.values_mut().flatten() {
                     let _ended_or_not = pod.try_wait().unwrap();
                 }
                 std::thread::park_timeout(Duration::from_millis(1));
             }
-            for pod in started.values_mut() {
+            for pod in started.values_mut().flatten() {
                 pod.wait().unwrap();
             }
         });
@@ -531,31 +532,31 @@ impl Pods {
     }
 
     /// All pods have ended.
-    fn end(self) {
+    pub(crate) fn end(self) {
         self.stop.store(true, Ordering::Relaxed);
         self.runs.join().unwrap();
     }
 }
 
-fn pods_in(manifests: &Path) -> Vec<Value> {
+pub(crate) fn pods_in(manifests: &Path) -> Vec<Value> {
     let names = fs::read_dir(manifests).unwrap().map(|entry| entry.unwrap().path());
     let whole = names.filter(|path| path.extension().is_some_and(|extension| extension == "yaml"));
     // One that was removed meanwhile is none.
     whole.filter_map(|path| serde_json::from_slice(&fs::read(path).ok()?).ok()).collect()
 }
 
-fn image(pod: &Value) -> &str {
+pub(crate) fn image(pod: &Value) -> &str {
     pod["spec"]["containers"][0]["image"].as_str().unwrap()
 }
 
-fn run_pod(pod: &Value, programs: &[(String, PathBuf)]) -> Child {
-    let (_, program) = programs.iter().find(|(name, _)| name == image(pod)).unwrap();
-    let nonce = pod["spec"]["containers"][0]["env"][0]["value"].as_str().unwrap();
+fn run_pod(pod: &Value, programs: &[(String, PathBuf)]) -> Option<Child> {
+    let (_, program) = programs.iter().find(|(name, _)| name == image(pod))?;
+    let nonce = pod["spec"]["containers"][0]["env"][0]["value"].as_str()?;
     let dial_dir = pod["spec"]["volumes"][0]["hostPath"]["path"].as_str().unwrap();
     let mut unshare = Command::new("unshare");
     unshare.args(["--pid", "--fork", "--kill-child"]).arg(program).args(["serve", "--confine", "--socket"]);
     unshare.arg(Path::new(dial_dir).join("dial.sock")).env("HAWSER_NONCE", nonce);
-    unshare.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    Some(unshare.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
 #[test]

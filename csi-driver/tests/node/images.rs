@@ -1,0 +1,49 @@
+//! A driver with a new image for its mount pods, which the node may lack.
+
+use std::fs;
+
+use tests::csi::scene::{Flags, Scene, TIMEOUT, retried, volume_binary};
+
+use crate::keepers::{keeper_binary, kill_daemon};
+use crate::upgrade::{Pods, image, pods_in};
+
+fn with_image(image: &str, keeper: &str) -> Flags {
+    let launcher = ["--launcher", "manifest", "--manifests", "m", "--mount-image", image];
+    let more = ["--warm-daemons", "0", "--start-timeout", "2", "--keeper-binary", keeper];
+    Flags(launcher.into_iter().chain(more).map(str::to_owned).collect())
+}
+
+/// As at an update of its flags.
+fn restart(scene: &mut Scene, flags: Flags) {
+    assert!(scene.driver.take().unwrap().stop(TIMEOUT).unwrap().success(), "{}", scene.log());
+    scene.flags = flags;
+    scene.start_driver();
+}
+
+#[test]
+fn a_daemon_of_the_image_before_follows_where_the_configured_image_is_missing() {
+    let keeper = keeper_binary().display().to_string();
+    let mut scene = Scene::start(with_image("i:1", &keeper));
+    // Users wait for the first start.
+    scene.sandbox.switch_fuse_guard_off();
+    let pods = Pods::start(&scene, &[("i:1", volume_binary())]);
+    let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
+    let file = scene.caller().target_path("one").join("f");
+    fs::write(&file, "kept").unwrap();
+    restart(&mut scene, with_image("i:missing", &keeper));
+    for _ in 0..2 {
+        kill_daemon(&scene);
+        assert_eq!(fs::read(&file).unwrap(), b"kept", "{}", scene.log());
+        let serving = pods_in(&scene.sandbox.path("m"));
+        assert_eq!(serving.iter().map(image).collect::<Vec<_>>(), ["i:1"], "{}", scene.log());
+    }
+    let caller = scene.caller();
+    retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    pods.end();
+    // The ground is that of the first driver.
+    restart(&mut scene, with_image("i:1", &keeper));
+    scene.assert_nothing_left();
+    scene.end_keeper();
+}
