@@ -149,8 +149,8 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     let renewed = driver.renewed_keepers.lock().unwrap_or_else(PoisonError::into_inner).take();
     let renewals =
         renewed.map(|renewed| tokio::spawn(engine::renewal::serve(driver.stages.clone(), renewed)));
-    let keeper = driver.daemons.keeper.clone();
-    let keeper_pod = tokio::spawn(engine::keeper_pod::settle(driver.config.clone(), keeper));
+    let (keeper, waiting) = (driver.daemons.keeper.clone(), driver.daemons.warm.clone());
+    let keeper_pod = tokio::spawn(engine::keeper_pod::settle(driver.config.clone(), keeper, waiting));
     let served = tokio::try_join!(csi, registration, metrics, admin, waits, forgetting, kernel_use);
     hang_watch.abort();
     warm.abort();

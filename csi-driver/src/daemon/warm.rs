@@ -9,6 +9,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -44,6 +45,8 @@ pub(crate) struct WarmDaemons {
     start_timeout: Duration,
     /// How many daemons are to wait.
     wanted: usize,
+    /// A daemon of the configured program has dialled in to this driver.
+    is_tried: AtomicBool,
     state: Mutex<State>,
     /// Fewer daemons may wait than are wanted.
     changed: Notify,
@@ -88,8 +91,8 @@ impl WarmDaemons {
     ) -> linux::Result<Self> {
         let closed = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| linux::Error::new("eventfd", "the waiting daemons", e))?;
-        let (state, changed) = (Mutex::default(), Notify::new());
-        Ok(Self { launcher, keeper, run_dir, start_timeout, wanted, state, changed, closed })
+        let (is_tried, state, changed) = (AtomicBool::new(false), Mutex::default(), Notify::new());
+        Ok(Self { launcher, keeper, run_dir, start_timeout, wanted, is_tried, state, changed, closed })
     }
 
     /// Whether a waiting daemon does for a volume with these settings and so many inodes.
@@ -122,6 +125,23 @@ impl WarmDaemons {
     /// Whether any are to wait.
     pub(crate) fn are_wanted(&self) -> bool {
         self.wanted > 0
+    }
+
+    /// A daemon of the configured program has dialled in.
+    pub(crate) fn note_tried(&self) {
+        self.is_tried.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a daemon of the configured program has dialled in to this driver. Where none are to wait, it
+    /// starts one for that alone. Must be called in a tokio context.
+    pub(crate) fn try_program(&self) -> Result<bool, NoDaemon> {
+        if !self.is_tried.load(Ordering::Relaxed) && !self.are_wanted() {
+            let settings = LaunchSettings::default();
+            let started = self.start_ahead(None, &settings, ANY_NUMBER, self.closed.as_fd());
+            let WarmDaemon { key, launch, dialled, .. } = started.map_err(|not| not.reason)?;
+            self.end(&key, &launch, Some(&dialled));
+        }
+        Ok(self.is_tried.load(Ordering::Relaxed))
     }
 
     /// A waiting daemon, if there is one. Another is started in its place.
@@ -265,6 +285,7 @@ impl WarmDaemons {
         let dialled = wait_for_daemon(&listener, expected, abandoned);
         drop(listener);
         dialled
+            .inspect(|_| self.note_tried())
             .map(|dialled| WarmDaemon {
                 key: key.clone(),
                 launch: launch.clone(),

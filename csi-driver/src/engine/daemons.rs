@@ -225,6 +225,9 @@ impl Daemons {
         let dialled = handover::wait_for_daemon(&listener, expected, wait.as_fd()).map_err(no_daemon);
         let offer = start.offer(&described, &sockets, keeper_socket);
         let served = dialled.and_then(|dialled| {
+            if start.program.is_none() {
+                self.warm.note_tried();
+            }
             if process.is_none() {
                 launched(&key, launch, Some(dialled.daemon))?;
             }

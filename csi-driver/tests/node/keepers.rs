@@ -535,7 +535,7 @@ fn with_service() -> Flags {
     Flags(flags)
 }
 
-fn start_service(scene: &Scene) -> tests::Daemon {
+pub(crate) fn start_service(scene: &Scene) -> tests::Daemon {
     let mut command = scene.sandbox.command(&keeper_binary());
     command.arg("--socket").arg(scene.sandbox.path("run/keeper/keeper.sock"));
     tests::Daemon::start("hawser-keeper", command, &scene.sandbox.path("keeper.log")).unwrap()

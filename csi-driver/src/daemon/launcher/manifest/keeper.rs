@@ -47,6 +47,14 @@ impl KeeperPod {
         }
     }
 
+    /// Whether the manifest is there, with another image.
+    pub(crate) fn changes_image(&self) -> linux::Result<bool> {
+        let Some(found) = self.found()? else { return Ok(false) };
+        let pod = serde_json::from_slice::<Pod>(&found).ok();
+        let container = pod.and_then(|pod| pod.spec?.containers.into_iter().next());
+        Ok(container.and_then(|container| container.image).as_ref() != Some(&self.image))
+    }
+
     /// Removes the manifest, and returns whether there was one.
     pub(crate) fn remove(&self) -> linux::Result<bool> {
         if self.found()?.is_none() {
@@ -203,10 +211,13 @@ mod tests {
         assert_eq!(written.3, FILE_MODE);
         assert!(!keeper.ensure().unwrap());
         assert_eq!(state(), written);
-        assert!(KeeperPod { image: "another".to_owned(), ..keeper.clone() }.ensure().unwrap());
+        let other = KeeperPod { image: "another".to_owned(), ..keeper.clone() };
+        assert!(other.changes_image().unwrap() && !keeper.changes_image().unwrap());
+        assert!(other.ensure().unwrap());
         assert_ne!(state().0, written.0);
         assert!(keeper.remove().unwrap());
         assert!(!keeper.remove().unwrap() && !path.exists());
+        assert!(!keeper.changes_image().unwrap(), "there is none");
     }
 
     #[test]
