@@ -17,7 +17,7 @@ const MAX_START_TIMEOUT_SECONDS: u64 = limits::START_POD.as_secs();
 const DEFAULT_CGROUP_ROOT: &str = "/hawser-volumes";
 /// For `--cgroup-root`.
 const NO_CGROUPS: &str = "none";
-/// What a machine is called until it has its name. On several nodes, the topology would be the same.
+/// On several nodes, the topology would be the same.
 const UNNAMED_NODES: [&str; 2] = ["localhost", "localhost.localdomain"];
 /// For `--keeper-binary`.
 const NO_KEEPER: &str = "none";
@@ -273,6 +273,7 @@ impl Config {
         check_node_id("--node-id", &flags.node_id)?;
         for node in &flags.peer_nodes {
             check_node_id("--peer-node", node)?;
+            check_named("--peer-node", node)?;
         }
         let kubelet_dir = absolute("--kubelet-dir", &flags.kubelet_dir)?;
         let run_dir = absolute("--run-dir", &flags.run_dir)?;
@@ -435,6 +436,11 @@ fn check_node_id(flag: &'static str, node_id: &str) -> Result<(), ConfigError> {
     if node_id.is_empty() || node_id.len() > MAX_NODE_ID_BYTES || node_id.chars().any(char::is_control) {
         return Err(wrong(flag, node_id, "1 to 256 bytes without control characters are wanted"));
     }
+    Ok(())
+}
+
+/// Refuses what a machine is called until it has its name.
+pub(crate) fn check_named(flag: &'static str, node_id: &str) -> Result<(), ConfigError> {
     if UNNAMED_NODES.contains(&node_id) {
         return Err(wrong(flag, node_id, "a machine without a name has this one: pass the node's own name"));
     }
@@ -559,30 +565,6 @@ mod tests {
         ] {
             let message = check(&more).unwrap_err();
             assert!(message.contains(named), "{message}");
-        }
-    }
-
-    #[test]
-    fn a_node_that_has_no_name_yet_is_refused() {
-        for node_id in ["localhost", "localhost.localdomain"] {
-            let line = [
-                "hawser-csi",
-                "--node-id",
-                node_id,
-                "--pool",
-                "/p",
-                "--manifests",
-                "/m",
-                "--mount-image",
-                "i",
-            ];
-            let refused = Config::check(Flags::try_parse_from(line).unwrap()).unwrap_err().to_string();
-            assert_eq!(
-                refused,
-                format!(
-                    "--node-id {node_id:?}: a machine without a name has this one: pass the node's own name"
-                )
-            );
         }
     }
 

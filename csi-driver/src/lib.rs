@@ -188,10 +188,14 @@ fn ensure_node(driver: &Driver) -> Result<(), StartError> {
     let (state_dir, node_id) = (&driver.config.state_dir, &driver.config.node_id);
     let own = driver.config.own_segment();
     let other = engine::node_of_state::find_other(state_dir, &own, &driver.journal);
-    match other.map_err(StartError::Driver)? {
-        Some(other) => Err(StartError::OtherNode(other)),
-        None => engine::node_of_state::record(state_dir, node_id).map_err(StartError::Driver),
+    if let Some(other) = other.map_err(StartError::Driver)? {
+        return Err(StartError::OtherNode(other));
     }
+    // Its volumes are bound to an id that it has had before.
+    if !engine::node_of_state::is_recorded(state_dir, node_id).map_err(StartError::Driver)? {
+        config::check_named("--node-id", node_id).map_err(StartError::Config)?;
+    }
+    engine::node_of_state::record(state_dir, node_id).map_err(StartError::Driver)
 }
 
 async fn reconcile(driver: &Arc<Driver>) -> Result<(), StartError> {

@@ -56,12 +56,17 @@ pub(crate) fn find_other(state_dir: &Path, own: &Segment, journal: &Journal) -> 
 
 /// Records that the state directory belongs to `node_id`.
 pub(crate) fn record(state_dir: &Path, node_id: &str) -> Result<()> {
-    if recorded(state_dir)?.as_deref() == Some(node_id) {
+    if is_recorded(state_dir, node_id)? {
         return Ok(());
     }
     let path = state_dir.join(FILE);
     linux::atomic_file::remove_leftovers(&path).step("record node id")?;
     linux::atomic_file::write(&path, format!("{node_id}\n").as_bytes(), FILE_MODE).step("record node id")
+}
+
+/// Whether the state directory belongs to `node_id` already.
+pub(crate) fn is_recorded(state_dir: &Path, node_id: &str) -> Result<bool> {
+    Ok(recorded(state_dir)?.as_deref() == Some(node_id))
 }
 
 fn recorded(state_dir: &Path) -> Result<Option<String>> {

@@ -77,6 +77,35 @@ fn a_first_start_says_that_it_made_the_pool_and_where() {
     scene.assert_nothing_left();
 }
 
+/// All nodes that start before they have a name would have one topology value. A node that has volumes under
+/// this name keeps it.
+#[test]
+fn a_machine_without_a_name_is_refused_unless_it_had_this_name_before() {
+    let mut scene = Scene::start(Flags::process());
+    scene.kill_driver();
+    let flags: Vec<String> = Flags::process().0;
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let recorded = scene.sandbox.path("state/node-id");
+    for name in ["localhost", "localhost.localdomain"] {
+        let line = refusal(command(&scene, &[], name, &flags));
+        let words =
+            format!("--node-id {name:?}: a machine without a name has this one: pass the node's own name");
+        assert!(line.contains(&words), "{words} in {line}");
+    }
+    fs::write(&recorded, "localhost\n").unwrap();
+    let log = scene.sandbox.path("other.log");
+    let mut other = Daemon::start("hawser-csi", command(&scene, &[], "localhost", &flags), &log).unwrap();
+    eventually("it serves", TIMEOUT, || {
+        anyhow::ensure!(fs::read_to_string(&log)?.contains(" serving "));
+        Ok(())
+    })
+    .unwrap();
+    assert!(other.stop(TIMEOUT).unwrap().success());
+    fs::remove_file(log).unwrap();
+    scene.start_driver();
+    scene.assert_nothing_left();
+}
+
 #[test]
 fn another_node_id_is_refused_until_a_person_says_so() {
     let mut scene = Scene::start(Flags::process());
