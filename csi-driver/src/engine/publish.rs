@@ -152,10 +152,12 @@ impl Targets {
     /// One with users waits for that daemon: to end the connection would cost all pods their I/O.
     fn free_of_users(&self, volume_id: &VolumeId, record: &mut VolumeRecord, target: &Path) -> Result<()> {
         let Some((stage, _)) = self.stages.orphaned(record)? else { return Ok(()) };
+        let Some(place) = place_of_target(&self.paths, volume_id, record, target)? else { return Ok(()) };
+        if matches!(mounts::find_at(&place, volume_id), Ok(None) | Err(Error::ForeignMount { .. })) {
+            return Ok(());
+        }
         // Only a daemon takes what the kernel has not sent, and NodeUnstageVolume may be next.
-        if !stage.settings.writeback_cache
-            && let Some(place) = place_of_target(&self.paths, volume_id, record, target)?
-            && mounts::unmount_own(&place, volume_id, WhenBusy::Refuse).is_ok()
+        if !stage.settings.writeback_cache && mounts::unmount_own(&place, volume_id, WhenBusy::Refuse).is_ok()
         {
             return Ok(());
         }

@@ -410,6 +410,8 @@ fn a_target_in_use_waits_for_a_daemon() {
     scene.kill_daemon();
     let refused = caller.unpublish(&id, "one").unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Aborted, "{refused:?}");
+    // It was never published: nothing of it waits for a daemon.
+    retried(&scene, "unpublish", || caller.unpublish(&id, "never"));
     replace(&program, &fs::read(volume_binary()).unwrap());
     open.write_all_at(b"kept", 0).unwrap();
     drop(open);
