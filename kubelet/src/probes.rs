@@ -98,6 +98,9 @@ impl Probes {
     pub(crate) fn follow(&mut self, pod: &Pod, observed: &Observed, host_ip: &str) {
         let ids: BTreeSet<&str> = observed.containers.iter().map(|c| c.id.as_str()).collect();
         self.shared.results().retain(&ids);
+        for kept in [&self.shared.started, &self.shared.ready] {
+            kept.retain(&ids);
+        }
         let running: BTreeMap<&str, &ContainerStatus> =
             observed.running().map(|c| (c.id.as_str(), c)).collect();
         self.tasks.retain(|(id, _), _| running.contains_key(id.as_str()));
@@ -209,9 +212,8 @@ async fn remember(shared: &Arc<Shared>, id: &str, kind: ProbeKind, success: bool
     }
     let (shared, id) = (Arc::clone(shared), id.to_owned());
     let written = tokio::task::spawn_blocking(move || {
-        let known = shared.results().ids();
         if let Some(kept) = shared.kept(kind) {
-            kept.set(&id, success, &known);
+            kept.set(&id, success);
         }
     });
     if let Err(error) = written.await {

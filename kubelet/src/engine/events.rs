@@ -53,6 +53,8 @@ async fn follow(cri: &Cri, sender: &mpsc::Sender<ContainerEvent>) {
                     let _receiver_gone = sender.send(pods.target_of(&event)).await;
                 }
                 warn!("the runtime's event stream ended, reopening it");
+                // A runtime in Go answers the next call with the next event.
+                let _receiver_gone = sender.send(ContainerEvent::Any).await;
             }
             Err(error) if error.code == Code::Unimplemented => {
                 warn!("the runtime has no container events: polling its lists every second");

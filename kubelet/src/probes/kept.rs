@@ -37,11 +37,14 @@ impl Kept {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
     }
 
-    /// Adds or removes a container, and drops all that are not in `known`. Blocks. On a full disk the next
-    /// kubelet probes again.
-    pub(super) fn set(&self, id: &str, success: bool, known: &BTreeSet<String>) {
+    /// Drops all other containers. The next [`Kept::set`] writes that.
+    pub(super) fn retain(&self, known: &BTreeSet<&str>) {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| known.contains(id.as_str()));
+    }
+
+    /// Adds or removes a container. Blocks. On a full disk the next kubelet probes again.
+    pub(super) fn set(&self, id: &str, success: bool) {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
-        ids.retain(|id| known.contains(id));
         if success {
             ids.insert(id.to_owned());
         } else {
@@ -68,17 +71,18 @@ mod tests {
         let next = || Kept::read(dir.path(), STARTED).ids();
         let started = Kept::read(dir.path(), STARTED);
         assert_eq!(started.ids(), set(&[]));
-        started.set("a", true, &set(&["a"]));
-        started.set("b", true, &set(&["a", "b"]));
+        started.set("a", true);
+        started.set("b", true);
         assert_eq!(next(), set(&["a", "b"]));
-        started.set("c", true, &set(&["b", "c"]));
+        started.retain(&BTreeSet::from(["b"]));
+        started.set("c", true);
         assert_eq!(next(), set(&["b", "c"]));
-        started.set("b", false, &set(&["b", "c"]));
+        started.set("b", false);
         assert!(started.has("c") && !started.has("b"));
         assert_eq!(next(), set(&["c"]));
         // The pod is gone.
         std::fs::remove_dir_all(dir.path()).unwrap();
-        started.set("d", true, &set(&["d"]));
+        started.set("d", true);
         assert!(!dir.path().exists());
     }
 }
