@@ -46,6 +46,9 @@ pub(crate) struct Diagnosis {
     pub(crate) serving_other_data: BTreeSet<VolumeId>,
     /// Why the kernel limits no volume, and what changes that.
     pub(crate) no_kernel_limits: Option<String>,
+    /// Volumes whose data the kernel cannot limit as they are, although it limits new ones: why, and what
+    /// changes that.
+    pub(crate) not_to_limit: BTreeMap<VolumeId, String>,
     /// How a clone is made where the kernel limits new volumes. It gives a volume that its daemon
     /// counts the kernel's limit.
     pub(crate) clones_with_kernel_limits: Option<SnapshotMode>,

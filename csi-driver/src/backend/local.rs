@@ -272,6 +272,8 @@ impl VolumeBackend for Pool {
             Some(Err(missing)) => (None, Some(missing)),
             None => (None, None),
         };
+        let why = |id: &VolumeId| quota::why_not_to_limit(kind?, &self.data_dir(id), id.as_str());
+        let not_to_limit = volumes.iter().filter_map(|id| Some((id.clone(), why(id)?))).collect();
         Diagnosis {
             away,
             volumes,
@@ -279,6 +281,7 @@ impl VolumeBackend for Pool {
             leftovers,
             serving_other_data,
             no_kernel_limits: missing.map(|missing| format!("{}: {}", missing.reason, missing.remedy)),
+            not_to_limit,
             clones_with_kernel_limits: kind.and_then(|_| clone_mode(&self.dir)),
             counts_are_wrong: kind.and_then(|kind| quota::why_inexact(kind, &self.dir)),
         }

@@ -97,6 +97,38 @@ fn volumes_whose_quota_is_off_are_found_with_the_command_that_turns_it_on() {
     scene.assert_nothing_left();
 }
 
+/// As after a restore by files. The steps are those that the doctor prints.
+#[test]
+fn a_volume_whose_data_are_a_copy_is_found_with_the_steps_that_limit_it_again() {
+    let mut scene = scene_with_quota_groups(Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    let dir = scene.sandbox.path("pool/volumes").join(&volume);
+    fs::write(dir.join("data/f"), "kept").unwrap();
+    assert_eq!(found(&scene, &[]), (0, vec![]));
+    scene.kill_driver();
+    let shell = |script: &str| {
+        let done = std::process::Command::new("sh").args(["-ec", script]).current_dir(&dir).output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+    };
+    shell("cp -a data copy && rm -r data && mv copy data");
+    for options in [&["--repair"][..], &[]] {
+        assert_eq!(found(&scene, options), (1, expected(&[("volume cannot be limited", &volume)])));
+    }
+    scene.start_driver();
+    let refused = caller.stage(&volume).unwrap_err();
+    assert!(refused.message().contains("is not a subvolume"), "{refused:?}");
+    let (_, printed, _) = run(&scene, &["-o", "json"]);
+    let rows: Vec<Value> = serde_json::from_str(&printed).unwrap();
+    shell(rows[0]["found"].as_str().unwrap().split('"').nth(1).unwrap());
+    assert_eq!(found(&scene, &[]), (0, vec![]));
+    caller.stage(&volume).unwrap();
+    assert_eq!(fs::read(dir.join("data/f")).unwrap(), b"kept");
+    caller.unstage(&volume).unwrap();
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
 #[test]
 fn volumes_from_before_the_quotas_are_named_with_the_steps_that_limit_them() {
     let mut scene = scene_on(FileSystem::Btrfs);

@@ -145,6 +145,27 @@ pub(super) fn limit(kind: Kind, data: &OwnedFd, limits: VolumeLimits) -> linux::
     }
 }
 
+/// Why [`limit`] refuses the `data` of a volume, and the commands that change that; `None` if it does not. A copy
+/// by files, such as a restored one, has neither subvolumes nor projects.
+pub(super) fn why_not_to_limit(kind: Kind, data: &Path, name: &str) -> Option<String> {
+    let root = open_root(data).ok()?;
+    let (shown, volume) = (data.display(), data.parent()?.display());
+    match kind {
+        Kind::Groups if subvolume::with_root(&root).ok()?.is_some() => None,
+        Kind::Groups => Some(format!(
+            "its data is not a subvolume: run \"cd {volume} && mv data old && btrfs subvolume create data && cp -a \
+             --reflink=always old/. data/ && rm -r old\""
+        )),
+        Kind::Projects if project_of(&root).ok()?.is_some() => None,
+        Kind::Projects => {
+            let project = unused_project(&root, name).ok()?;
+            Some(format!(
+                "its data belongs to no project of this driver's: run \"chattr -R -f +P -p {project} {shown}\""
+            ))
+        }
+    }
+}
+
 /// What `data` holds, as its limit counts it; `None` if nothing counts it.
 pub(super) fn used(data: impl AsFd) -> linux::Result<Option<Count>> {
     let data = data.as_fd();

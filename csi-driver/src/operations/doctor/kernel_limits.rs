@@ -16,6 +16,12 @@ pub(super) fn of_kernel_limits(world: &World) -> Vec<Finding> {
                 .map(|(id, _)| Finding::new("volume is not limited", id, format!("the pool is {reason}"))),
         );
     }
+    let refused = limited().filter(|(_, record)| is_whole(record));
+    let refused = refused.filter_map(|(id, _)| Some((id, world.data.not_to_limit.get(id)?)));
+    all.extend(refused.map(|(id, why)| {
+        let found = format!("no stage succeeds, since {why} while no pod uses it");
+        Finding::new("volume cannot be limited", id, found)
+    }));
     if let Some(mode) = world.data.clones_with_kernel_limits {
         let counted = world
             .volumes
