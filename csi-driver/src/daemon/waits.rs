@@ -21,6 +21,8 @@ pub(crate) struct Waits {
 #[derive(Debug, Default)]
 struct State {
     waiting: HashMap<VolumeId, Arc<EventFd>>,
+    /// Volumes whose daemon has died and is to have a successor.
+    orphaned: Vec<VolumeId>,
     is_closed: bool,
 }
 
@@ -32,7 +34,19 @@ pub(crate) struct Wait<'a> {
     abandoned: Arc<EventFd>,
 }
 
+/// One daemon after the other is started for a volume, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Takeover<'a> {
+    waits: &'a Waits,
+    volume_id: VolumeId,
+}
+
 impl Waits {
+    pub(crate) fn take_over(&self, volume_id: &VolumeId) -> Takeover<'_> {
+        self.lock().orphaned.push(volume_id.clone());
+        Takeover { waits: self, volume_id: volume_id.clone() }
+    }
+
     pub(crate) fn begin(&self, volume_id: &VolumeId) -> Result<Wait<'_>> {
         let abandoned = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|e| linux::Error::new("eventfd", volume_id, e))
@@ -54,9 +68,10 @@ impl Waits {
         }
     }
 
-    /// Whether the volume waits for a daemon.
+    /// Whether the volume waits for a daemon, or for the start of one.
     pub(crate) fn is_waiting(&self, volume_id: &str) -> bool {
-        self.lock().waiting.keys().any(|waiting| waiting.as_str() == volume_id)
+        let state = self.lock();
+        state.waiting.keys().chain(&state.orphaned).any(|waiting| waiting.as_str() == volume_id)
     }
 
     /// Ends all waits, also those that begin later.
@@ -79,6 +94,15 @@ fn end(abandoned: &EventFd) {
 impl AsFd for Wait<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.abandoned.as_fd()
+    }
+}
+
+impl Drop for Takeover<'_> {
+    fn drop(&mut self) {
+        let orphaned = &mut self.waits.lock().orphaned;
+        if let Some(place) = orphaned.iter().position(|id| *id == self.volume_id) {
+            orphaned.swap_remove(place);
+        }
     }
 }
 

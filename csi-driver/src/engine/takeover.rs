@@ -295,6 +295,7 @@ pub(crate) async fn serve(stages: Arc<Stages>, mut ended: UnboundedReceiver<Ende
 
 /// Until the volume has another daemon, or is given up, or another operation has seen to it.
 async fn after(stages: Arc<Stages>, ended: Ended) {
+    let _under_way = stages.daemons.waits.take_over(&ended.volume_id);
     loop {
         let (error, pause) = match attempt(&stages, &ended).await {
             Ok(Takeover::Nothing | Takeover::Done) => return,

@@ -37,7 +37,7 @@ pub(crate) fn refused(name: &'static str, error: &Error) -> Status {
     status
 }
 
-/// Waits while the volume's lock is held for the start of its daemon. Such starts follow each other
+/// Waits while the volume's lock is held for the start of a daemon. Such starts follow each other
 /// closely, and kubelet calls again minutes later: a pod that ends would wait until the last one.
 async fn hold_after_start(driver: &Driver, lock: Lock<'_>) -> Result<VolumeGuard> {
     let (begun, mut has_waited) = (Instant::now(), false);
