@@ -20,11 +20,6 @@ impl ProbeResults {
         self.0.retain(|id, _| ids.contains(id.as_str()));
     }
 
-    /// The containers of which something is decided.
-    pub(crate) fn ids(&self) -> BTreeSet<String> {
-        self.0.keys().cloned().collect()
-    }
-
     fn get(&self, id: &str, kind: ProbeKind) -> Option<bool> {
         self.0.get(id)?.get(&kind).copied()
     }
