@@ -232,6 +232,9 @@ pub struct ApplyArgs {
     /// The directories in the directory as well
     #[arg(short = 'R', long)]
     pub recursive: bool,
+    /// Namespace of objects that name none; refuses those of another one
+    #[arg(short, long, value_parser = namespace)]
+    pub namespace: Option<String>,
     /// Fields that Kubernetes does not have: refuse their object (strict, true), warn (warn), or drop them (ignore, false)
     #[arg(long, value_name = "HOW", value_enum, hide_possible_values = true, default_value = "strict", default_missing_value = "strict", num_args = 0..=1, require_equals = true)]
     pub validate: Validation,
@@ -315,24 +318,29 @@ pub struct GetArgs {
 
 #[derive(Debug, Args)]
 pub struct Scope {
-    /// Namespace
-    #[arg(short, long, default_value = crate::objects::DEFAULT_NAMESPACE, value_parser = namespace)]
-    pub namespace: String,
+    /// Namespace [default: default]
+    #[arg(short, long, value_parser = namespace)]
+    pub namespace: Option<String>,
     /// Every namespace
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
 }
 
 impl Scope {
+    /// The one that was asked for, or the default one.
+    pub(crate) fn namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or(crate::objects::DEFAULT_NAMESPACE)
+    }
+
     /// Empty: every namespace.
     pub(crate) fn wanted(&self) -> &str {
-        if self.all_namespaces { "" } else { &self.namespace }
+        if self.all_namespaces { "" } else { self.namespace() }
     }
 
     /// How messages end that nothing is there.
     pub(crate) fn place(&self, is_namespaced: bool) -> String {
         if is_namespaced && !self.all_namespaces {
-            format!(" in {} namespace.", self.namespace)
+            format!(" in {} namespace.", self.namespace())
         } else {
             String::new()
         }
@@ -364,13 +372,6 @@ pub struct PodArgs {
     pub namespace: String,
     #[arg(value_name = "POD", value_parser = object_name)]
     pub pod: String,
-}
-
-impl PodArgs {
-    /// Without its kind: `pod/web` is `web`.
-    pub fn name(&self) -> &str {
-        self.pod.strip_prefix("pod/").unwrap_or(&self.pod)
-    }
 }
 
 /// Selects a container.
@@ -461,7 +462,7 @@ pub struct DeleteArgs {
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
     /// Delete the objects that this file, directory or - (stdin) describes
-    #[arg(short, long = "filename", value_name = "FILE", conflicts_with_all = ["kind", "all", "selector", "field_selector"])]
+    #[arg(short, long = "filename", value_name = "FILE", conflicts_with_all = ["kind", "all", "selector", "field_selector", "all_namespaces"])]
     pub filenames: Vec<PathBuf>,
     /// The directories in the directory as well
     #[arg(short = 'R', long, conflicts_with = "kind")]

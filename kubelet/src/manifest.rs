@@ -25,7 +25,7 @@ use std::fmt;
 
 use serde::de::DeserializeOwned;
 
-use crate::objects::{Document, Kind};
+use crate::objects::{DEFAULT_NAMESPACE, Document, Kind};
 use crate::standalone::store::{AnyObject, Described};
 use fields::Judgement;
 pub use fields::{FIELD_TABLE, FieldRule, Verdict};
@@ -108,14 +108,22 @@ pub enum UnknownFields {
     Ignore,
 }
 
+/// How a client's documents are read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reading {
+    pub unknown_fields: UnknownFields,
+    /// Of objects without one; an object with another one is an error.
+    pub namespace: Option<String>,
+}
+
 /// Reads every document of `bytes`; `file` is what errors call it. Takes `TIME`
 /// at most, and refuses the whole file where that is too short.
 pub fn parse(bytes: &[u8], file: &str) -> Parsed {
-    parse_with(bytes, file, UnknownFields::Refuse)
+    parse_with(bytes, file, &Reading::default())
 }
 
-/// Like [`parse`], where fields that Kubernetes does not have may be allowed.
-pub fn parse_with(bytes: &[u8], file: &str, unknown: UnknownFields) -> Parsed {
+/// Like [`parse`], as a client asks for it.
+pub fn parse_with(bytes: &[u8], file: &str, reading: &Reading) -> Parsed {
     let deadline = Deadline::start();
     let text = match text_of(bytes, file) {
         Ok(text) => text,
@@ -132,7 +140,7 @@ pub fn parse_with(bytes: &[u8], file: &str, unknown: UnknownFields) -> Parsed {
         match document.and_then(list::parts) {
             Ok(parts) => {
                 for part in parts.iter().take_while(|_| !deadline.has_passed()) {
-                    match read_document(part, unknown) {
+                    match read_document(part, reading) {
                         Ok(manifest) => parsed.manifests.push(manifest),
                         Err(errors) => parsed.errors.extend(errors),
                     }
@@ -184,29 +192,29 @@ fn whole_file(file: &str, line: usize, message: String) -> ManifestError {
 
 fn read_document(
     document: &document::Document<'_>,
-    unknown: UnknownFields,
+    reading: &Reading,
 ) -> Result<Manifest, Vec<ManifestError>> {
     match kind_of(document).map_err(|(field, message)| vec![document.error_at(&field, None, &message)])? {
-        Kind::Pod => read_object(document, unknown, |pod| AnyObject::Pod(Box::new(pod))),
+        Kind::Pod => read_object(document, reading, |pod| AnyObject::Pod(Box::new(pod))),
         Kind::PersistentVolume => {
-            read_object(document, unknown, |volume| AnyObject::Volume(Box::new(volume)))
+            read_object(document, reading, |volume| AnyObject::Volume(Box::new(volume)))
         }
         Kind::PersistentVolumeClaim => {
-            read_object(document, unknown, |claim| AnyObject::Claim(Box::new(claim)))
+            read_object(document, reading, |claim| AnyObject::Claim(Box::new(claim)))
         }
-        Kind::StorageClass => read_object(document, unknown, |class| AnyObject::Class(Box::new(class))),
-        Kind::CsiDriver => read_object(document, unknown, |driver| AnyObject::CsiDriver(Box::new(driver))),
+        Kind::StorageClass => read_object(document, reading, |class| AnyObject::Class(Box::new(class))),
+        Kind::CsiDriver => read_object(document, reading, |driver| AnyObject::CsiDriver(Box::new(driver))),
         Kind::VolumeSnapshot => {
-            read_object(document, unknown, |snapshot| AnyObject::Snapshot(Box::new(snapshot)))
+            read_object(document, reading, |snapshot| AnyObject::Snapshot(Box::new(snapshot)))
         }
         Kind::VolumeSnapshotClass => {
-            read_object(document, unknown, |class| AnyObject::SnapshotClass(Box::new(class)))
+            read_object(document, reading, |class| AnyObject::SnapshotClass(Box::new(class)))
         }
         Kind::VolumeSnapshotContent => {
-            read_object(document, unknown, |content| AnyObject::SnapshotContent(Box::new(content)))
+            read_object(document, reading, |content| AnyObject::SnapshotContent(Box::new(content)))
         }
-        Kind::ConfigMap => read_object(document, unknown, |map| AnyObject::ConfigMap(Box::new(map))),
-        Kind::Secret => read_object(document, unknown, |secret| AnyObject::Secret(Box::new(secret))),
+        Kind::ConfigMap => read_object(document, reading, |map| AnyObject::ConfigMap(Box::new(map))),
+        Kind::Secret => read_object(document, reading, |secret| AnyObject::Secret(Box::new(secret))),
         kind @ (Kind::Event | Kind::Node) => {
             let message = format!("{kind} is written by the kubelet, not by manifests");
             Err(vec![document.error_at(&FieldPath::root().key("kind"), None, &message)])
@@ -245,12 +253,13 @@ fn kind_of(document: &document::Document<'_>) -> Result<Kind, (FieldPath, String
 
 fn read_object<T: DeserializeOwned>(
     document: &document::Document<'_>,
-    unknown_fields: UnknownFields,
+    reading: &Reading,
     wrap: fn(T) -> AnyObject,
 ) -> Result<Manifest, Vec<ManifestError>> {
     let (object, unknown) = document.object::<T>().map_err(|error| vec![error])?;
     let mut object = wrap(object);
-    defaults::fill(&mut object);
+    let unknown_fields = reading.unknown_fields;
+    defaults::fill(&mut object, reading.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE));
     let title = document.title();
     let mut warnings = Vec::new();
     let mut errors = Vec::new();
@@ -279,6 +288,20 @@ fn read_object<T: DeserializeOwned>(
     }
     if not_shown > 0 {
         warnings.push(format!("{title}: {not_shown} more fields are not supported"));
+    }
+    let namespace = object.reference().namespace;
+    if let Some(asked) =
+        reading.namespace.as_ref().filter(|asked| !namespace.is_empty() && **asked != namespace)
+    {
+        let message = format!(
+            "the namespace from the provided object {namespace:?} does not match the namespace {asked:?}. You must \
+             pass '--namespace={namespace}' to perform this operation."
+        );
+        errors.push(document.error_at(
+            &FieldPath::root().key("metadata").key("namespace"),
+            Some(&title),
+            &message,
+        ));
     }
     if errors.is_empty() {
         let invalid = validate::object(&object);

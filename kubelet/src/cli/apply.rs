@@ -27,6 +27,7 @@ pub(super) async fn apply(args: &ApplyArgs, out: &mut dyn Write) -> Result<(), E
             documents: document.content,
             source: document.source,
             unknown_fields: unknown_fields.into(),
+            namespace: args.namespace.clone().unwrap_or_default(),
         };
         match kubelet.apply(request).await {
             Ok(answer) => {

@@ -6,18 +6,19 @@ use proto::kubelet::{AttachRequest, AttachedAt};
 use rustix::termios;
 
 use super::remote_command::Session;
-use super::{Error, client, containers};
+use super::{Error, client, containers, kinds};
 use crate::called_as::called_as;
 use crate::config::{AttachArgs, ContainerArgs};
 
 /// Ends with the container, and, with `-i`, with stdin.
 pub(super) async fn attach(args: &AttachArgs, out: &mut dyn Write) -> Result<(), Error> {
     let ContainerArgs { pod, container } = &args.of;
+    let name = kinds::pod_name(&pod.pod)?;
     let mut kubelet = client::connect(&pod.root).await?;
-    let container = containers::one(&mut kubelet, &pod.namespace, pod.name(), container).await?;
+    let container = containers::one(&mut kubelet, &pod.namespace, name, container).await?;
     let request = AttachRequest {
         namespace: pod.namespace.clone(),
-        pod: pod.name().to_owned(),
+        pod: name.to_owned(),
         container,
         stdin: args.stdin,
     };
@@ -44,7 +45,6 @@ pub(super) async fn attach(args: &AttachArgs, out: &mut dyn Write) -> Result<(),
     }
     Session { url, stdin, tty, sizes: raw, raw }.run(again, out).await?;
     if raw && restarts && !args.quiet {
-        let name = pod.name();
         let resume = format!(
             "Session ended, resume using '{} attach {name} -c {container} -i -t' command when the pod is running",
             called_as()

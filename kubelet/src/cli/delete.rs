@@ -15,7 +15,7 @@ use super::files::Directories;
 use super::printable::printable;
 use super::{Error, client, files, kinds};
 use crate::config::DeleteArgs;
-use crate::manifest::{self, UnknownFields};
+use crate::manifest::{self, Reading, UnknownFields};
 use crate::objects::Kind;
 
 /// Marks every object first and then waits for all of them at once. Goes on after an error.
@@ -115,8 +115,11 @@ async fn wanted(
             if args.scope.all_namespaces {
                 return Err(Error::Usage("a resource cannot be retrieved by name across all namespaces"));
             }
-            let key =
-                |name| ObjectKey { kind: kind.to_string(), namespace: args.scope.namespace.clone(), name };
+            let key = |name| ObjectKey {
+                kind: kind.to_string(),
+                namespace: args.scope.namespace().to_owned(),
+                name,
+            };
             keys.extend(names.into_iter().map(key));
             continue;
         }
@@ -137,9 +140,10 @@ fn key_of(kind: Kind, object: &Value) -> ObjectKey {
 /// The objects in the files, later documents first: users come before what they use. A document with
 /// mistakes does not keep the others' objects from being deleted.
 fn described(args: &DeleteArgs, failures: &mut Failures) -> Result<Vec<ObjectKey>, Error> {
+    let reading = Reading { unknown_fields: UnknownFields::Ignore, namespace: args.scope.namespace.clone() };
     let mut keys = Vec::new();
     for document in files::read(&args.filenames, Directories::of(args.recursive))? {
-        let parsed = manifest::parse_with(&document.content, &document.source, UnknownFields::Ignore);
+        let parsed = manifest::parse_with(&document.content, &document.source, &reading);
         if !parsed.errors.is_empty() {
             let mistakes = parsed.errors.iter().map(ToString::to_string).collect();
             failures.add(Error::Manifest { mistakes })?;

@@ -89,7 +89,7 @@ async fn describe_each<T: DeserializeOwned>(
     names: &[String],
     describe: impl Fn(&T, &[Event], Time) -> String,
 ) -> Result<Vec<String>, Error> {
-    let namespace = if args.scope.all_namespaces { "" } else { &args.scope.namespace };
+    let namespace = if args.scope.all_namespaces { "" } else { args.scope.namespace() };
     if !names.is_empty() && !args.selection.is_empty() {
         return Err(Error::Usage("name cannot be provided when a selector is specified"));
     }

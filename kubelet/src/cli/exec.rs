@@ -6,21 +6,22 @@ use proto::kubelet::ExecRequest;
 use rustix::termios;
 
 use super::remote_command::Session;
-use super::{Error, client, containers};
+use super::{Error, client, containers, kinds};
 use crate::config::{ContainerArgs, ExecArgs};
 
 /// The program's exit code is that of the command (`Error::Exited`).
 pub(super) async fn exec(args: &ExecArgs, out: &mut dyn Write) -> Result<(), Error> {
     let ContainerArgs { pod, container } = &args.of;
+    let name = kinds::pod_name(&pod.pod)?;
     let mut kubelet = client::connect(&pod.root).await?;
     let has_terminal = args.tty && termios::isatty(io::stdin());
     if args.tty && !has_terminal {
         let _no_reader = writeln!(io::stderr(), "Unable to use a TTY - input is not a terminal");
     }
-    let container = containers::one(&mut kubelet, &pod.namespace, pod.name(), container).await?;
+    let container = containers::one(&mut kubelet, &pod.namespace, name, container).await?;
     let request = ExecRequest {
         namespace: pod.namespace.clone(),
-        pod: pod.name().to_owned(),
+        pod: name.to_owned(),
         container,
         command: args.command.clone(),
         stdin: args.stdin,

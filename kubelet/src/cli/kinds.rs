@@ -4,8 +4,32 @@ use super::Error;
 use crate::manifest::instead_of_workload;
 use crate::objects::Kind;
 
-/// Any of kubectl's names: `po`, `pod`, `pods`, `Pod`.
+/// Any of kubectl's names: `po`, `pod`, `pods`, `Pod`, and with version or group `pods.v1.`,
+/// `storageclasses.storage.k8s.io`, `storageclasses.v1.storage.k8s.io`.
 pub(super) fn parse(word: &str) -> Result<Kind, Error> {
+    let Some((name, suffix)) = word.split_once('.') else { return parse_name(word) };
+    let unknown = || Error::UnknownKind { kind: word.to_owned() };
+    let kind = match parse_name(name) {
+        Err(Error::UnknownKind { .. }) => return Err(unknown()),
+        parsed => parsed?,
+    };
+    let (group, version) = kind.api_version().split_once('/').unwrap_or(("", kind.api_version()));
+    let is_its_own = suffix == group
+        || suffix.strip_prefix(version).and_then(|rest| rest.strip_prefix('.')) == Some(group);
+    if is_its_own { Ok(kind) } else { Err(unknown()) }
+}
+
+/// The name in `POD` or `pod/NAME`.
+pub(super) fn pod_name(word: &str) -> Result<&str, Error> {
+    let Some((kind, name)) = word.split_once('/') else { return Ok(word) };
+    match parse(kind)? {
+        Kind::Pod if name.is_empty() => Err(Error::Usage("resource name may not be empty")),
+        Kind::Pod => Ok(name),
+        _ => Err(Error::Usage("expected POD or pod/NAME: no other kind has containers")),
+    }
+}
+
+fn parse_name(word: &str) -> Result<Kind, Error> {
     let kind = match word.to_lowercase().as_str() {
         // kubectl's `all` has no other kind of these.
         "po" | "pod" | "pods" | "all" => Kind::Pod,
@@ -96,5 +120,24 @@ pub(super) fn resource(kind: Kind) -> String {
     match kind.api_version().split_once('/') {
         Some((group, _)) => format!("{name}.{group}"),
         None => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_is_read_by_every_name_that_is_printed() {
+        for kind in Kind::ALL {
+            assert_eq!(parse(&resource(kind)).unwrap(), kind);
+        }
+        assert_eq!(parse("pods.v1.").unwrap(), Kind::Pod);
+        assert_eq!(parse("storageclasses.v1.storage.k8s.io").unwrap(), Kind::StorageClass);
+        for unknown in ["pod.apps", "storageclass.k8s.io", "pods.v2.", "frog.v1."] {
+            let error = parse(unknown).unwrap_err();
+            assert!(matches!(&error, Error::UnknownKind { kind } if kind == unknown), "{error}");
+        }
+        assert!(matches!(parse("deployments.apps").unwrap_err(), Error::Workload { .. }));
     }
 }

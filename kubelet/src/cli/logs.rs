@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Streaming};
 
 use super::failures::Failures;
-use super::{Error, client, containers, watch};
+use super::{Error, client, containers, kinds, watch};
 use crate::config::{LogsArgs, Scope, Selection};
 use crate::objects::Kind;
 
@@ -71,12 +71,12 @@ async fn requests(kubelet: &mut KubeletClient<Channel>, args: &LogsArgs) -> Resu
         }
         (Some(selector), _) => {
             let selection = Selection { selector: Some(selector.clone()), field_selector: None };
-            let scope = Scope { namespace: namespace.clone(), all_namespaces: false };
+            let scope = Scope { namespace: Some(namespace.clone()), all_namespaces: false };
             client::select(kubelet, Kind::Pod, &scope, &selection).await?
         }
         (None, pod) => {
             let pod = pod.as_deref().unwrap_or_default();
-            let name = pod.split_once('/').map_or(pod, |(_kind, name)| name);
+            let name = kinds::pod_name(pod)?;
             match client::get::<Value>(kubelet, Kind::Pod, namespace, name).await {
                 Ok(pods) => pods,
                 Err(Error::Refused(status)) if status.code() == Code::NotFound => {

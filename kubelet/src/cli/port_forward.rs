@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
 use super::streams::{channel, message};
-use super::{Error, client, printable, streams};
+use super::{Error, client, kinds, printable, streams};
 use crate::config::{Forward, PortForwardArgs};
 
 const PROTOCOL: &str = "v4.channel.k8s.io";
@@ -33,7 +33,7 @@ pub(super) async fn port_forward(args: &PortForwardArgs, out: &mut dyn Write) ->
     for Forward { local, remote } in &args.ports {
         let request = PortForwardRequest {
             namespace: args.of.namespace.clone(),
-            pod: args.of.name().to_owned(),
+            pod: kinds::pod_name(&args.of.pod)?.to_owned(),
             port: u32::from(*remote),
         };
         // So that a pod that cannot be reached is an error of the command.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tonic::transport::Channel;
 
 use super::table::Table;
-use super::{Error, client, watch};
+use super::{Error, client, kinds, watch};
 use crate::config::{Top, TopArgs};
 use crate::objects::{Kind, Quantity};
 
@@ -67,7 +67,10 @@ async fn pods(args: &TopArgs, out: &mut dyn Write) -> Result<(), Error> {
         Some(_) if !args.selection.is_empty() => {
             return Err(Error::Usage("only one of NAME or --selector can be provided"));
         }
-        Some(name) => client::get::<Value>(&mut kubelet, Kind::Pod, &args.scope.namespace, name).await?,
+        Some(name) => {
+            client::get::<Value>(&mut kubelet, Kind::Pod, args.scope.namespace(), kinds::pod_name(name)?)
+                .await?
+        }
         None => client::select(&mut kubelet, Kind::Pod, &args.scope, &args.selection).await?,
     };
     let (before, after) = look_twice(&mut kubelet).await?;

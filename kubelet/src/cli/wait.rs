@@ -86,13 +86,13 @@ async fn named(
 ) -> Result<Pending, Error> {
     let mut pending = Pending::new();
     for name in names {
-        match client::get::<Value>(kubelet, kind, &args.scope.namespace, &name).await {
+        match client::get::<Value>(kubelet, kind, args.scope.namespace(), &name).await {
             Ok(objects) => pending.extend(found(objects)),
             Err(Error::Refused(status)) if status.code() == Code::NotFound => match args.what {
                 WaitFor::Delete => {}
                 WaitFor::Create => {
                     let namespace =
-                        if kind.is_namespaced() { args.scope.namespace.clone() } else { String::new() };
+                        if kind.is_namespaced() { args.scope.namespace().to_owned() } else { String::new() };
                     pending.insert((namespace, name), String::new());
                 }
                 WaitFor::Condition { .. } | WaitFor::Field { .. } => failures.add(Error::Refused(status))?,

@@ -1,40 +1,41 @@
 //! What Kubernetes' API server fills in, and what a manifest may not decide.
 
-use crate::objects::{Container, DEFAULT_NAMESPACE, Object, Pod};
+use crate::objects::{Container, Object, Pod};
 use crate::standalone::store::AnyObject;
 
-pub(super) fn fill(object: &mut AnyObject) {
+/// `namespace`: of an object that names none.
+pub(super) fn fill(object: &mut AnyObject, namespace: &str) {
     match object {
         AnyObject::Pod(pod) => {
-            fill_metadata(pod.as_mut());
+            fill_metadata(pod.as_mut(), namespace);
             fill_pod(pod);
         }
         AnyObject::Claim(claim) => {
-            fill_metadata(claim.as_mut());
+            fill_metadata(claim.as_mut(), namespace);
             claim.status = crate::objects::PersistentVolumeClaimStatus::default();
         }
         AnyObject::Volume(volume) => {
-            fill_metadata(volume.as_mut());
+            fill_metadata(volume.as_mut(), namespace);
             volume.status = crate::objects::PersistentVolumeStatus::default();
         }
         AnyObject::Class(class) => {
-            fill_metadata(class.as_mut());
+            fill_metadata(class.as_mut(), namespace);
         }
         AnyObject::CsiDriver(driver) => {
-            fill_metadata(driver.as_mut());
+            fill_metadata(driver.as_mut(), namespace);
         }
         AnyObject::Snapshot(snapshot) => {
-            fill_metadata(snapshot.as_mut());
+            fill_metadata(snapshot.as_mut(), namespace);
             snapshot.status = crate::objects::VolumeSnapshotStatus::default();
         }
-        AnyObject::SnapshotClass(class) => fill_metadata(class.as_mut()),
+        AnyObject::SnapshotClass(class) => fill_metadata(class.as_mut(), namespace),
         AnyObject::SnapshotContent(content) => {
-            fill_metadata(content.as_mut());
+            fill_metadata(content.as_mut(), namespace);
             content.status = crate::objects::VolumeSnapshotContentStatus::default();
         }
-        AnyObject::ConfigMap(map) => fill_metadata(map.as_mut()),
+        AnyObject::ConfigMap(map) => fill_metadata(map.as_mut(), namespace),
         AnyObject::Secret(secret) => {
-            fill_metadata(secret.as_mut());
+            fill_metadata(secret.as_mut(), namespace);
             secret.take_string_data();
         }
     }
@@ -43,7 +44,7 @@ pub(super) fn fill(object: &mut AnyObject) {
 /// Times and the uid are this kubelet's to write: a manifest that was once read from
 /// another cluster, or from another object, carries theirs. Everything on the node goes
 /// by a pod's uid, so two pods with one would share containers and volumes.
-fn fill_metadata<T: Object>(object: &mut T) {
+fn fill_metadata<T: Object>(object: &mut T, namespace: &str) {
     let meta = object.metadata_mut();
     meta.uid.clear();
     meta.creation_timestamp = None;
@@ -54,7 +55,7 @@ fn fill_metadata<T: Object>(object: &mut T) {
     if !T::KIND.is_namespaced() {
         meta.namespace.clear();
     } else if meta.namespace.is_empty() {
-        DEFAULT_NAMESPACE.clone_into(&mut meta.namespace);
+        namespace.clone_into(&mut meta.namespace);
     }
 }
 

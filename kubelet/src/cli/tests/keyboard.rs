@@ -62,6 +62,46 @@ impl Write for Screen {
     }
 }
 
+/// What a file leaves open is decided at the keyboard, and what it names is not.
+#[tokio::test]
+async fn files_are_applied_and_deleted_in_the_namespace_that_is_asked_for() {
+    let fixture = Fixture::new();
+    let claim = fixture.file("claim.yaml", CLAIM);
+    fixture.run(&format!("apply -f {claim}")).await.unwrap();
+    fixture.run(&format!("apply -n shop -f {claim}")).await.unwrap();
+    fixture.run(&format!("delete -n shop -f {claim} --wait=false")).await.unwrap();
+    let is_deleted = |namespace: &str| fixture.store.claim(namespace, "data").unwrap().metadata.is_deleted();
+    assert_eq!([is_deleted("default"), is_deleted("shop")], [false, true]);
+
+    let named = CLAIM.replace("{name: data}", "{name: data, namespace: default}");
+    assert_ne!(named, CLAIM);
+    let named = fixture.file("named.yaml", &named);
+    for verb in ["apply", "delete"] {
+        let error = fixture.run(&format!("{verb} -n shop -f {named}")).await.unwrap_err();
+        let words = "the namespace from the provided object \"default\" does not match the namespace \"shop\". You must \
+                     pass '--namespace=default' to perform this operation.";
+        assert!(error.contains(words), "{verb}: {error}");
+        assert!(!is_deleted("default"), "{verb}");
+    }
+    fixture.run(&format!("apply -n default -f {named}")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pod_is_named_with_any_name_of_its_kind_and_with_no_other_kind() {
+    let fixture = Fixture::new();
+    fixture.apply(&pod("web", "app: web")).await;
+    for name in ["web", "pod/web", "po/web", "pods/web"] {
+        let error = fixture.run(&format!("exec {name} -- sh")).await.unwrap_err();
+        assert!(!error.contains("not found") && !error.contains("expected POD"), "{name}: {error}");
+    }
+    for command in ["logs pvc/web", "exec pvc/web -- sh", "attach pvc/web", "top pod pvc/web"] {
+        let error = fixture.run(command).await.unwrap_err();
+        assert!(error.contains("expected POD or pod/NAME"), "{command}: {error}");
+    }
+    let error = fixture.run("logs deploy/web").await.unwrap_err();
+    assert!(error.contains("deploy"), "{error}");
+}
+
 #[tokio::test]
 async fn the_items_of_a_list_are_applied_one_by_one() {
     let fixture = Fixture::new();

@@ -5,18 +5,20 @@ use proto::kubelet::apply_response::result::Outcome as WireOutcome;
 use proto::kubelet::{ApplyRequest, ApplyResponse, ObjectKey, apply_response};
 
 use super::Error;
-use crate::manifest::{self, Manifest, UnknownFields};
+use crate::manifest::{self, Manifest, Reading, UnknownFields};
 use crate::objects::EventType;
 use crate::standalone::store::{Outcome, Source, Store};
 
 /// Each object on its own: one that is refused does not keep the others from being applied.
 pub(super) fn apply(store: &Store, request: &ApplyRequest) -> Result<ApplyResponse, Error> {
-    let unknown = match request.unknown_fields() {
+    let unknown_fields = match request.unknown_fields() {
         WireUnknownFields::Refuse => UnknownFields::Refuse,
         WireUnknownFields::Warn => UnknownFields::Warn,
         WireUnknownFields::Ignore => UnknownFields::Ignore,
     };
-    let parsed = manifest::parse_with(&request.documents, &request.source, unknown);
+    let namespace = Some(request.namespace.clone()).filter(|namespace| !namespace.is_empty());
+    let reading = Reading { unknown_fields, namespace };
+    let parsed = manifest::parse_with(&request.documents, &request.source, &reading);
     if parsed.manifests.is_empty() && parsed.errors.is_empty() {
         return Err(Error::Invalid { mistakes: vec![format!("{}: no objects in it", request.source)] });
     }
