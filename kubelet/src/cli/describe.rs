@@ -8,13 +8,14 @@ mod snapshots;
 mod sources;
 mod storage;
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use proto::kubelet::kubelet_client::KubeletClient;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tonic::transport::Channel;
 
+use super::failures::Failures;
 use super::table::Table;
 use super::{Error, age, client, kinds};
 use crate::config::DescribeArgs;
@@ -32,26 +33,32 @@ trait Describe: Object {
 pub(super) async fn describe(args: &DescribeArgs, out: &mut dyn Write) -> Result<(), Error> {
     let selected = kinds::select(&args.kind, &args.names)?;
     let mut kubelet = client::connect(&args.root).await?;
-    let mut printed = 0;
+    let (mut printed, mut failures) = (0, Failures::default());
     for (kind, names) in selected {
         let texts = match kind {
-            Kind::Pod => describe_kind::<Pod>(&mut kubelet, args, &names).await?,
+            Kind::Pod => describe_kind::<Pod>(&mut kubelet, args, &names, &mut failures).await?,
             Kind::PersistentVolumeClaim => {
-                describe_kind::<PersistentVolumeClaim>(&mut kubelet, args, &names).await?
+                describe_kind::<PersistentVolumeClaim>(&mut kubelet, args, &names, &mut failures).await?
             }
-            Kind::PersistentVolume => describe_kind::<PersistentVolume>(&mut kubelet, args, &names).await?,
-            Kind::StorageClass => describe_kind::<StorageClass>(&mut kubelet, args, &names).await?,
-            Kind::CsiDriver => describe_kind::<CsiDriver>(&mut kubelet, args, &names).await?,
-            Kind::VolumeSnapshot => describe_kind::<VolumeSnapshot>(&mut kubelet, args, &names).await?,
+            Kind::PersistentVolume => {
+                describe_kind::<PersistentVolume>(&mut kubelet, args, &names, &mut failures).await?
+            }
+            Kind::StorageClass => {
+                describe_kind::<StorageClass>(&mut kubelet, args, &names, &mut failures).await?
+            }
+            Kind::CsiDriver => describe_kind::<CsiDriver>(&mut kubelet, args, &names, &mut failures).await?,
+            Kind::VolumeSnapshot => {
+                describe_kind::<VolumeSnapshot>(&mut kubelet, args, &names, &mut failures).await?
+            }
             Kind::VolumeSnapshotClass => {
-                describe_kind::<VolumeSnapshotClass>(&mut kubelet, args, &names).await?
+                describe_kind::<VolumeSnapshotClass>(&mut kubelet, args, &names, &mut failures).await?
             }
             Kind::VolumeSnapshotContent => {
-                describe_kind::<VolumeSnapshotContent>(&mut kubelet, args, &names).await?
+                describe_kind::<VolumeSnapshotContent>(&mut kubelet, args, &names, &mut failures).await?
             }
-            Kind::ConfigMap => describe_kind::<ConfigMap>(&mut kubelet, args, &names).await?,
-            Kind::Secret => describe_kind::<Secret>(&mut kubelet, args, &names).await?,
-            Kind::Node => describe_nodes(&mut kubelet, args, &names).await?,
+            Kind::ConfigMap => describe_kind::<ConfigMap>(&mut kubelet, args, &names, &mut failures).await?,
+            Kind::Secret => describe_kind::<Secret>(&mut kubelet, args, &names, &mut failures).await?,
+            Kind::Node => describe_nodes(&mut kubelet, args, &names, &mut failures).await?,
             Kind::Event => return Err(Error::Usage("describe does not support events: use get")),
         };
         for text in texts {
@@ -59,34 +66,42 @@ pub(super) async fn describe(args: &DescribeArgs, out: &mut dyn Write) -> Result
             write!(out, "{gap}{text}").map_err(Error::Output)?;
             printed += 1;
         }
+        if printed == 0 && names.is_empty() {
+            let place = args.scope.place(kind.is_namespaced());
+            writeln!(io::stderr(), "No resources found{place}").map_err(Error::Output)?;
+        }
     }
-    Ok(())
+    failures.result()
 }
 
 async fn describe_kind<T: Describe>(
     kubelet: &mut KubeletClient<Channel>,
     args: &DescribeArgs,
     names: &[String],
+    failures: &mut Failures,
 ) -> Result<Vec<String>, Error> {
-    describe_each(kubelet, T::KIND, args, names, describe_object::<T>).await
+    describe_each(kubelet, T::KIND, args, names, failures, describe_object::<T>).await
 }
 
 async fn describe_nodes(
     kubelet: &mut KubeletClient<Channel>,
     args: &DescribeArgs,
     names: &[String],
+    failures: &mut Failures,
 ) -> Result<Vec<String>, Error> {
     let pods: Vec<Pod> = client::get(kubelet, Kind::Pod, "", "").await?;
     let describe = |node: &Value, events: &[Event], now| node::describe(node, &pods, events, now);
-    describe_each(kubelet, Kind::Node, args, names, describe).await
+    describe_each(kubelet, Kind::Node, args, names, failures, describe).await
 }
 
-/// Of the objects that the command line names or selects.
+/// Of the objects that the command line names or selects. Those that are not there do not keep the others from
+/// being described.
 async fn describe_each<T: DeserializeOwned>(
     kubelet: &mut KubeletClient<Channel>,
     kind: Kind,
     args: &DescribeArgs,
     names: &[String],
+    failures: &mut Failures,
     describe: impl Fn(&T, &[Event], Time) -> String,
 ) -> Result<Vec<String>, Error> {
     let namespace = if args.scope.all_namespaces { "" } else { args.scope.namespace() };
@@ -100,7 +115,11 @@ async fn describe_each<T: DeserializeOwned>(
         objects = typed.collect::<Result<_, _>>()?;
     }
     for name in names {
-        objects.extend(client::get::<T>(kubelet, kind, namespace, name).await?);
+        match client::get::<T>(kubelet, kind, namespace, name).await {
+            Ok(found) => objects.extend(found),
+            Err(error @ Error::Refused(_)) => failures.add(error)?,
+            Err(error) => return Err(error),
+        }
     }
     let events: Vec<Event> = client::get(kubelet, Kind::Event, "", "").await?;
     let now = now();

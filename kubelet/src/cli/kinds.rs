@@ -69,6 +69,8 @@ fn workload(word: &str) -> Option<&'static str> {
         "cj" | "cronjob" | "cronjobs" => "CronJob",
         "svc" | "service" | "services" => "Service",
         "ing" | "ingress" | "ingresses" => "Ingress",
+        "ns" | "namespace" | "namespaces" => "Namespace",
+        "sa" | "serviceaccount" | "serviceaccounts" => "ServiceAccount",
         _ => return None,
     };
     Some(kind)

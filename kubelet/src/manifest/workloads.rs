@@ -31,6 +31,8 @@ pub fn instead_of_workload(kind: &str) -> Option<&'static str> {
         "Ingress" => {
             "there is no ingress controller: run a proxy as a kind: Pod (apiVersion: v1) with a ports[].hostPort"
         }
+        "Namespace" => "a namespace needs no object: metadata.namespace of the others, or -n, is enough",
+        "ServiceAccount" => "pods have no service account here: leave it out",
         _ => return None,
     };
     Some(instead)
@@ -57,6 +59,11 @@ mod tests {
             let begin = format!("f:2:7: kind: Unsupported value: {kind:?}: ");
             assert!(error.starts_with(&begin) && error.contains(words), "{error}");
             assert!(error.contains("kind: Pod"), "{error}");
+        }
+        for (kind, words) in [("Namespace", "needs no object"), ("ServiceAccount", "leave it out")] {
+            let text = format!("apiVersion: v1\nkind: {kind}\nmetadata: {{name: web}}\n");
+            let error = parse(text.as_bytes(), "f").errors.remove(0).to_string();
+            assert!(error.contains(words), "{error}");
         }
     }
 }

@@ -103,6 +103,30 @@ async fn a_pod_is_named_with_any_name_of_its_kind_and_with_no_other_kind() {
 }
 
 #[tokio::test]
+async fn what_is_not_there_keeps_nothing_from_being_described() {
+    let fixture = Fixture::new();
+    fixture.apply(&pod("web", "app: web")).await;
+    let (printed, error) = fixture.both("describe pod gone web").await;
+    assert!(printed.starts_with("Name: ") && printed.contains("web"), "{printed}");
+    assert!(error.unwrap().contains("pods \"gone\" not found"));
+    assert_eq!(fixture.both("describe pvc").await, (String::new(), None));
+}
+
+#[tokio::test]
+async fn what_the_kubelet_writes_is_not_deleted_and_other_kinds_are_explained() {
+    let fixture = Fixture::new();
+    for (command, words) in [
+        ("delete node node-1", "Node"),
+        ("delete event x", "Event"),
+        ("get ns", "a namespace needs no object"),
+        ("delete sa default", "no service account"),
+    ] {
+        let error = fixture.run(command).await.unwrap_err();
+        assert!(error.contains(words) && !error.contains("not found"), "{command}: {error}");
+    }
+}
+
+#[tokio::test]
 async fn the_items_of_a_list_are_applied_one_by_one() {
     let fixture = Fixture::new();
     let file = fixture.file("pods.yaml", &format!("{}---\n{CLAIM}", pod("web", "app: web")));

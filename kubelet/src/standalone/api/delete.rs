@@ -33,6 +33,9 @@ impl Deletion {
     pub(super) fn begin(store: &Store, engine: &Handle, request: DeleteRequest) -> Result<Self, Error> {
         let key = request.key.unwrap_or_default();
         let kind: Kind = key.kind.parse()?;
+        if matches!(kind, Kind::Event | Kind::Node) {
+            return Err(Error::NotDeletable { kind });
+        }
         let namespace = if kind.is_namespaced() { key.namespace } else { String::new() };
         let mut deletion = Self {
             changes: store.subscribe(),
