@@ -1,6 +1,7 @@
 //! The command line: the daemon's flags and the client's verbs.
 
 mod endpoints;
+mod habits;
 mod keyboard;
 mod output;
 
@@ -33,7 +34,9 @@ pub struct Cli {
 impl Cli {
     /// Reads the command line of this process. Its messages have the command that users type.
     pub fn read() -> Result<Self, clap::Error> {
-        let mut matches = Self::command().bin_name(called_as()).try_get_matches()?;
+        let mut command = Self::command().bin_name(called_as());
+        let words = habits::translate(std::env::args_os().collect(), &mut command)?;
+        let mut matches = command.try_get_matches_from(words)?;
         Self::from_arg_matches_mut(&mut matches)
     }
 }
