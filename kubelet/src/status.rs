@@ -71,6 +71,7 @@ impl Sources<'_> {
         let ips = if spec.host_network { vec![self.host_ip.to_owned()] } else { self.observed.pod_ips() };
         PodStatus {
             phase,
+            observed_generation: self.pod.metadata.generation,
             conditions: self.conditions(phase, &init, &containers),
             message: previous.message.clone(),
             reason: previous.reason.clone(),
@@ -226,6 +227,7 @@ impl Sources<'_> {
         let unchanged = previous.filter(|c| c.status == status).and_then(|c| c.last_transition_time);
         PodCondition {
             condition_type: name.to_owned(),
+            observed_generation: self.pod.metadata.generation,
             status,
             last_transition_time: Some(unchanged.unwrap_or(self.now)),
             reason: verdict.reason.to_owned(),

@@ -163,6 +163,40 @@ fn a_running_pod_takes_over_a_new_image_and_keeps_its_command() {
     }
 }
 
+/// metadata.generation: 1, and one more for each change of the spec and for the deletion.
+#[test]
+fn the_generation_of_a_pod_counts_changes_of_its_spec() {
+    let given = |image: &str, metadata: &str| {
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: web{metadata}}}\nspec:\n  containers:\n  \
+             - {{name: c, image: {image}, resources: {{limits: {{memory: 64Mi}}}}}}\n"
+        );
+        object(&text)
+    };
+    let fixture = Fixture::new();
+    let generation = |store: &Store| store.pod("default", "web").unwrap().metadata.generation;
+    for (image, metadata, expected) in [
+        ("demo:1", "", 1),
+        ("demo:1", ", generation: 99", 1),
+        ("demo:2", "", 2),
+        ("demo:2", ", labels: {a: b}", 2),
+        ("demo:3", "", 3),
+    ] {
+        fixture.store.apply(given(image, metadata), Source::Api).unwrap();
+        assert_eq!(generation(&fixture.store), expected, "{image} {metadata}");
+    }
+    let fixture = fixture.reopen();
+    assert_eq!(generation(&fixture.store), 3);
+    let uid = fixture.store.pod("default", "web").unwrap().metadata.uid.clone();
+    fixture.store.mark_pod_deleted("default", "web", Some(20)).unwrap();
+    assert_eq!(generation(&fixture.store), 4);
+    fixture.store.mark_pod_deleted("default", "web", Some(10)).unwrap();
+    assert_eq!(generation(&fixture.store), 4, "a shorter grace period is no change");
+    fixture.store.apply(given("demo:1", ""), Source::Api).unwrap();
+    fixture.store.forget_pod(&uid).unwrap();
+    assert_eq!(generation(&fixture.store), 1, "another pod");
+}
+
 #[test]
 fn a_client_cannot_change_the_command_of_a_running_pod() {
     let fixture = Fixture::new();
@@ -342,7 +376,7 @@ fn records_of_builds_without_documents_are_read_and_completed() {
     assert!(fixture.store.document(Kind::Pod, "default", "web").is_none());
     assert_eq!(fixture.store.apply(probed(80), file("p.yaml")).unwrap(), Outcome::Unchanged);
     let pod = fixture.store.pod("default", "web").unwrap();
-    assert_eq!(pod.metadata.uid, "of-the-older-build");
+    assert_eq!((pod.metadata.uid.as_str(), pod.metadata.generation), ("of-the-older-build", 1));
     assert!(!pod.metadata.is_deleted(), "it runs on");
     assert_eq!(document(&fixture.reopen().store)["spec"]["containers"][0]["restartPolicyRules"][1], 1);
 }

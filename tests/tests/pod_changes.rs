@@ -118,6 +118,9 @@ fn images_resources_and_labels_change_in_place_and_other_fields_are_refused() {
         status_of(pod, "second")["resources"]["limits"]["memory"] == "96Mi"
     });
     assert_eq!(memory_limit(&node, &resized), Some(96 << 20));
+    for seen in [&resized["metadata"]["generation"], &resized["status"]["observedGeneration"]] {
+        assert_eq!(*seen, 2);
+    }
     assert_eq!(status_of(&resized, "second")["resources"]["limits"]["cpu"], "750m");
     node.wait_for_event("ResizeCompleted", &["second"]).expect("said");
     eventually("the file has the new label", TIMEOUT, || {

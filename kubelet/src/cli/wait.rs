@@ -176,7 +176,8 @@ fn is_met(what: &WaitFor, object: &Value) -> Result<bool, Error> {
             let text =
                 |condition: &Value, field: &str| condition[field].as_str().unwrap_or_default().to_owned();
             let condition = conditions.find(|one| text(one, "type").eq_ignore_ascii_case(name));
-            Ok(condition.is_some_and(|one| text(one, "status").eq_ignore_ascii_case(value)))
+            let is_met = |one: &Value| text(one, "status").eq_ignore_ascii_case(value);
+            Ok(condition.is_some_and(|one| !is_of_earlier_generation(one, object) && is_met(one)))
         }
         WaitFor::Field { path, value } => {
             // A list that is still too short is no error while waiting.
@@ -192,6 +193,14 @@ fn is_met(what: &WaitFor, object: &Value) -> Result<bool, Error> {
             }
         }
     }
+}
+
+/// Whether the condition was written before the object's last change was seen.
+fn is_of_earlier_generation(condition: &Value, object: &Value) -> bool {
+    let observed =
+        condition["observedGeneration"].as_u64().or(object["status"]["observedGeneration"].as_u64());
+    observed
+        .is_some_and(|observed| object["metadata"]["generation"].as_u64().is_some_and(|now| observed < now))
 }
 
 #[cfg(test)]

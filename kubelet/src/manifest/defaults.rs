@@ -47,6 +47,7 @@ pub(super) fn fill(object: &mut AnyObject, namespace: &str) {
 fn fill_metadata<T: Object>(object: &mut T, namespace: &str) {
     let meta = object.metadata_mut();
     meta.uid.clear();
+    meta.generation = 0;
     meta.creation_timestamp = None;
     meta.deletion_timestamp = None;
     meta.deletion_grace_period_seconds = None;

@@ -81,6 +81,7 @@ const VOLUMES: &str = "supported volumes are emptyDir, hostPath, persistentVolum
 /// The first row that matches decides.
 pub const FIELD_TABLE: &[FieldRule] = &[
     any("metadata.resourceVersion", SERVERS),
+    pod("metadata.generation", OURS),
     any("metadata.generation", SERVERS),
     any("metadata.selfLink", SERVERS),
     any("metadata.managedFields", SERVERS),

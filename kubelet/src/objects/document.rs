@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::Kind;
 
 /// What the kubelet writes in `metadata`; `status` is its own as well.
-const OWN_METADATA: [&str; 4] =
-    ["uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"];
+const OWN_METADATA: [&str; 5] =
+    ["uid", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"];
 
 /// A JSON object, in the order of its text. Clones share it.
 ///

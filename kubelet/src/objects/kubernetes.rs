@@ -29,6 +29,7 @@ fn metadata(name: &str) -> ObjectMeta {
         name: name.to_owned(),
         namespace: DEFAULT_NAMESPACE.to_owned(),
         uid: "4f7a".to_owned(),
+        generation: 3,
         labels: some(),
         annotations: some(),
         creation_timestamp: Some(now()),

@@ -35,6 +35,10 @@ pub struct ObjectMeta {
     pub labels: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_as_default")]
     pub annotations: BTreeMap<String, String>,
+    /// Of pods: 1, and one more for each change of the spec and for the deletion. Only the kubelet writes it; 0 where
+    /// it is not counted.
+    #[serde(skip_serializing_if = "is_not_counted", deserialize_with = "null_as_default")]
+    pub generation: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_timestamp: Option<Time>,
     /// Set once the object is to go; it stays until everything behind it is gone.
@@ -56,6 +60,12 @@ pub struct OwnerReference {
     pub uid: String,
     pub controller: bool,
     pub block_owner_deletion: bool,
+}
+
+/// Not written: a pod's uid follows from its serialized manifest.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature of skip_serializing_if")]
+pub(super) fn is_not_counted(generation: &u64) -> bool {
+    *generation == 0
 }
 
 impl ObjectMeta {

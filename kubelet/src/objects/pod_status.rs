@@ -2,12 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::meta::is_not_counted;
 use super::{ResourceRequirements, Time};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
     pub phase: PodPhase,
+    /// `metadata.generation` of the pod that the worker has seen; 0 before.
+    #[serde(skip_serializing_if = "is_not_counted")]
+    pub observed_generation: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<PodCondition>,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -75,6 +79,8 @@ pub struct PodCondition {
     /// `PodScheduled`, `Initialized`, `ContainersReady`, `Ready`, ….
     #[serde(rename = "type")]
     pub condition_type: String,
+    #[serde(default, skip_serializing_if = "is_not_counted")]
+    pub observed_generation: u64,
     pub status: ConditionStatus,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,

@@ -68,6 +68,7 @@ impl Worker {
 
     pub(super) async fn terminate(mut self) {
         let pod = self.pod.reference();
+        self.follow_changes();
         self.probes.stop_restarts();
         self.stop_containers().await;
         if let Ok(observed) = Observed::of(&self.tools.cri, self.uid()).await {

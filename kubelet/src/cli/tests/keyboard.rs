@@ -367,6 +367,25 @@ async fn events_are_those_of_an_object_and_of_a_type() {
         .await;
 }
 
+/// The status of the pod before its last change is of no use.
+#[tokio::test]
+async fn wait_looks_at_conditions_of_the_present_generation() {
+    let fixture = Fixture::new();
+    fixture.apply(&pod("a", "app: web")).await;
+    fixture.apply(&pod("a", "app: web").replace("demo:1", "demo:2")).await;
+    assert_eq!(fixture.run("get pod a -o jsonpath={.metadata.generation}").await.unwrap(), "2");
+    for (observed, is_met) in [(json!(1), false), (json!(2), true), (json!(null), true)] {
+        let mut condition = json!({"type": "Ready", "status": "True"});
+        if !observed.is_null() {
+            condition["observedGeneration"] = observed.clone();
+        }
+        let conditions = serde_json::from_value(json!([condition])).unwrap();
+        fixture.set_status("a", PodStatus { conditions, ..running() });
+        let waited = fixture.run("wait pod/a --for=condition=Ready --timeout=0").await;
+        assert_eq!(waited.is_ok(), is_met, "{observed}: {waited:?}");
+    }
+}
+
 #[tokio::test]
 async fn wait_ends_when_the_condition_holds_or_the_time_is_over() {
     let fixture = &Fixture::new();

@@ -115,6 +115,7 @@ fn check_template(at: &FieldPath, meta: &ObjectMeta, findings: &mut Findings) {
         ("name", !meta.name.is_empty()),
         ("namespace", !meta.namespace.is_empty()),
         ("uid", !meta.uid.is_empty()),
+        ("generation", meta.generation != 0),
         ("creationTimestamp", meta.creation_timestamp.is_some()),
         ("deletionTimestamp", meta.deletion_timestamp.is_some()),
         ("deletionGracePeriodSeconds", meta.deletion_grace_period_seconds.is_some()),

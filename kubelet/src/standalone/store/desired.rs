@@ -322,6 +322,7 @@ impl Store {
         };
         self.place(pod, source);
         pod.metadata.creation_timestamp.get_or_insert_with(now);
+        pod.metadata.generation = 1;
         Ok(())
     }
 

@@ -87,6 +87,7 @@ impl Disk {
     pub(super) fn load_pods(&self, set_aside: &mut Vec<SetAside>) -> Result<PodEntries, Error> {
         let mut entries = Vec::new();
         for (path, mut entry) in self.read_all::<PodEntry>(Kind::Pod, set_aside)? {
+            entry.begin_generations();
             if full_disk::is_deleted_path(&path) {
                 entry.successor = None;
                 entry.mark_deleted(None, now());

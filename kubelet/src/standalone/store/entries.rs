@@ -132,7 +132,17 @@ impl PodEntry {
         let meta = &mut pod.metadata;
         let grace = meta.deletion_grace_period_seconds.map_or(asked, |before| before.min(asked));
         meta.deletion_grace_period_seconds = Some(grace);
+        meta.generation += u64::from(!meta.is_deleted());
         meta.deletion_timestamp.get_or_insert(now);
+    }
+
+    /// Counts from 1 what an earlier version has not counted.
+    pub(super) fn begin_generations(&mut self) {
+        for entry in [&mut self.current].into_iter().chain(self.successor.as_deref_mut()) {
+            if entry.object.metadata.generation == 0 {
+                Arc::make_mut(&mut entry.object).metadata.generation = 1;
+            }
+        }
     }
 }
 

@@ -60,6 +60,7 @@ pub(super) fn changed(known: &Pod, wanted: &Pod) -> Result<Pod, FixedField> {
     {
         return Err(fixed);
     }
+    pod.metadata.generation += u64::from(pod.spec != known.spec);
     Ok(pod)
 }
 

@@ -13,11 +13,13 @@ impl Store {
     pub(crate) fn fail_pod(&self, uid: &str, reason: &str, message: &str) -> bool {
         let mut state = self.state();
         let Some(entry) = state.pods.find_uid_mut(uid) else { return false };
-        let status = &mut std::sync::Arc::make_mut(&mut entry.current.object).status;
+        let pod = std::sync::Arc::make_mut(&mut entry.current.object);
+        let status = &mut pod.status;
         if status.phase.has_ended() {
             return false;
         }
         status.phase = PodPhase::Failed;
+        status.observed_generation = pod.metadata.generation;
         reason.clone_into(&mut status.reason);
         message.clone_into(&mut status.message);
         let key = super::Key::of(&*entry.current.object);
