@@ -121,8 +121,10 @@ impl Runtime {
         }
         let cgroup_mounts = Hierarchies::table()?;
         let hierarchies = Hierarchies::of_table(&cgroup_mounts)?;
-        let cgroups =
-            CgroupLimits { v2: hierarchies.has_in_v2("memory"), huge_pages: hierarchies.has("hugetlb") };
+        let v2 = hierarchies.has_in_v2("memory");
+        // Where machines have both versions, OCI runtimes use v1 alone.
+        let is_in_reach = config.oci_runtime.is_none() || hierarchies.has_in_v2("hugetlb") == v2;
+        let cgroups = CgroupLimits { v2, huge_pages: hierarchies.has("hugetlb") && is_in_reach };
         Ok(Arc::new_cyclic(|itself| Self {
             oci_runtime: config.oci_runtime.clone(),
             allow_without_device_control: config.allow_without_device_control,

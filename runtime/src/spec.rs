@@ -194,7 +194,7 @@ pub(crate) fn build(
         spec["linux"]["sysctl"] = json!(sandbox.sysctls);
     }
     if !sandbox.cgroups.huge_pages && resources.hugepage_limits.iter().any(|limit| limit.limit > 0) {
-        warnings.push("hugetlb: this machine has no such cgroup controller".to_owned());
+        warnings.push("hugetlb: there is no such cgroup controller that the runtime can use".to_owned());
     }
     if !context.privileged {
         spec["linux"]["maskedPaths"] = or_default(&context.masked_paths, MASKED_PATHS);
