@@ -192,9 +192,10 @@ fn ensure_node(driver: &Driver) -> Result<(), StartError> {
         return Err(StartError::OtherNode(other));
     }
     // Its volumes are bound to an id that it has had before.
-    if !engine::node_of_state::is_recorded(state_dir, node_id).map_err(StartError::Driver)? {
-        config::check_named("--node-id", node_id).map_err(StartError::Config)?;
+    if engine::node_of_state::is_recorded(state_dir, node_id).map_err(StartError::Driver)? {
+        return Ok(());
     }
+    config::check_named("--node-id", node_id).map_err(StartError::Config)?;
     engine::node_of_state::record(state_dir, node_id).map_err(StartError::Driver)
 }
 

@@ -37,7 +37,7 @@ impl Capacity {
         Self {
             cpu_millis: i64::try_from(cpus).unwrap_or(i64::MAX / 1000) * 1000,
             memory_bytes: resources::node_memory_bytes(),
-            huge_pages: huge_pages::pools(),
+            huge_pages: huge_pages::pools().clone(),
             storage_bytes: i64::try_from(storage).unwrap_or(i64::MAX),
             pods,
         }

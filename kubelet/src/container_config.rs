@@ -153,7 +153,7 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
         memory_swap_limit_in_bytes: node
             .hierarchies
             .memory_and_swap(&pod_group, limits.memory_limit_in_bytes),
-        hugepage_limits: huge_pages::limits(&container.resources.limits, &huge_pages::pools()),
+        hugepage_limits: huge_pages::limits(&container.resources.limits, huge_pages::pools()),
         unified: node.hierarchies.container_files(&pod_group),
         ..limits
     };

@@ -3,20 +3,23 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use proto::cri::HugepageLimit;
 
 use crate::objects::Resources;
 
-const PREFIX: &str = "hugepages-";
+/// Begins the names of these resources, and of the kernel's pools.
+pub(crate) const PREFIX: &str = "hugepages-";
 const POOLS: &str = "/sys/kernel/mm/hugepages";
 
 /// The bytes of the pool that the administrator reserved for each page size in bytes.
 pub(crate) type Pools = BTreeMap<u64, u64>;
 
-/// The machine's pools; none if it has no huge pages.
-pub(crate) fn pools() -> Pools {
-    read(Path::new(POOLS))
+/// The machine's pools when the kubelet first looks; none if it has no huge pages.
+pub(crate) fn pools() -> &'static Pools {
+    static FOUND: OnceLock<Pools> = OnceLock::new();
+    FOUND.get_or_init(|| read(Path::new(POOLS)))
 }
 
 fn read(dir: &Path) -> Pools {

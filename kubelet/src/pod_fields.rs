@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::huge_pages;
 use crate::objects::{Container, Pod, Quantity, ResourceFieldSelector};
 
 /// The values that are not in the pod's object.
@@ -120,7 +121,7 @@ pub(crate) fn of_resource(
         "cpu" => (amounts.get(name).map(Quantity::milli_value), node.milli_cpu),
         "memory" => (amounts.get(name).map(Quantity::value), node.memory_bytes),
         "ephemeral-storage" => (amounts.get(name).map(Quantity::value), node.ephemeral_storage_bytes),
-        _ if name.starts_with("hugepages-") => (amounts.get(name).map(Quantity::value), 0),
+        _ if name.starts_with(huge_pages::PREFIX) => (amounts.get(name).map(Quantity::value), 0),
         _ => return None,
     };
     let amount = amount.filter(|amount| *amount > 0).unwrap_or(if is_limit { of_node } else { 0 });

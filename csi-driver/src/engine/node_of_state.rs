@@ -56,9 +56,6 @@ pub(crate) fn find_other(state_dir: &Path, own: &Segment, journal: &Journal) -> 
 
 /// Records that the state directory belongs to `node_id`.
 pub(crate) fn record(state_dir: &Path, node_id: &str) -> Result<()> {
-    if is_recorded(state_dir, node_id)? {
-        return Ok(());
-    }
     let path = state_dir.join(FILE);
     linux::atomic_file::remove_leftovers(&path).step("record node id")?;
     linux::atomic_file::write(&path, format!("{node_id}\n").as_bytes(), FILE_MODE).step("record node id")

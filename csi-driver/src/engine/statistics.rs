@@ -30,7 +30,7 @@ use crate::model::records::StageRecord;
 
 /// The reasons why a volume cannot be used, for VolumeCondition.
 const DEAD: &str = "the volume's daemon ended: reads and writes fail with ENOTCONN";
-const WAITS: &str = "the volume's daemon ended: reads and writes wait for another one";
+pub(crate) const WAITS: &str = "the volume's daemon ended: reads and writes wait for another one";
 const ENDED: &str =
     "the volume's daemon answered no request and was killed: reads and writes fail with ENOTCONN";
 const STALLS: &str =
@@ -169,7 +169,7 @@ impl Statistics {
         }
     }
 
-    fn why_dead(&self, volume_id: &VolumeId) -> &'static str {
+    pub(crate) fn why_dead(&self, volume_id: &VolumeId) -> &'static str {
         if self.hangs.finding(volume_id) == Some(Finding::Ended) { ENDED } else { DEAD }
     }
 }

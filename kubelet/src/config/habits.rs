@@ -132,9 +132,16 @@ mod tests {
         Ok(words.join(std::ffi::OsStr::new(" ")).into_string().unwrap())
     }
 
+    /// What is typed, and what the command reads.
+    fn assert_translated(lines: &[(&str, &str)]) {
+        for (typed, read) in lines {
+            assert_eq!(translated(typed).as_deref(), Ok(*read), "{typed}");
+        }
+    }
+
     #[test]
     fn flags_before_the_command_are_its_flags() {
-        for (typed, read) in [
+        assert_translated(&[
             ("h -n shop get pods", "h get -n shop pods"),
             ("h -nshop --root-dir=/k get pods", "h get -nshop --root-dir=/k pods"),
             ("h --namespace=shop top pod", "h top --namespace=shop pod"),
@@ -144,14 +151,12 @@ mod tests {
             ("h -n", "h -n"),
             ("h --help", "h --help"),
             ("h", "h"),
-        ] {
-            assert_eq!(translated(typed).as_deref(), Ok(read), "{typed}");
-        }
+        ]);
     }
 
     #[test]
     fn switches_take_true_and_false() {
-        for (typed, read) in [
+        assert_translated(&[
             ("h logs web --all-containers=true --timestamps=false", "h logs web --all-containers"),
             (
                 "h delete pod x --ignore-not-found=true --wait=false",
@@ -159,9 +164,7 @@ mod tests {
             ),
             ("h get pods --no-headers=maybe", "h get pods --no-headers=maybe"),
             ("h exec web -- x --tty=true", "h exec web -- x --tty=true"),
-        ] {
-            assert_eq!(translated(typed).as_deref(), Ok(read), "{typed}");
-        }
+        ]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use proto::csi::{
 use super::wire_volume;
 use crate::engine::driver::Driver;
 use crate::engine::health::{Health, health};
+use crate::engine::statistics::WAITS;
 use crate::error::{Result, chain};
 use crate::model::ids::VolumeId;
 use crate::model::records::VolumeRecord;
@@ -52,10 +53,8 @@ impl Driver {
         match serving.daemon.is_alive() {
             Ok(true) => normal("served"),
             // A takeover may be under way, which takes moments.
-            Ok(false) if self.statistics.is_followed(id, stage) => {
-                normal(self.statistics.after_end(id, stage))
-            }
-            Ok(false) => abnormal(self.statistics.after_end(id, stage)),
+            Ok(false) if self.statistics.is_followed(id, stage) => normal(WAITS),
+            Ok(false) => abnormal(self.statistics.why_dead(id)),
             Err(e) => abnormal(format!("look at daemon: {}", chain(&e))),
         }
     }

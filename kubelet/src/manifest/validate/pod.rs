@@ -6,6 +6,7 @@ use super::super::path::FieldPath;
 use super::{
     Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, all_containers, lifecycle, names, network, sources, storage,
 };
+use crate::huge_pages;
 use crate::objects::{
     Container, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodSpec, Quantity, SeccompProfile,
     SeccompProfileType, Volume, VolumeMount, VolumeSource,
@@ -13,7 +14,6 @@ use crate::objects::{
 
 /// A kubelet's usual 110 pods cannot take all mounts of the node then (fs.mount-max: 100,000).
 const MOST_VOLUMES: usize = 500;
-const HUGE_PAGES: &str = "hugepages-";
 
 pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     let at = FieldPath::root().key("spec");
@@ -198,7 +198,7 @@ fn check_resources(at: &FieldPath, container: &Container, findings: &mut Finding
 
 /// Kubernetes' own resources but huge pages.
 fn may_be_overcommitted(resource: &str) -> bool {
-    !resource.contains('/') && !resource.starts_with(HUGE_PAGES)
+    !resource.contains('/') && !resource.starts_with(huge_pages::PREFIX)
 }
 
 fn check_resource_names(at: &FieldPath, container: &Container, findings: &mut Findings) {
@@ -209,7 +209,7 @@ fn check_resource_names(at: &FieldPath, container: &Container, findings: &mut Fi
             let at = at.key(field).key(name);
             if let Err(broken) = names::qualified(name) {
                 findings.invalid(at, name, &broken);
-            } else if let Some(page_size) = name.strip_prefix(HUGE_PAGES) {
+            } else if let Some(page_size) = name.strip_prefix(huge_pages::PREFIX) {
                 has_huge_pages = true;
                 let page_size = page_size.parse::<Quantity>().ok().and_then(|size| size.exact_value());
                 let is_multiple =
