@@ -270,18 +270,10 @@ mod tests {
         let (dir, journal) = state();
         let (id, mut record) = record("a", 7);
         let access = Access::plain(AccessMode::MultiNodeMultiWriter);
+        let spec = StageSpec { staging_path: "/s".into(), access, settings: Default::default() };
         record.stage = Some(StageRecord {
-            staging_path: "/s".into(),
-            access,
             launch: Some(LaunchId::Process(ProcessId { pid: 3, start_time: 4 })),
-            launch_key: None,
-            serving: None,
-            settings: Default::default(),
-            data: None,
-            aborted: false,
-            takeovers: 0,
-            needs_new_stage: Vec::new(),
-            handed_to: None,
+            ..StageRecord::begin(spec)
         });
         record
             .targets
@@ -305,18 +297,11 @@ mod tests {
         let (id, mut record) = record(name, 7);
         let access = Access::plain(AccessMode::MultiNodeMultiWriter);
         let daemon = ProcessId { pid: 3, start_time: 4 };
+        let spec = StageSpec { staging_path: "/s".into(), access, settings: Default::default() };
         record.stage = Some(StageRecord {
-            staging_path: "/s".into(),
-            access,
             launch: Some(LaunchId::Process(daemon)),
-            launch_key: None,
             serving: Some(Serving { connection_minor: 5, daemon, since: None, is_sole_holder: false }),
-            settings: Default::default(),
-            data: None,
-            aborted: false,
-            takeovers: 0,
-            needs_new_stage: Vec::new(),
-            handed_to: None,
+            ..StageRecord::begin(spec)
         });
         record
             .targets

@@ -107,7 +107,7 @@ impl Daemons {
                 served
             }
             None => {
-                previous.map_or(Ok(()), |stage| self.end_launch(volume_id, stage, false))?;
+                previous.map_or(Ok(()), |stage| self.end_launch(volume_id, stage, Duration::ZERO))?;
                 self.start_cold(&start, keeper_socket.as_ref(), &mut launched)?
             }
         };
@@ -135,7 +135,7 @@ impl Daemons {
         let launched = previous.launch.as_ref().and_then(LaunchId::process);
         for process in [launched, previous.handed_to].into_iter().flatten() {
             if process.is_alive().step("look at daemon")? {
-                return self.end_process(volume_id, previous, false);
+                return self.end_process(volume_id, previous, Duration::ZERO);
             }
         }
         Ok(())
@@ -351,24 +351,24 @@ impl Daemons {
     }
 
     /// Removes launch, process and dial directory of a volume that is mounted nowhere. May be
-    /// repeated after any failure. A daemon that `is_served` gets its grace period.
-    pub(crate) fn end(&self, volume_id: &VolumeId, stage: &StageRecord, is_served: bool) -> Result<()> {
+    /// repeated after any failure. The daemon has `grace` to end by itself.
+    pub(crate) fn end(&self, volume_id: &VolumeId, stage: &StageRecord, grace: Duration) -> Result<()> {
         self.release_connection(volume_id);
         if let Some(serving) = stage.serving {
             self.end_own_requests(volume_id, serving)?;
         }
-        self.end_launch(volume_id, stage, is_served)
+        self.end_launch(volume_id, stage, grace)
     }
 
     /// Removes launch, process and dial directory of a volume, whose mounts stay. May be repeated
-    /// after any failure.
+    /// after any failure. The daemon has `grace` to end by itself.
     pub(crate) fn end_launch(
         &self,
         volume_id: &VolumeId,
         stage: &StageRecord,
-        is_served: bool,
+        grace: Duration,
     ) -> Result<()> {
-        self.end_process(volume_id, stage, is_served)?;
+        self.end_process(volume_id, stage, grace)?;
         let key = stage.launch_key(volume_id);
         self.launcher.clear(&key).step("clear launch")?;
         self.launch_dir(&key).remove().step("remove dial directory")?;
@@ -377,7 +377,7 @@ impl Daemons {
 
     /// Removes the launch of a daemon that has died, while another one serves the volume.
     pub(crate) fn end_previous(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<()> {
-        self.end_process(volume_id, stage, false)?;
+        self.end_process(volume_id, stage, Duration::ZERO)?;
         let key = stage.launch_key(volume_id);
         self.launcher.clear(&key).step("clear launch")?;
         if key == LaunchKey::from(volume_id) {
@@ -386,12 +386,9 @@ impl Daemons {
         self.launch_dir(&key).remove().step("remove dial directory")
     }
 
-    fn end_process(&self, volume_id: &VolumeId, stage: &StageRecord, is_served: bool) -> Result<()> {
+    fn end_process(&self, volume_id: &VolumeId, stage: &StageRecord, grace: Duration) -> Result<()> {
         let Some(launch) = &stage.launch else { return Ok(()) };
         self.launcher.remove(launch).step("remove launch")?;
-        // A daemon that never had the connection has nothing to finish.
-        let grace = if is_served { stage.settings.grace_seconds } else { 0 };
-        let grace = Duration::from_secs(grace.into());
         let daemon = stage.serving.map(|serving| serving.daemon);
         for process in [daemon, stage.handed_to, launch.process()].into_iter().flatten() {
             if !process.end(grace).step("end daemon")? {

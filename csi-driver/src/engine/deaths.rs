@@ -67,21 +67,22 @@ impl Deaths {
     /// What the next daemon after `dead` executes; `None`: what the driver is configured with. Where the
     /// first one has not served, every second one executes what `dead` has executed, which `program` finds
     /// before there is a first one. The volume's lock is held.
-    pub(crate) fn next_program(
+    pub(crate) fn next_program<E>(
         &self,
         volume_id: &VolumeId,
         dead: ProcessId,
-        program: impl FnOnce() -> Option<Program>,
-    ) -> Option<Arc<Program>> {
+        program: impl FnOnce() -> Result<Option<Program>, E>,
+    ) -> Result<Option<Arc<Program>>, E> {
         // It may ask a disk: not under the lock.
-        let known = self.take_dead(volume_id, dead);
-        let known =
-            known.unwrap_or_else(|| Dead { daemon: dead, program: program().map(Arc::new), followers: 0 });
+        let known = match self.take_dead(volume_id, dead) {
+            Some(known) => known,
+            None => Dead { daemon: dead, program: program()?.map(Arc::new), followers: 0 },
+        };
         let followers = known.followers + 1;
         let earlier = known.program.clone().filter(|_| followers.is_multiple_of(2));
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.entry(volume_id.clone()).or_default().dead = Some(Dead { followers, ..known });
-        earlier
+        Ok(earlier)
     }
 
     fn take_dead(&self, volume_id: &VolumeId, daemon: ProcessId) -> Option<Dead> {
@@ -112,6 +113,8 @@ impl Deaths {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
     use super::*;
 
     #[test]
@@ -132,8 +135,8 @@ mod tests {
         let (deaths, id) = (Deaths::default(), VolumeId::from_key(&"a".repeat(32)).unwrap());
         let daemon = |pid| ProcessId { pid, start_time: 1 };
         let next = |pid, image: Option<&str>| {
-            let program =
-                deaths.next_program(&id, daemon(pid), || image.map(|i| Program::Image(i.to_owned())));
+            let earlier = || Ok::<_, Infallible>(image.map(|i| Program::Image(i.to_owned())));
+            let Ok(program) = deaths.next_program(&id, daemon(pid), earlier);
             program.map(|program| program.to_string())
         };
         assert_eq!(next(1, Some("i:1")), None);

@@ -7,6 +7,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use linux::mountinfo::MountEntry;
 use proto::handover::{self, Assignment, Role};
@@ -208,19 +209,7 @@ impl Stages {
         // Its writers are not held back: there was no daemon when the copy began.
         self.locks.check_not_copied(volume_id)?;
         let place = self.empty_staging_path(&spec.staging_path, volume_id)?;
-        record.stage = Some(StageRecord {
-            staging_path: spec.staging_path.clone(),
-            access: spec.access,
-            launch: None,
-            launch_key: None,
-            serving: None,
-            settings: spec.settings.clone(),
-            data: None,
-            aborted: false,
-            takeovers: 0,
-            needs_new_stage: Vec::new(),
-            handed_to: None,
-        });
+        record.stage = Some(StageRecord::begin(spec.clone()));
         self.journal.put(volume_id, record)?;
         let restage = record.restage.clone();
         self.try_stage(volume_id, record, spec, &place).map_err(|cause| {
@@ -292,9 +281,7 @@ impl Stages {
         let since = Some(Timestamp::now().seconds);
         let serving = Serving { connection_minor: mount.minor, daemon: served.daemon, since, is_sole_holder };
         record.restage = None;
-        self.update_stage(volume_id, record, |stage| {
-            (stage.serving, stage.handed_to) = (Some(serving), None);
-        })?;
+        self.update_stage(volume_id, record, |stage| stage.serve(serving))?;
         tracing::info!(pid = served.daemon.pid, max_write_bytes = served.max_write_bytes, "served");
         self.daemons.stand_by(volume_id, &served.pidfd);
         self.daemons.watch.start(volume_id, served.daemon, served.pidfd);
@@ -413,7 +400,10 @@ impl Stages {
             Err(Error::ForeignMount { .. }) if !mounts::is_mounted(&stage.staging_path, volume_id)? => {}
             outcome => outcome?,
         }
-        self.daemons.end(volume_id, stage, is_served)
+        // A daemon that never had the connection has nothing to finish.
+        let grace =
+            if is_served { Duration::from_secs(stage.settings.grace_seconds.into()) } else { Duration::ZERO };
+        self.daemons.end(volume_id, stage, grace)
     }
 }
 

@@ -153,8 +153,7 @@ impl Stages {
         let since = i64::try_from(*since).ok();
         self.update_stage(volume_id, &mut record, |stage| {
             (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
-            stage.serving = Some(Serving { daemon, since, ..serving });
-            stage.handed_to = None;
+            stage.serve(Serving { daemon, since, ..serving });
             stage.takeovers = stage.takeovers.saturating_add(*count);
         })?;
         self.counts.takeovers.inc_by(u64::from(*count));

@@ -105,6 +105,9 @@ impl Stages {
         };
         // First: that the keeper does not answer is no death of a daemon.
         let keeper_socket = self.daemons.keeper_socket(&start)?;
+        let program = self.deaths.next_program(volume_id, serving.daemon, || {
+            self.earlier_program(volume_id, record, serving.daemon)
+        })?;
         let deaths = self.deaths.count(volume_id);
         if deaths > MOST_DEATHS {
             self.deaths.forget(volume_id);
@@ -115,9 +118,6 @@ impl Stages {
             let last = PAUSES.len() - 1;
             std::thread::park_timeout(PAUSES[usize::try_from(more).unwrap_or(last).min(last)]);
         }
-        let program = self
-            .deaths
-            .next_program(volume_id, serving.daemon, || self.earlier_program(volume_id, &stage, serving));
         let start = Start { program: program.as_deref(), ..start };
         if let Some(program) = &program {
             tracing::warn!(%volume_id, %program, "the configured program did not serve: starting a daemon of the one before");
@@ -137,24 +137,35 @@ impl Stages {
     }
 
     /// What a daemon that has ended has executed, if it is not what the driver is configured with now. `None` too
-    /// if it is not known or cannot be started again.
+    /// if it is not known or cannot be started again. An image is journaled: the successor's pod takes the place
+    /// of the one that names it.
     fn earlier_program(
         &self,
         volume_id: &VolumeId,
-        stage: &StageRecord,
-        serving: Serving,
-    ) -> Option<Program> {
+        record: &mut VolumeRecord,
+        dead: ProcessId,
+    ) -> Result<Option<Program>> {
+        let Some(stage) = &record.stage else { return Ok(None) };
         let launcher = &self.daemons.launcher;
         let find = || -> linux::Result<Option<Program>> {
-            let Some(launch) = &stage.launch else { return Ok(None) };
+            let earlier = match (&stage.earlier_image, &stage.launch) {
+                (Some(image), _) => Some(Program::Image(image.clone())),
+                (None, Some(launch)) => launcher.program_of(launch, dead)?,
+                (None, None) => None,
+            };
             let configured = launcher.configured_program()?;
-            let earlier = launcher.program_of(launch, serving.daemon)?;
             Ok(earlier.filter(|earlier| !earlier.is_same(&configured)))
         };
-        find().unwrap_or_else(|error| {
+        let earlier = find().unwrap_or_else(|error| {
             tracing::debug!(%volume_id, error = linux::chain(&error), "the program of the volume's earlier daemon is not known");
             None
-        })
+        });
+        if let Some(Program::Image(image)) = &earlier
+            && stage.earlier_image.is_none()
+        {
+            self.update_stage(volume_id, record, |stage| stage.earlier_image = Some(image.clone()))?;
+        }
+        Ok(earlier)
     }
 
     /// Whether the keeper holds the volume's connection.
@@ -213,8 +224,7 @@ impl Stages {
         })?;
         self.update_stage(volume_id, record, |stage| {
             let since = Some(Timestamp::now().seconds);
-            stage.serving = Some(Serving { daemon: served.daemon, since, ..serving });
-            stage.handed_to = None;
+            stage.serve(Serving { daemon: served.daemon, since, ..serving });
             stage.takeovers = stage.takeovers.saturating_add(1);
             stage.needs_new_stage = served.needs_new_stage;
         })?;

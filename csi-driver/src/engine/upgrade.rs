@@ -241,8 +241,7 @@ impl Stages {
         self.check_answers(volume_id, earlier.serving.connection_minor)?;
         self.update_stage(volume_id, record, |stage| {
             let since = Some(Timestamp::now().seconds);
-            stage.serving = Some(Serving { daemon: served.daemon, since, ..earlier.serving });
-            stage.handed_to = None;
+            stage.serve(Serving { daemon: served.daemon, since, ..earlier.serving });
             stage.takeovers = stage.takeovers.saturating_add(1);
             stage.needs_new_stage = served.needs_new_stage;
         })?;

@@ -228,6 +228,10 @@ pub(crate) struct StageRecord {
     /// What its daemon's program would ask the kernel for, and the connection lacks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs_new_stage: Vec<String>,
+    /// What the last daemon that served has executed, once the launch of one with another image has taken
+    /// the place of its pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier_image: Option<String>,
 }
 
 /// What a stage is to be.
@@ -251,6 +255,30 @@ impl StageSpec {
 }
 
 impl StageRecord {
+    /// Of a volume that no daemon has been started for yet.
+    pub(crate) fn begin(spec: StageSpec) -> Self {
+        Self {
+            staging_path: spec.staging_path,
+            access: spec.access,
+            launch: None,
+            launch_key: None,
+            serving: None,
+            handed_to: None,
+            settings: spec.settings,
+            data: None,
+            aborted: false,
+            takeovers: 0,
+            needs_new_stage: Vec::new(),
+            earlier_image: None,
+        }
+    }
+
+    /// Another daemon serves it.
+    pub(crate) fn serve(&mut self, serving: Serving) {
+        self.serving = Some(serving);
+        (self.handed_to, self.earlier_image) = (None, None);
+    }
+
     pub(crate) fn launch_key(&self, volume_id: &VolumeId) -> LaunchKey {
         self.launch_key.clone().unwrap_or_else(|| volume_id.into())
     }

@@ -22,6 +22,7 @@ fn restart(scene: &mut Scene, flags: Flags) {
     scene.start_driver();
 }
 
+/// Also for a driver that starts once the pod of the configured image has taken the other one's place.
 #[test]
 fn a_daemon_of_the_image_before_follows_where_the_configured_image_is_missing() {
     let keeper = keeper_binary().display().to_string();
@@ -33,11 +34,25 @@ fn a_daemon_of_the_image_before_follows_where_the_configured_image_is_missing() 
     let file = scene.caller().target_path("one").join("f");
     fs::write(&file, "kept").unwrap();
     restart(&mut scene, with_image("i:missing", &keeper));
-    for _ in 0..2 {
-        kill_daemon(&scene);
+    let serving = |scene: &Scene| -> Vec<String> {
+        pods_in(&scene.sandbox.path("m")).iter().map(|pod| image(pod).to_owned()).collect()
+    };
+    for driver_is_killed in [false, true, false] {
+        if driver_is_killed {
+            scene.kill_daemon();
+            eventually("the other image is tried", TIMEOUT, || {
+                let tried = serving(&scene);
+                anyhow::ensure!(tried == ["i:missing"], "{tried:?}\n{}", scene.log());
+                Ok(())
+            })
+            .unwrap();
+            scene.kill_driver();
+            scene.start_driver();
+        } else {
+            kill_daemon(&scene);
+        }
         assert_eq!(fs::read(&file).unwrap(), b"kept", "{}", scene.log());
-        let serving = pods_in(&scene.sandbox.path("m"));
-        assert_eq!(serving.iter().map(image).collect::<Vec<_>>(), ["i:1"], "{}", scene.log());
+        assert_eq!(serving(&scene), ["i:1"], "{}", scene.log());
     }
     let caller = scene.caller();
     retried(&scene, "unpublish", || caller.unpublish(&id, "one"));
