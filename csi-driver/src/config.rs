@@ -62,11 +62,11 @@ pub struct Flags {
     /// What all volumes together may claim, as 1Gi or in bytes [default: the size of the pool's file system]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub pool_capacity: Option<u64>,
-    /// How many times its capacity the pool may be promised, from 1 to 100
+    /// How many times the pool's capacity all volumes together may claim, from 1 to 100
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = Overcommit::parse)]
     pub overcommit: Overcommit,
-    /// Offer ControllerPublishVolume: no stage without its attachment, and none of a
-    /// single-node volume to a second node.
+    /// Offer ControllerPublishVolume: NodeStageVolume then needs an attachment, and a single-node volume
+    /// can be attached to one node only.
     #[arg(long)]
     pub attach: bool,
     /// Another node that volumes may be attached to; may be repeated.
@@ -93,8 +93,8 @@ pub struct Flags {
     /// The program hawser-volume, for --launcher process.
     #[arg(long, value_name = "PATH", required_if_eq("launcher", "process"))]
     pub volume_binary: Option<PathBuf>,
-    /// Control group below which each daemon gets one, with its limits, for --launcher process.
-    /// `none`: daemons stay in the driver's group
+    /// Parent of the daemons' control groups, for --launcher process: each daemon gets a group of its own,
+    /// with its limits. `none`: daemons stay in the driver's group
     #[arg(long, value_name = "PATH", default_value = DEFAULT_CGROUP_ROOT)]
     pub cgroup_root: PathBuf,
     /// The program hawser-keeper, which holds volumes' FUSE connections: if a daemon dies, another one
@@ -110,9 +110,9 @@ pub struct Flags {
     /// How long a daemon may take to dial in, up to 80 [default: 30 for a process, 80 for a pod]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_START_TIMEOUT_SECONDS))]
     pub start_timeout: Option<u64>,
-    /// How long users may wait for a daemon that answers none of its volume's requests:
-    /// after three times that it is killed. Another one continues, or they get ENOTCONN if no
-    /// keeper holds the connection. 0: never
+    /// Interval of the check for hung daemons. A daemon that answers no request of its volume for three
+    /// intervals, while users wait, is killed. Another one continues; without a keeper, users get ENOTCONN.
+    /// 0: no check
     #[arg(long, value_name = "SECONDS", default_value_t = DAEMON_DEADLINE_SECONDS, value_parser = clap::value_parser!(u64).range(0..=MAX_DAEMON_DEADLINE_SECONDS))]
     pub daemon_deadline: u64,
     /// Appends one JSON line for each finished span.
@@ -259,7 +259,7 @@ pub enum ConfigError {
     Flag { flag: &'static str, value: String, reason: String },
     #[error("socket path {} has {length} bytes, more than {MAX_SOCKET_PATH_BYTES}: choose a shorter {flag}", path.display())]
     SocketPath { flag: &'static str, path: PathBuf, length: usize },
-    #[error("{flag} is required with --launcher {launcher}, and --launcher {other} needs none")]
+    #[error("{flag} is required with --launcher {launcher}; --launcher {other} works without it")]
     Missing { flag: &'static str, launcher: &'static str, other: &'static str },
 }
 

@@ -39,7 +39,7 @@ pub enum Error {
     StagedOtherwise { volume_id: VolumeId, path: PathBuf, found: String, wanted: String },
     #[error("volume {volume_id} is published at {} with {found}, wanted {wanted}", path.display())]
     PublishedOtherwise { volume_id: VolumeId, path: PathBuf, found: String, wanted: String },
-    #[error("snapshot {name:?} exists of volume {found}, wanted of volume {wanted}")]
+    #[error("snapshot {name:?} exists already, of volume {found} instead of volume {wanted}")]
     SnapshotOtherwise { name: String, found: VolumeId, wanted: String },
     #[error("volume {volume_id} is attached to node {node_id} with {found}, wanted {wanted}")]
     AttachedOtherwise { volume_id: VolumeId, node_id: String, found: String, wanted: String },
@@ -67,7 +67,7 @@ pub enum Error {
     #[error("{field} {}: {reason}", path.display())]
     UnusablePath { field: &'static str, path: PathBuf, reason: String },
     /// The path was valid when it was checked earlier, so the caller must retry.
-    #[error("{field} {}: {reason}: put the directories on the way back, and call again", path.display())]
+    #[error("{field} {}: {reason}: restore the directories of this path, and call again", path.display())]
     PathChanged { field: &'static str, path: PathBuf, reason: String },
     #[error("{} is a mount of {found}, not of volume {volume_id}", path.display())]
     ForeignMount { volume_id: VolumeId, path: PathBuf, found: String },
@@ -120,8 +120,8 @@ pub enum Error {
     #[error("{operation}: {most} slow calls are under way: call again")]
     Crowded { operation: &'static str, most: usize },
     #[error(
-        "{what}: data of that id lie at {} already, and no journal entry names them: move them away, or put \
-         the entry back",
+        "{what}: {} has data of this id already, but the journal has no entry for it: move the data away, or \
+         restore the entry",
         path.display()
     )]
     UnknownData { what: String, path: PathBuf },
@@ -171,9 +171,11 @@ pub enum Error {
          one that serves from version {first} on: configure a newer program"
     )]
     CannotPrepare { volume_id: VolumeId, version: u32, first: u32 },
-    #[error("volume {volume_id} has {what}, which cannot be: {reason}")]
+    #[error("volume {volume_id} cannot be staged with {what}: {reason}")]
     CannotStage { volume_id: VolumeId, what: &'static str, reason: &'static str },
-    #[error("volume {volume_id} has not taken all that was written, so it has no copy of it: {reason}")]
+    #[error(
+        "volume {volume_id} cannot be copied, since written data is still in the cache of the kernel: {reason}"
+    )]
     NotWrittenBack { volume_id: VolumeId, reason: String },
     #[error("the daemon of volume {volume_id} cannot do {what}: {reason}")]
     DaemonCannot { volume_id: VolumeId, what: &'static str, reason: String },

@@ -34,15 +34,16 @@ pub mod fuzzing {
 }
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linux::lock::FileLock;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch as channel;
+use tokio::task::JoinSet;
 
 use config::{Config, ConfigError};
-use engine::driver::Driver;
+use engine::driver::{Driver, Notices};
 use kernel::socket::{Socket, SocketError};
 use model::calls::Calls;
 
@@ -85,36 +86,84 @@ pub async fn run(config: Config) -> Result<(), StartError> {
     daemon::launcher::needs::check(&config.launcher, &config.keeper).map_err(StartError::Config)?;
     let backend = engine::driver::backend(&config).map_err(StartError::Driver)?;
     engine::driver::check_mode(config.mode, backend.topology()).map_err(StartError::Config)?;
-    // Sockets, journal and logs are for root only; code that needs another mode sets it.
-    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
-    let kernel = |op| move |source| StartError::Kernel { op, source };
-    let [volumes, snapshots] = journal::dirs(&config.state_dir);
-    let keeper_dir = config::keeper_dir(&config.run_dir);
-    for dir in [&config.state_dir, &volumes, &snapshots, &config.run_dir, &keeper_dir] {
-        kernel::private_dir::private_dir_all(dir).map_err(kernel("create directory"))?;
-    }
+    make_directories(&config)?;
     let lock_path = config.state_dir.join("lock");
     let _lock = lock(&lock_path).await?;
 
     // First: if another driver answers, nothing may be changed.
-    let csi_socket = config.csi_socket();
-    let socket = Socket::bind(&csi_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
-    let metrics_socket =
-        Socket::bind(&config.metrics_socket(), PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
-    let admin_socket = config::admin_socket(&config.run_dir);
-    let admin_socket = Socket::bind(&admin_socket, PRIVATE_DIR_MODE).await.map_err(StartError::Socket)?;
-    let driver = Arc::new(Driver::open(config.clone(), backend).map_err(StartError::Driver)?);
+    let sockets = Sockets::bind(&config).await.map_err(StartError::Socket)?;
+    let (driver, notices) = Driver::open(config, backend).map_err(StartError::Driver)?;
+    let driver = Arc::new(driver);
     ensure_node(&driver)?;
     reconcile(&driver).await?;
 
     let (stop, stopped) = channel::channel(false);
     let signals =
         await_signals(stop).map_err(|source| StartError::Runtime { op: "await signals", source })?;
-    tracing::info!(socket = %csi_socket.display(), driver = config.driver_name, "serving");
+    let background = background(&driver, notices);
+    let served = serve(&driver, sockets, stopped).await;
+    drop(background);
+    signals.abort();
+    let ending = tokio::task::spawn_blocking(move || {
+        driver.daemons.warm.close();
+        driver.stages.end_all_parked();
+    });
+    // A panic there is in the log, and the next start ends the rest.
+    let _ended_or_not = ending.await;
+    served.map_err(StartError::Socket)
+}
+
+fn make_directories(config: &Config) -> Result<(), StartError> {
+    // Sockets, journal and logs are for root only; code that needs another mode sets it.
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    let [volumes, snapshots] = journal::dirs(&config.state_dir);
+    let keeper_dir = config::keeper_dir(&config.run_dir);
+    for dir in [&config.state_dir, &volumes, &snapshots, &config.run_dir, &keeper_dir] {
+        kernel::private_dir::private_dir_all(dir)
+            .map_err(|source| StartError::Kernel { op: "create directory", source })?;
+    }
+    Ok(())
+}
+
+struct Sockets {
+    csi: Socket,
+    metrics: Socket,
+    admin: Socket,
+}
+
+impl Sockets {
+    async fn bind(config: &Config) -> Result<Self, SocketError> {
+        Ok(Self {
+            csi: Socket::bind(&config.csi_socket(), PRIVATE_DIR_MODE).await?,
+            metrics: Socket::bind(&config.metrics_socket(), PRIVATE_DIR_MODE).await?,
+            admin: Socket::bind(&config::admin_socket(&config.run_dir), PRIVATE_DIR_MODE).await?,
+        })
+    }
+}
+
+/// Tasks without an end of their own: dropping the set ends them.
+fn background(driver: &Arc<Driver>, notices: Notices) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    tasks.spawn(driver.hang_watch.clone().run());
+    tasks.spawn(driver.daemons.warm.clone().run());
+    tasks.spawn(engine::takeover::serve(driver.stages.clone(), notices.ended_daemons));
+    tasks.spawn(engine::renewal::serve(driver.stages.clone(), notices.renewed_keepers));
+    let (keeper, waiting) = (driver.daemons.keeper.clone(), driver.daemons.warm.clone());
+    tasks.spawn(engine::keeper_pod::settle(driver.config.clone(), keeper, waiting));
+    tasks
+}
+
+/// Serves until `stopped` or an error of a socket.
+async fn serve(
+    driver: &Arc<Driver>,
+    sockets: Sockets,
+    stopped: channel::Receiver<bool>,
+) -> Result<(), SocketError> {
+    tracing::info!(socket = %driver.config.csi_socket().display(), driver = driver.config.driver_name, "serving");
     let calls: Arc<Calls> = Arc::default();
-    let csi = wire::server::serve_csi(driver.clone(), calls.clone(), socket, stopped.clone());
-    let metrics = operations::metrics::serve(driver.clone(), calls.clone(), metrics_socket, stopped.clone());
-    let admin = operations::admin::serve(driver.clone(), admin_socket, stopped.clone());
+    let csi = wire::server::serve_csi(driver.clone(), calls.clone(), sockets.csi, stopped.clone());
+    let metrics = operations::metrics::serve(driver.clone(), calls.clone(), sockets.metrics, stopped.clone());
+    let admin = operations::admin::serve(driver.clone(), sockets.admin, stopped.clone());
     let registration = wire::registration::serve(driver.clone(), calls, stopped.clone());
     let forgetting = engine::forgetting::serve(driver.mount_point_lists.clone(), stopped.clone());
     let kernel_use =
@@ -124,47 +173,9 @@ pub async fn run(config: Config) -> Result<(), StartError> {
         // An error means that the sender is gone, which also means stop.
         let _sender_gone = stopped.wait_for(|stop| *stop).await;
         driver.daemons.waits.close();
-        Ok(())
     };
-    let metrics = async {
-        metrics.await;
-        Ok(())
-    };
-    let admin = async {
-        admin.await;
-        Ok(())
-    };
-    let forgetting = async {
-        forgetting.await;
-        Ok(())
-    };
-    let kernel_use = async {
-        kernel_use.await;
-        Ok(())
-    };
-    let hang_watch = tokio::spawn(driver.hang_watch.clone().run());
-    let warm = tokio::spawn(driver.daemons.warm.clone().run());
-    let ended = driver.ended_daemons.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let takeovers = ended.map(|ended| tokio::spawn(engine::takeover::serve(driver.stages.clone(), ended)));
-    let renewed = driver.renewed_keepers.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let renewals =
-        renewed.map(|renewed| tokio::spawn(engine::renewal::serve(driver.stages.clone(), renewed)));
-    let (keeper, waiting) = (driver.daemons.keeper.clone(), driver.daemons.warm.clone());
-    let keeper_pod = tokio::spawn(engine::keeper_pod::settle(driver.config.clone(), keeper, waiting));
-    let served = tokio::try_join!(csi, registration, metrics, admin, waits, forgetting, kernel_use);
-    hang_watch.abort();
-    warm.abort();
-    takeovers.inspect(tokio::task::JoinHandle::abort);
-    renewals.inspect(tokio::task::JoinHandle::abort);
-    keeper_pod.abort();
-    signals.abort();
-    let ending = tokio::task::spawn_blocking(move || {
-        driver.daemons.warm.close();
-        driver.stages.end_all_parked();
-    });
-    // A panic there is in the log, and the next start ends the rest.
-    let _ended_or_not = ending.await;
-    served.map(|_| ()).map_err(StartError::Socket)
+    let others = async { tokio::join!(metrics, admin, forgetting, kernel_use, waits) };
+    tokio::try_join!(csi, registration, async { Ok(others.await) }).map(|_| ())
 }
 
 /// If a driver is killed while it starts a daemon, the forked child keeps its lock and sockets

@@ -66,16 +66,20 @@ pub(crate) struct Driver {
     pub(crate) readiness: Arc<Readiness>,
     pub(crate) reconciler: Arc<Reconciler>,
     pub(crate) hang_watch: Arc<HangWatch>,
-    /// For [`crate::engine::takeover::serve`], which takes it.
-    pub(crate) ended_daemons: Mutex<Option<UnboundedReceiver<Ended>>>,
-    /// For [`crate::engine::renewal::serve`], which takes it.
-    pub(crate) renewed_keepers: Mutex<Option<UnboundedReceiver<()>>>,
     pub(crate) mount_point_lists: Arc<MountPointLists>,
+}
+
+/// What the driver learns of other processes.
+pub(crate) struct Notices {
+    /// For [`crate::engine::takeover::serve`].
+    pub(crate) ended_daemons: UnboundedReceiver<Ended>,
+    /// For [`crate::engine::renewal::serve`].
+    pub(crate) renewed_keepers: UnboundedReceiver<()>,
 }
 
 impl Driver {
     /// Opens the journal. Repairs nothing: that is [`Reconciler::reconcile`].
-    pub(crate) fn open(config: Config, backend: Arc<dyn VolumeBackend>) -> Result<Self> {
+    pub(crate) fn open(config: Config, backend: Arc<dyn VolumeBackend>) -> Result<(Self, Notices)> {
         let journal = Arc::new(Journal::open(&config.state_dir)?);
         let paths = Arc::new(HostPaths::new(&config)?);
         let config = Arc::new(config);
@@ -187,7 +191,7 @@ impl Driver {
         });
         let mount_point_lists =
             Arc::new(MountPointLists { journal: journal.clone(), daemons: daemons.clone() });
-        Ok(Self {
+        let driver = Self {
             config,
             journal,
             backend,
@@ -206,10 +210,9 @@ impl Driver {
             readiness,
             reconciler,
             hang_watch,
-            ended_daemons: Mutex::new(Some(ended_daemons)),
-            renewed_keepers: Mutex::new(Some(renewed_keepers)),
             mount_point_lists,
-        })
+        };
+        Ok((driver, Notices { ended_daemons, renewed_keepers }))
     }
 }
 
@@ -235,38 +238,33 @@ pub(crate) fn check_mode(mode: Mode, topology: &Topology) -> std::result::Result
     }
 }
 
-/// The keeper that the configuration names. Without a program for it, volumes are served all the same.
+/// The keeper that the configuration names. Without the program beside the driver's, volumes are served all
+/// the same.
 fn keeper(config: &Config, renewed: UnboundedSender<()>) -> Result<Arc<dyn Keeper>> {
-    let binary = match &config.keeper {
+    let start = match &config.keeper {
         KeeperBinary::None => return Ok(Arc::new(InProcess::default())),
-        KeeperBinary::Service => {
-            let program = config.keeper_program(KeeperStart::Elsewhere);
-            return Ok(Arc::new(KeeperProcess::start(program, renewed).step("connect to keeper")?));
-        }
-        KeeperBinary::Pod(pod) => {
-            let program = config.keeper_program(KeeperStart::Pod(pod.clone()));
-            return Ok(Arc::new(KeeperProcess::start(program, renewed).step("connect to keeper")?));
-        }
-        KeeperBinary::At(binary) => {
+        KeeperBinary::Service => KeeperStart::Elsewhere,
+        KeeperBinary::Pod(pod) => KeeperStart::Pod(pod.clone()),
+        KeeperBinary::At(binary) => config.keeper_start(binary.clone()),
+        KeeperBinary::BesideDriver => {
+            let binary = beside_this_program(KEEPER).step("look for the keeper")?;
             let program = config.keeper_program(config.keeper_start(binary.clone()));
-            return Ok(Arc::new(KeeperProcess::start(program, renewed).step("start keeper")?));
+            return Ok(match KeeperProcess::start(program, renewed) {
+                Ok(keeper) => Arc::new(keeper),
+                Err(error) => {
+                    tracing::warn!(
+                        error = chain(&error),
+                        "no keeper: if a volume's daemon ends, its pods get ENOTCONN: put hawser-keeper at {}, name \
+                         it with --keeper-binary PATH, or pass `--keeper-binary none` if none is wanted",
+                        binary.display()
+                    );
+                    Arc::new(InProcess::default())
+                }
+            });
         }
-        KeeperBinary::BesideDriver => beside_this_program(KEEPER).step("look for the keeper")?,
     };
-    let program = config.keeper_program(config.keeper_start(binary.clone()));
-    let started = KeeperProcess::start(program, renewed);
-    Ok(started.map_or_else(
-        |error| {
-            tracing::warn!(
-                error = chain(&error),
-                "no keeper: if a volume's daemon ends, its pods get ENOTCONN: put hawser-keeper at {}, name it \
-                 with --keeper-binary PATH, or pass `--keeper-binary none` if none is wanted",
-                binary.display()
-            );
-            Arc::new(InProcess::default()) as Arc<dyn Keeper>
-        },
-        |keeper| Arc::new(keeper) as Arc<dyn Keeper>,
-    ))
+    let keeper = KeeperProcess::start(config.keeper_program(start), renewed);
+    Ok(Arc::new(keeper.step("start or connect to the keeper")?))
 }
 
 fn beside_this_program(name: &str) -> linux::Result<PathBuf> {

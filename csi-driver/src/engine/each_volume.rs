@@ -25,7 +25,7 @@ pub(crate) fn work_on_each<T: Send + Sync + 'static>(
     // Carries no message: it closes when the last thread ends.
     let (running, all_ended) = mpsc::channel::<Infallible>();
     for volume_id in volume_ids {
-        if let Err(error) = start(worker.clone(), locks, &volume_id, running.clone(), (purpose, work)) {
+        if let Err(error) = start(worker.clone(), locks, &volume_id, running.clone(), purpose, work) {
             tracing::warn!(%volume_id, error = chain(&error), "could not {purpose}");
         }
     }
@@ -40,7 +40,8 @@ fn start<T: Send + Sync + 'static>(
     locks: &Locks,
     volume_id: &VolumeId,
     running: impl Send + 'static,
-    (purpose, work): (&'static str, fn(&T, &VolumeId) -> Result<()>),
+    purpose: &'static str,
+    work: fn(&T, &VolumeId) -> Result<()>,
 ) -> Result<()> {
     let guard = locks.hold(Lock::Volume(volume_id.as_str()))?;
     let (runtime, id) = (Handle::current(), volume_id.clone());

@@ -1,6 +1,7 @@
-//! Finds and ends hung daemons: those that answer no FUSE request while users wait, even if they
-//! still answer on their control socket. Their users then get ENOTCONN instead of waiting forever
-//! (docs/decisions/0032-hung-daemons.md).
+//! Finds and kills hung daemons: those that answer no FUSE request while users wait, even if they still
+//! answer on their control socket. With a keeper, another daemon continues the connection. Without one, or
+//! after [`MOST_HUNG`] hung daemons in a row, the driver aborts the connection, and users get ENOTCONN
+//! instead of waiting forever (docs/decisions/0032-hung-daemons.md).
 //!
 //! Invariant: the driver's own requests to a volume use a mount of their own ([`own_mount`]) and
 //! are counted ([`Hangs::asking`]). So a stuck thread of the driver does not count as a user of a

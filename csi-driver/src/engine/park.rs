@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use linux::mountinfo::MountEntry;
 
 use crate::daemon::watch;
+use crate::engine::each_volume::work_on_each;
 use crate::engine::hang::flush;
 use crate::engine::health::{Health, health};
 use crate::engine::locks::Lock;
 use crate::engine::places::place_of_stage;
-use crate::engine::side_by_side::work_on_each;
 use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::mounts::{self, WhenBusy};
@@ -228,8 +228,8 @@ impl Stages {
         self.parking.close();
         let volumes = self.journal.list().into_iter();
         let parked = volumes.filter_map(|(volume_id, record)| record.parked.map(|_| volume_id));
-        if !work_on_each(self, &self.locks, parked, Instant::now() + limits::LAST_CALLS, Self::end_if_parked)
-        {
+        let deadline = Instant::now() + limits::LAST_CALLS;
+        if !work_on_each(self, &self.locks, parked, deadline, "end the parked daemon", Self::end_if_parked) {
             tracing::warn!("some parked daemons are still ending");
         }
     }

@@ -19,11 +19,11 @@ use crate::daemon::dial::{self, DialDir};
 use crate::daemon::keeper::Role;
 use crate::daemon::launcher::Launched;
 use crate::engine::daemons::Daemons;
+use crate::engine::each_volume::work_on_each;
 use crate::engine::health::{Health, health, is_served};
 use crate::engine::locks::Locks;
 use crate::engine::provision::Provisioner;
 use crate::engine::publish::Targets;
-use crate::engine::side_by_side::work_on_each;
 use crate::engine::snapshots::Snapshots;
 use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
@@ -99,7 +99,8 @@ impl Reconciler {
                 tracing::warn!(%volume_id, error = chain(&error), "could not repair the volume");
             }
         }
-        if !work_on_each(self, &self.locks, unsettled, deadline, Self::reconcile_volume) {
+        if !work_on_each(self, &self.locks, unsettled, deadline, "repair the volume", Self::reconcile_volume)
+        {
             tracing::warn!("some volumes are still being repaired");
         }
         self.snapshots.reconcile();

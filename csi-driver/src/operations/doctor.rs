@@ -560,7 +560,8 @@ fn standing(config: &Config, backend: &dyn VolumeBackend, asked: &Asked<'_>) -> 
 }
 
 fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
-    let driver = Arc::new(Driver::open(config.clone(), driver::backend(config)?)?);
+    let (driver, _notices) = Driver::open(config.clone(), driver::backend(config)?)?;
+    let driver = Arc::new(driver);
     // First, since a mounted volume is not repaired.
     for path in found.iter().filter_map(|finding| finding.unmount.as_ref()) {
         tracing::info!(path = %path.display(), "unmounting");
