@@ -133,6 +133,9 @@ fn files_are_copied_both_ways_and_never_beside_their_target() {
     assert!(fs::read(sandbox.path("back/large")).expect("read") == large);
     let mode = fs::metadata(sandbox.path("back/sub/script")).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o755);
+    fs::create_dir(sandbox.path("there")).expect("made");
+    node.client(&["cp", "tools:/data/there", &path("there")]).expect("its content, as kubectl does it");
+    assert!(fs::read(sandbox.path("there/large")).expect("read") == large);
     node.client(&["cp", "tools:/tmp/large", &path("here/sub")]).expect("copied");
     assert!(fs::read(sandbox.path("here/sub/large")).expect("read") == large);
 

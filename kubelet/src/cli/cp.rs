@@ -14,6 +14,7 @@ use super::printable::printable;
 use super::{Error, client, containers};
 use crate::config::{CopyArgs, CopyPlace};
 use exec::Container;
+use unpack::CopyName;
 
 /// Pieces of a stream that wait.
 const PIECES_KEPT: usize = 16;
@@ -95,14 +96,15 @@ async fn upload(container: &Container, args: &CopyArgs, from: &Path, to: &str) -
 
 async fn download(container: &Container, args: &CopyArgs, from: &str, to: &Path) -> Result<(), Error> {
     let prefix = names(from)?;
-    let (dir, name) = if to.is_dir() {
-        (to.to_owned(), prefix.last().cloned())
+    let (dir, copy) = if to.is_dir() {
+        // The root has no name, and is no file.
+        (to.to_owned(), CopyName::FileAs(prefix.last().cloned().unwrap_or_default()))
     } else {
         let Some(name) = to.file_name() else { return Err(Error::Usage("the destination has no file name")) };
         let dir = to.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        (dir.to_owned(), Some(name.to_owned()))
+        (dir.to_owned(), CopyName::As(name.to_owned()))
     };
-    let target = unpack::Target::open(&dir, name, prefix, args.no_preserve)?;
+    let target = unpack::Target::open(&dir, copy, prefix, args.no_preserve)?;
     let (output, pieces) = mpsc::channel(PIECES_KEPT);
     let unpacking = tokio::task::spawn_blocking(move || target.unpack(pieces));
     let packed = container.run(&["tar", "cf", "-", from], None, Some(output)).await;

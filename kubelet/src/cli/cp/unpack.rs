@@ -36,13 +36,20 @@ const WITHIN: ResolveFlags =
 pub(super) struct Target {
     dir: OwnedFd,
     path: PathBuf,
-    /// What the copied file or directory is called here; `None`: its content goes into the directory.
-    name: Option<OsString>,
+    copy: CopyName,
     /// What it is called in the archive.
     prefix: Vec<OsString>,
     no_preserve: bool,
     /// [`ENTRIES`]; tests allow fewer.
     entries: usize,
+}
+
+/// What the copied file or directory is called in the target directory.
+#[derive(Debug)]
+pub(super) enum CopyName {
+    As(OsString),
+    /// A file has this name. The content of a directory goes into the target directory itself, as kubectl does it.
+    FileAs(OsString),
 }
 
 /// What was left out.
@@ -62,7 +69,7 @@ impl Target {
     /// Makes the directory if it is missing: its path is the user's own.
     pub(super) fn open(
         dir: &Path,
-        name: Option<OsString>,
+        copy: CopyName,
         prefix: Vec<OsString>,
         no_preserve: bool,
     ) -> Result<Self, Error> {
@@ -70,7 +77,7 @@ impl Target {
         std::fs::create_dir_all(dir).map_err(failed)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(dir, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
-        Ok(Self { dir: opened, path: dir.to_owned(), name, prefix, no_preserve, entries: ENTRIES })
+        Ok(Self { dir: opened, path: dir.to_owned(), copy, prefix, no_preserve, entries: ENTRIES })
     }
 
     pub(super) fn unpack(&self, pieces: mpsc::Receiver<Vec<u8>>) -> Result<Skipped, Error> {
@@ -108,7 +115,7 @@ impl Target {
                     skipped.add(format!("symlink: {:?} -> {to:?}", shown(&name)));
                 }
                 EntryType::Directory | EntryType::Regular | EntryType::Continuous => {
-                    let place = self.place(&name)?;
+                    let place = self.place(&name, kind == EntryType::Directory)?;
                     let mut made = 0;
                     if kind == EntryType::Directory {
                         self.make_directories(&place, &mut made)
@@ -131,7 +138,7 @@ impl Target {
     }
 
     /// Where an entry goes, below the target directory.
-    fn place(&self, name: &Path) -> Result<Vec<OsString>, Error> {
+    fn place(&self, name: &Path, is_directory: bool) -> Result<Vec<OsString>, Error> {
         if name.as_os_str().len() > NAME_BYTES {
             return Err(corrupt(&format!("a name has more than {NAME_BYTES} bytes: {:?}", shown(name))));
         }
@@ -148,7 +155,11 @@ impl Target {
         let Some(rest) = names.strip_prefix(self.prefix.as_slice()) else {
             return Err(corrupt(&format!("{:?} was not asked for", shown(name))));
         };
-        Ok(self.name.iter().chain(rest).cloned().collect())
+        let copy = match &self.copy {
+            CopyName::As(copy) => Some(copy),
+            CopyName::FileAs(copy) => (rest.is_empty() && !is_directory).then_some(copy),
+        };
+        Ok(copy.into_iter().chain(rest).cloned().collect())
     }
 
     /// Adds the number of those that were not there to `made`.
@@ -279,9 +290,13 @@ mod tests {
             self.add(name, EntryType::Regular, content, "")
         }
 
-        fn unpack(self, dir: &Path, name: Option<&str>, prefix: &[&str]) -> Result<Skipped, Error> {
+        fn unpack(self, dir: &Path, copy: &str, prefix: &[&str]) -> Result<Skipped, Error> {
+            self.unpack_as(dir, CopyName::As(copy.into()), prefix)
+        }
+
+        fn unpack_as(self, dir: &Path, copy: CopyName, prefix: &[&str]) -> Result<Skipped, Error> {
             let prefix = prefix.iter().map(OsString::from).collect();
-            let target = Target::open(dir, name.map(OsString::from), prefix, false).unwrap();
+            let target = Target::open(dir, copy, prefix, false).unwrap();
             target.unpack_from(self.0.into_inner().unwrap().as_slice())
         }
     }
@@ -293,18 +308,27 @@ mod tests {
             .add("etc/app/", EntryType::Directory, "", "")
             .file("etc/app/a", "one")
             .file("./etc/app/sub/b", "two");
-        assert_eq!(archive.unpack(dir.path(), Some("copy"), &["etc", "app"]).unwrap(), Skipped::default());
+        assert_eq!(archive.unpack(dir.path(), "copy", &["etc", "app"]).unwrap(), Skipped::default());
         assert_eq!(fs::read_to_string(dir.path().join("copy/a")).unwrap(), "one");
         assert_eq!(fs::read_to_string(dir.path().join("copy/sub/b")).unwrap(), "two");
         let mode = fs::metadata(dir.path().join("copy/a")).unwrap().permissions().mode();
         assert_eq!(mode & 0o700, 0o700);
-        Archive::new()
-            .file("etc/hosts", "x")
-            .unpack(dir.path(), Some("copy"), &["etc", "hosts"])
-            .unwrap_err();
-        Archive::new().file("etc/hosts", "x").unpack(dir.path(), Some("file"), &["etc", "hosts"]).unwrap();
-        Archive::new().file("etc/hosts", "y").unpack(dir.path(), Some("file"), &["etc", "hosts"]).unwrap();
+        Archive::new().file("etc/hosts", "x").unpack(dir.path(), "copy", &["etc", "hosts"]).unwrap_err();
+        Archive::new().file("etc/hosts", "x").unpack(dir.path(), "file", &["etc", "hosts"]).unwrap();
+        Archive::new().file("etc/hosts", "y").unpack(dir.path(), "file", &["etc", "hosts"]).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join("file")).unwrap(), "y");
+    }
+
+    #[test]
+    fn an_existing_directory_gets_a_file_or_the_content_of_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = Archive::new().file("etc/hosts", "x");
+        file.unpack_as(dir.path(), CopyName::FileAs("hosts".into()), &["etc", "hosts"]).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("hosts")).unwrap(), "x");
+        let directory = Archive::new().add("etc/", EntryType::Directory, "", "").file("etc/hosts", "y");
+        directory.unpack_as(dir.path(), CopyName::FileAs("etc".into()), &["etc"]).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("hosts")).unwrap(), "y");
+        assert!(!dir.path().join("etc").exists());
     }
 
     #[test]
@@ -314,10 +338,10 @@ mod tests {
         fs::create_dir(&outside).unwrap();
         let out = outside.to_str().unwrap();
         for name in ["d/../../out/x", "../out/x", "d/..", "/etc/x", &format!("{out}/x")] {
-            let error = Archive::new().file(name, "x").unpack(&inside, Some("d"), &["d"]).unwrap_err();
+            let error = Archive::new().file(name, "x").unpack(&inside, "d", &["d"]).unwrap_err();
             assert!(matches!(error, Error::Corrupt { .. }), "{name}: {error}");
         }
-        let error = Archive::new().file("other/x", "x").unpack(&inside, Some("d"), &["d"]).unwrap_err();
+        let error = Archive::new().file("other/x", "x").unpack(&inside, "d", &["d"]).unwrap_err();
         assert_eq!(error.to_string(), "tar contents corrupted: \"other/x\" was not asked for");
         // A link in the archive is not made, so nothing is written through it.
         let archive = Archive::new()
@@ -326,7 +350,7 @@ mod tests {
             .add("d/hard", EntryType::Link, "", "/etc/passwd")
             .add("d/pipe", EntryType::Fifo, "", "")
             .add("d/disk", EntryType::Block, "", "");
-        let skipped = archive.unpack(&inside, Some("d"), &["d"]).unwrap();
+        let skipped = archive.unpack(&inside, "d", &["d"]).unwrap();
         assert_eq!(skipped.shown.len(), 4, "{skipped:?}");
         assert_eq!(skipped.shown[0], format!("symlink: \"d/link\" -> {out:?}"));
         assert!(inside.join("d/link").is_dir() && !inside.join("d/hard").exists());
@@ -334,7 +358,7 @@ mod tests {
         symlink(&outside, inside.join("d/old")).unwrap();
         symlink(outside.join("y"), inside.join("d/file")).unwrap();
         for name in ["d/old/x", "d/file"] {
-            let error = Archive::new().file(name, "x").unpack(&inside, Some("d"), &["d"]).unwrap_err();
+            let error = Archive::new().file(name, "x").unpack(&inside, "d", &["d"]).unwrap_err();
             assert!(matches!(error, Error::WriteFile { .. }), "{name}: {error}");
         }
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
@@ -344,7 +368,7 @@ mod tests {
     fn a_fifo_in_the_way_does_not_hold_the_copy_up() {
         let dir = tempfile::tempdir().unwrap();
         nix::unistd::mkfifo(&dir.path().join("f"), nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
-        Archive::new().file("f", "x").unpack(dir.path(), Some("f"), &["f"]).unwrap_err();
+        Archive::new().file("f", "x").unpack(dir.path(), "f", &["f"]).unwrap_err();
     }
 
     #[test]
@@ -356,11 +380,12 @@ mod tests {
         header.set_size(2 << 20);
         header.set_cksum();
         archive.0.append(&header, io::repeat(b'a').take(2 << 20)).unwrap();
-        let error = archive.file("d/x", "x").unpack(dir.path(), None, &[]).unwrap_err();
+        let error =
+            archive.file("d/x", "x").unpack_as(dir.path(), CopyName::FileAs("copy".into()), &[]).unwrap_err();
         assert!(linux::chain(&error).contains("more than 1 MiB"), "{}", linux::chain(&error));
         let links = (0..50)
             .fold(Archive::new(), |archive, n| archive.add(&format!("d/{n}"), EntryType::Symlink, "", "x"));
-        let skipped = links.unpack(dir.path(), None, &[]).unwrap();
+        let skipped = links.unpack_as(dir.path(), CopyName::FileAs("copy".into()), &[]).unwrap();
         assert_eq!((skipped.shown.len(), skipped.more), (WARNINGS, 30));
         let directories = ["d", "d/e", "d/e/f", "d/e/f/g"];
         let four = || {
@@ -375,7 +400,8 @@ mod tests {
             (Archive::new().file("a/b/c/d", "").file("x", ""), false),
         ] {
             let dir = tempfile::tempdir().unwrap();
-            let mut target = Target::open(dir.path(), None, Vec::new(), false).unwrap();
+            let mut target =
+                Target::open(dir.path(), CopyName::FileAs("copy".into()), Vec::new(), false).unwrap();
             target.entries = 4;
             let unpacked = target.unpack_from(archive.0.into_inner().unwrap().as_slice());
             assert_eq!(unpacked.is_ok(), expected, "{unpacked:?}");
@@ -392,7 +418,10 @@ mod tests {
             header.set_size(bytes);
             header.set_cksum();
             archive.0.append(&header, io::repeat(b'a').take(bytes)).unwrap();
-            let error = archive.add("a", kind, "", "").unpack(dir.path(), None, &[]).unwrap_err();
+            let error = archive
+                .add("a", kind, "", "")
+                .unpack_as(dir.path(), CopyName::FileAs("copy".into()), &[])
+                .unwrap_err();
             let said = linux::chain(&error);
             assert!(said.len() < 500 && said.contains(&"a".repeat(200)), "{said}");
             assert_eq!(said.contains("more than 4096 bytes"), bytes > 4096, "{said}");
@@ -415,7 +444,7 @@ mod tests {
         gnu.set_real_size(1 << 62);
         header.set_cksum();
         archive.0.append(&header, io::empty()).unwrap();
-        let error = archive.unpack(dir.path(), None, &[]).unwrap_err();
+        let error = archive.unpack_as(dir.path(), CopyName::FileAs("copy".into()), &[]).unwrap_err();
         assert_eq!(
             error.to_string(),
             "tar contents corrupted: \"d/s\" is a sparse file, which cp does not copy"
