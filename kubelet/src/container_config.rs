@@ -19,7 +19,7 @@ use crate::objects::{
 use crate::pod_cgroup::Hierarchies;
 use crate::pod_fields::PodFacts;
 use crate::pod_names::{self, PodNames};
-use crate::standalone::store::Store;
+use crate::store::Store;
 use crate::volumes::{MountedVolumes, SubPath};
 use crate::{dns, huge_pages, resources};
 

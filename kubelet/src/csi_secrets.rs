@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use crate::objects::SecretReference;
-use crate::standalone::store::Store;
+use crate::store::Store;
 
 /// Prefix of parameters for Kubernetes' parts, which a driver does not get.
 pub(crate) const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";

@@ -31,7 +31,7 @@ use crate::objects::{EventType, ObjectRef};
 use crate::plugins::Plugins;
 use crate::pod_cgroup::Hierarchies;
 use crate::sink::Sinks;
-use crate::standalone::store::{Store, UNREADABLE_RECORD};
+use crate::store::{Store, UNREADABLE_RECORD};
 use crate::volumes::Volumes;
 use crate::worker::{FileWork, Starts, Tools, host_ip};
 use workers::Workers;

@@ -9,7 +9,7 @@ use crate::expansion::expand;
 use crate::objects::{Container, EnvFromSource, EnvVarSource, KeySelector, Kind, Pod};
 use crate::pod_fields::{self, PodFacts};
 use crate::resources::node_capacity;
-use crate::standalone::store::Store;
+use crate::store::Store;
 
 /// The kernel's limit for one string (MAX_ARG_STRLEN, without the terminating NUL).
 const MAX_TEXT_BYTES: usize = (128 << 10) - 1;
@@ -273,7 +273,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let store = Store::open(root.path(), "node").unwrap();
         for object in crate::manifest::parse(OBJECTS.as_bytes(), "test.yaml").manifests {
-            store.apply(object.described(), crate::standalone::store::Source::Api).unwrap();
+            store.apply(object.described(), crate::store::Source::Api).unwrap();
         }
         let pod: Pod = serde_json::from_value(serde_json::json!({
             "apiVersion": "v1", "kind": "Pod",

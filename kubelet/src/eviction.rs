@@ -26,7 +26,7 @@ use tokio::time::{Instant, timeout};
 use crate::critical::is_critical;
 use crate::objects::{EventType, Object, Pod, PodPhase};
 use crate::pressure::{NodePressure, PressureLimits};
-use crate::standalone::store::EVICTED;
+use crate::store::EVICTED;
 use crate::worker::Tools;
 use garbage::Garbage;
 pub use garbage::ImageGc;

@@ -14,7 +14,7 @@
 //!   depend on the sources of objects or the readers of status.
 //! - `source` (where objects come from) and `sink` (where status and events go).
 //! - `manifest`: parses text to objects.
-//! - `standalone::store`: the objects, in memory and on disk.
+//! - `store`: the objects, in memory and on disk.
 //! - `plan` and `status`: decisions without I/O, from an object and the runtime's state of it.
 //! - `objects`: the types of the Kubernetes API. They use no other module.
 
@@ -67,6 +67,7 @@ mod sockets;
 pub mod source;
 pub mod standalone;
 mod status;
+pub mod store;
 mod unix_channel;
 mod volumes;
 mod worker;

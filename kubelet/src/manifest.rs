@@ -26,7 +26,7 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 
 use crate::objects::{DEFAULT_NAMESPACE, Document, Kind};
-use crate::standalone::store::{AnyObject, Described};
+use crate::store::{AnyObject, Described};
 use fields::Judgement;
 pub use fields::{FIELD_TABLE, FieldRule, Verdict};
 use limits::{DOCUMENTS, Deadline};

@@ -270,7 +270,7 @@ mod tests {
     #[tokio::test]
     async fn a_decision_wakes_the_worker_and_a_start_begins_the_other_probes() {
         let dir = tempfile::tempdir().unwrap();
-        let store = crate::standalone::store::Store::open(dir.path(), "node").unwrap();
+        let store = crate::store::Store::open(dir.path(), "node").unwrap();
         let open = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let [open_port, closed_port] = [&open, &closed].map(|l| l.local_addr().unwrap().port());

@@ -23,7 +23,7 @@ use crate::sink::Sinks;
 use crate::source::{self, DirectorySource, ObjectSource};
 use crate::standalone::api::{self, Api, ClientSocket, Stopping};
 use crate::standalone::provisioner::Provisioner;
-use crate::standalone::store::{self, Store};
+use crate::store::{self, Store};
 use crate::unix_channel;
 
 /// The time limit for open client calls and sources at shutdown.

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::objects::{EventType, ObjectRef, PodStatus};
-use crate::standalone::store::Store;
+use crate::store::Store;
 
 /// The store is a sink; an API server could be another.
 ///

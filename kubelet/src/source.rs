@@ -4,8 +4,8 @@
 //! [`Store::withdraw`] for one that it no longer describes. The engine follows the store and does
 //! not depend on sources; `run` chooses them.
 //!
-//! [`Store::apply`]: crate::standalone::store::Store::apply
-//! [`Store::withdraw`]: crate::standalone::store::Store::withdraw
+//! [`Store::apply`]: crate::store::Store::apply
+//! [`Store::withdraw`]: crate::store::Store::withdraw
 
 mod manifests;
 

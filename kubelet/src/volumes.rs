@@ -55,7 +55,7 @@ use crate::objects::{EventType, FsGroupChangePolicy, Object, PersistentVolume, P
 use crate::plugins::Plugins;
 use crate::pod_fields::Capacity;
 use crate::sink::Sinks;
-use crate::standalone::store::Store;
+use crate::store::Store;
 use configuration::{ConfigurationVolumes, Target};
 use csi_mount::CsiMount;
 use device::{Device, DeviceKey, Devices, Stage};

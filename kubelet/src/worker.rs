@@ -458,7 +458,7 @@ mod tests {
     use crate::plugins::Plugins;
     use crate::pod_cgroup::Hierarchies;
     use crate::sink::Sinks;
-    use crate::standalone::store::{EVICTED, Source, Store};
+    use crate::store::{EVICTED, Source, Store};
     use crate::volumes::Volumes;
 
     /// The worker of a pod whose volume waits for a Secret.

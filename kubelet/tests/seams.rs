@@ -14,7 +14,7 @@ use kubelet::node::Node;
 use kubelet::objects::{EventType, ObjectRef, PodStatus};
 use kubelet::sink::{Sinks, StatusSink};
 use kubelet::source::{ObjectSource, Task};
-use kubelet::standalone::store::{Source, Store};
+use kubelet::store::{Source, Store};
 use tokio::sync::mpsc;
 
 /// A server's watch event for one pod.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kubelet::source::{Config, DirectorySource, ObjectSource};
-use kubelet::standalone::store::Store;
+use kubelet::store::Store;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \

@@ -4,7 +4,7 @@
 
 use kubelet::manifest;
 use kubelet::objects::{ClaimPhase, EventType, Kind, Object, PodPhase, PodStatus};
-use kubelet::standalone::store::{Described, Outcome, Source, Store};
+use kubelet::store::{Described, Outcome, Source, Store};
 
 const CLAIM: &str = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec:\n  \
                      accessModes: [ReadWriteMany]\n  resources: {requests: {storage: 1Gi}}\n";

@@ -418,6 +418,7 @@ const RULES: [Rule; 15] = [
             "sink",
             "manifest",
             "standalone",
+            "store",
             "plan",
             "status",
         ],
@@ -438,11 +439,12 @@ const RULES: [Rule; 15] = [
             "sink",
             "manifest",
             "standalone",
+            "store",
         ],
     },
     Rule {
         package: "kubelet",
-        modules: &["standalone::store"],
+        modules: &["store"],
         must_not_use: &[
             "cli",
             "run",

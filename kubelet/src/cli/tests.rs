@@ -23,7 +23,7 @@ use crate::objects::{
 use crate::sink::Sinks;
 use crate::source::ObjectSource;
 use crate::standalone::api::{self, Api, ClientSocket, Stopping};
-use crate::standalone::store::{Source, Store};
+use crate::store::{Source, Store};
 
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  containers:\n  - name: c\n    \
                    image: demo:1\n  overhead: {cpu: 1m}\n";

@@ -2,7 +2,7 @@ use proto::cri::security_profile::ProfileType;
 use serde_json::json;
 
 use super::*;
-use crate::standalone::store::Store;
+use crate::store::Store;
 use crate::volumes::Mounted;
 
 /// A pod of which every field that the runtime gets asks for something.

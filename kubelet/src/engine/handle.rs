@@ -17,7 +17,7 @@ use crate::objects::{ContainerState, ContainerStatus, EventType, Object, Pod, Po
 use crate::pressure::NodePressure;
 use crate::runtime_health::RuntimeHealth;
 use crate::sink::Sinks;
-use crate::standalone::store::{self, Store};
+use crate::store::{self, Store};
 use crate::volumes::Volumes;
 use crate::worker::Tools;
 

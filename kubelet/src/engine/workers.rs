@@ -9,7 +9,7 @@ use tracing::{error, info};
 
 use super::events::ContainerEvent;
 use crate::objects::{ContainerState, Kind, ObjectRef, Pod};
-use crate::standalone::store::{Change, Store};
+use crate::store::{Change, Store};
 use crate::worker::{Tools, Worker, tear_down_orphan};
 
 /// A container whose configuration is incomplete.

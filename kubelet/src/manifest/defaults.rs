@@ -1,7 +1,7 @@
 //! What Kubernetes' API server fills in, and what a manifest may not decide.
 
 use crate::objects::{Container, Object, Pod};
-use crate::standalone::store::AnyObject;
+use crate::store::AnyObject;
 
 /// `namespace`: of an object that names none.
 pub(super) fn fill(object: &mut AnyObject, namespace: &str) {

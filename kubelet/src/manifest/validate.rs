@@ -12,7 +12,7 @@ mod storage;
 
 use super::path::FieldPath;
 use crate::objects::{Container, ObjectMeta, PodSpec, Resources};
-use crate::standalone::store::AnyObject;
+use crate::store::AnyObject;
 
 /// Keys and values of one object's labels or annotations together (apimachinery, `TotalAnnotationSizeLimitB`).
 const MAX_MAP_BYTES: usize = 256 * 1024;

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use super::{ObjectSource, Task};
 use crate::manifest::TIME;
 use crate::objects::{EventType, ObjectRef};
-use crate::standalone::store::{self, Source, Store};
+use crate::store::{self, Source, Store};
 use directory::{Directory, Files};
 use plan::{Finding, Names, Plan};
 use seen::Fingerprint;

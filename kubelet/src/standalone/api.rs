@@ -31,7 +31,7 @@ use crate::manifest::FILE_BYTES;
 use crate::objects::{Kind, UnknownKind};
 use crate::sockets;
 use crate::source::{ObjectSource, Task};
-use crate::standalone::store::{self, Store};
+use crate::store::{self, Store};
 
 /// What a request carries beside the documents.
 const AROUND_DOCUMENTS: usize = 64 << 10;

@@ -30,7 +30,7 @@ use crate::objects::{
     EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim, Pod, VolumeSource,
 };
 use crate::plugins::Plugins;
-use crate::standalone::store::{Change, Store};
+use crate::store::{Change, Store};
 use crate::volumes::Volumes;
 use binding::Decision;
 

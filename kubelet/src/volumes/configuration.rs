@@ -31,7 +31,7 @@ use super::{Shared, Volumes, files};
 use crate::backoff::Backoff;
 use crate::objects::{Kind, Pod, Volume, VolumeSource};
 use crate::pod_fields::Capacity;
-use crate::standalone::store::{Change, Store};
+use crate::store::{Change, Store};
 
 /// As an emptyDir's: containers see these volumes read-only.
 const ROOT_MODE: u32 = 0o777;
@@ -350,7 +350,7 @@ mod tests {
 
     use super::*;
     use crate::manifest;
-    use crate::standalone::store::Source as Origin;
+    use crate::store::Source as Origin;
 
     fn apply(store: &Store, text: &str) {
         for object in manifest::parse(text.as_bytes(), "test.yaml").manifests {

@@ -17,7 +17,7 @@ use crate::csi_secrets::Secrets;
 use crate::objects::{
     AccessMode, CsiDriver, CsiVolumeSource, FsGroupPolicy, PersistentVolume, Pod, SecretReference,
 };
-use crate::standalone::store::Store;
+use crate::store::Store;
 
 /// The inputs of one mount; owned, since it runs in its own task.
 #[derive(Debug)]

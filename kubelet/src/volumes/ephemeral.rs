@@ -6,7 +6,7 @@ use crate::objects::{
     ClaimTemplate, Kind, Object, ObjectMeta, OwnerReference, PersistentVolumeClaim,
     PersistentVolumeClaimStatus, Pod, new_uid, now,
 };
-use crate::standalone::store::Store;
+use crate::store::Store;
 
 /// Makes the pod's claim `name`, if there is none yet. A claim of this name that was not made for
 /// this pod is not its own.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::called_as::called_as;
 use crate::objects::Kind;
-use crate::standalone::store;
+use crate::store;
 use crate::{csi, csi_secrets};
 
 /// A failed volume operation. All errors but [`Error::Unsupported`] are retried.

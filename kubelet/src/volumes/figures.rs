@@ -291,7 +291,7 @@ mod tests {
     use super::*;
     use crate::plugins::Plugins;
     use crate::sink::Sinks;
-    use crate::standalone::store::{Source, Store};
+    use crate::store::{Source, Store};
     use crate::volumes::host_paths::mount_silent;
 
     #[test]

@@ -138,7 +138,7 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_a_pod_stops_its_walks_and_not_those_of_the_next_pod() {
         let dir = tempfile::tempdir().unwrap();
-        let store = crate::standalone::store::Store::open(dir.path(), "node").unwrap();
+        let store = crate::store::Store::open(dir.path(), "node").unwrap();
         let sinks = crate::sink::Sinks::new(store.clone(), Vec::new());
         let volumes = Volumes::new(dir.path(), store, sinks, crate::plugins::Plugins::new());
         let is_set = |stop: &Stop| stop.is_set.load(Ordering::Relaxed);

@@ -11,7 +11,7 @@ use crate::objects::{
     SecretVolume,
 };
 use crate::pod_fields::{self, Capacity};
-use crate::standalone::store::Store;
+use crate::store::Store;
 
 /// The contents of one volume. kubelet has no such limit; a projected volume may name any number of
 /// objects of 1 MiB each, and most of these volumes are in memory.
@@ -205,7 +205,7 @@ mod tests {
 
     use super::*;
     use crate::manifest;
-    use crate::standalone::store;
+    use crate::store;
 
     fn pod() -> Pod {
         from_value(json!({

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::device::DeviceKey;
 use super::error::Error;
 use crate::objects::{ClaimPhase, PersistentVolume, PersistentVolumeClaim, Pod};
-use crate::standalone::store::Store;
+use crate::store::Store;
 
 /// A bound, mountable volume.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use super::error::Error;
 use crate::backoff::Backoff;
 use crate::objects::Kind;
 use crate::plugins::Plugins;
-use crate::standalone::store::{Change, Store};
+use crate::store::{Change, Store};
 
 /// The usual duration of provisioning, binding, and a driver's start.
 const USUAL_TIME: Duration = Duration::from_secs(2);

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::layout::{self, PublishData, StageData};
 use super::{Error, Shared};
 use crate::objects::{EventType, ObjectRef};
-use crate::standalone::store::UNREADABLE_RECORD;
+use crate::store::UNREADABLE_RECORD;
 
 impl Shared {
     /// [`layout::read_vol_data`] of a pod's volume; rewrites an unreadable file.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Worker;
 use crate::objects::{EventType, Time};
 use crate::observed::{Observed, time};
-use crate::standalone::store::DEADLINE_EXCEEDED;
+use crate::store::DEADLINE_EXCEEDED;
 
 const MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 

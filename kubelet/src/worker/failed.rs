@@ -11,7 +11,7 @@ use crate::backoff::Backoff;
 use crate::objects::{EventType, Object};
 use crate::observed::Observed;
 use crate::plan::{self, Action};
-use crate::standalone::store::EVICTED;
+use crate::store::EVICTED;
 
 /// kubelet's grace period for pods over their limits.
 const GRACE: Duration = Duration::from_secs(1);

@@ -18,7 +18,7 @@ use crate::objects::{ObjectMeta, Pod, QosClass};
 use crate::pod_cgroup::{self, Hierarchies, Limits, shares};
 use crate::resources;
 use crate::sink::Sinks;
-use crate::standalone::store::Store;
+use crate::store::Store;
 use crate::volumes::Volumes;
 
 #[derive(Debug)]

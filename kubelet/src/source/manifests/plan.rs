@@ -9,7 +9,7 @@ use super::Scope;
 use super::directory::Files;
 use crate::manifest::Manifest;
 use crate::objects::Kind;
-use crate::standalone::store::{AnyObject, Declaration, Declared};
+use crate::store::{AnyObject, Declaration, Declared};
 
 /// The result of one scan.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use proto::kubelet::{ApplyRequest, ApplyResponse, ObjectKey, apply_response};
 use super::Error;
 use crate::manifest::{self, Manifest, Reading, UnknownFields};
 use crate::objects::EventType;
-use crate::standalone::store::{Outcome, Source, Store};
+use crate::store::{Outcome, Source, Store};
 
 /// Each object on its own: one that is refused does not keep the others from being applied.
 pub(super) fn apply(store: &Store, request: &ApplyRequest) -> Result<ApplyResponse, Error> {

@@ -11,7 +11,7 @@ use super::get::plural;
 use crate::engine::Handle;
 use crate::objects::Kind;
 use crate::standalone::provisioner::users_of_claim;
-use crate::standalone::store::{Change, Store};
+use crate::store::{Change, Store};
 
 type Answers = mpsc::Sender<Result<DeleteProgress, Error>>;
 

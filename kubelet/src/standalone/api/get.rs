@@ -9,7 +9,7 @@ use super::Error;
 use crate::engine::Handle;
 use crate::huge_pages;
 use crate::objects::{Kind, Object, ObjectMeta, Quantity};
-use crate::standalone::store::Store;
+use crate::store::Store;
 use crate::worker::host_ip;
 
 /// An object as the store has it. A changed one is another allocation, as long as this is held.

@@ -19,7 +19,7 @@ use tokio_stream::StreamExt;
 use super::Error;
 use crate::engine::{ContainerLog, Handle};
 use crate::objects::ContainerState;
-use crate::standalone::store::Store;
+use crate::store::Store;
 use lines::Lines;
 use rotated::{FileId, Position};
 

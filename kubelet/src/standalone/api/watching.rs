@@ -18,7 +18,7 @@ use super::get::{self, Found};
 use super::{Api, Error, Stopping};
 use crate::engine::Handle;
 use crate::objects::Kind;
-use crate::standalone::store::{Change, Store};
+use crate::store::{Change, Store};
 
 type Answers = mpsc::Sender<Result<WatchEvent, Error>>;
 

@@ -10,7 +10,7 @@ use crate::objects::{
     ClaimPhase, EventType, ObjectRef, PersistentVolume, PersistentVolumeClaim, Quantity, StorageClass,
     VolumeBindingMode, VolumePhase,
 };
-use crate::standalone::store::Store;
+use crate::store::Store;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Decision {

@@ -12,7 +12,7 @@ use crate::objects::{
     PersistentVolumeSpec, Quantity, SecretReference, StorageClass, VolumePhase, new_uid, now,
 };
 use crate::plugins::Plugins;
-use crate::standalone::store::{BindError, Store, VOLUME_BEING_CREATED, name_of_new_volume};
+use crate::store::{BindError, Store, VOLUME_BEING_CREATED, name_of_new_volume};
 use crate::volumes::capabilities_of_claim;
 
 pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";

@@ -11,7 +11,7 @@ use crate::objects::{
     ClaimCondition, ClaimPhase, ConditionStatus, EventType, Object, PersistentVolume, PersistentVolumeClaim,
     Quantity, Resources, now,
 };
-use crate::standalone::store::{self, Store};
+use crate::store::{self, Store};
 use crate::volumes::{FILE_SYSTEM_PENDING, Volumes, capability_of_volume};
 
 const RESIZING: &str = "Resizing";

@@ -14,7 +14,7 @@ use crate::objects::{
     VolumePhase,
 };
 use crate::plugins::Plugins;
-use crate::standalone::store::{self, Store};
+use crate::store::{self, Store};
 use crate::volumes::Volumes;
 
 /// The pods that name the claim, and those that have its volume mounted.

@@ -17,7 +17,7 @@ use crate::objects::{
     VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, VolumeSnapshotContentSource,
     VolumeSnapshotContentSpec, VolumeSnapshotContentStatus, VolumeSnapshotStatus, new_uid, now,
 };
-use crate::standalone::store::{self, CLASS_PARAMETERS, Store};
+use crate::store::{self, CLASS_PARAMETERS, Store};
 
 /// The Secret of DeleteSnapshot: the class may be gone by then.
 const DELETION_SECRET_NAME: &str = "snapshot.storage.kubernetes.io/deletion-secret-name";

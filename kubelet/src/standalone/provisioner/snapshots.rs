@@ -14,7 +14,7 @@ use super::{Failure, Provisioner, snapshot_calls};
 use crate::objects::{
     ClaimPhase, EventType, Object, ReclaimPolicy, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
 };
-use crate::standalone::store::Store;
+use crate::store::Store;
 use tokio::time::Instant;
 
 #[derive(Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use crate::objects::{
     ClaimPhase, CsiVolumeSource, PersistentVolumeClaim, Quantity, StorageClass, VolumeSnapshot,
     VolumeSnapshotContent,
 };
-use crate::standalone::store::{Store, VOLUME_BEING_CREATED};
+use crate::store::{Store, VOLUME_BEING_CREATED};
 
 /// What a volume is made from, by the driver's id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

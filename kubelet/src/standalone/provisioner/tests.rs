@@ -19,7 +19,7 @@ use crate::manifest;
 use crate::objects::{ClaimPhase, PersistentVolumeClaim, Pod, VolumePhase, VolumeSnapshot};
 use crate::plugins::Plugins;
 use crate::sink::Sinks;
-use crate::standalone::store::{Source, Store, VOLUME_BEING_CREATED};
+use crate::store::{Source, Store, VOLUME_BEING_CREATED};
 use crate::volumes::Volumes;
 
 const DRIVER: &str = "csi.example.com";

@@ -290,7 +290,7 @@ mod tests {
     use tokio::sync::broadcast::error::TryRecvError;
 
     use super::*;
-    use crate::standalone::store::desired::Mergeable;
+    use crate::store::desired::Mergeable;
 
     fn claim(name: &str) -> PersistentVolumeClaim {
         serde_json::from_value(serde_json::json!({
