@@ -1,5 +1,7 @@
 //! Exponential back-off as plain data; the caller sleeps.
 
+pub(crate) mod keyed;
+
 use std::time::Duration;
 
 /// Doubles from `initial` to `max`.

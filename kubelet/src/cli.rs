@@ -106,9 +106,9 @@ pub enum Error {
         source: io::Error,
     },
     #[error(transparent)]
-    Selector(crate::selectors::UnknownField),
+    Selector(crate::command_line::selectors::UnknownField),
     #[error("error executing jsonpath")]
-    Template(#[source] crate::jsonpath::Error),
+    Template(#[source] crate::command_line::jsonpath::Error),
     /// kubectl's words.
     #[error("timed out waiting for the condition on {subject}")]
     TimedOut { subject: String },

@@ -9,16 +9,17 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
-use crate::called_as::called_as;
-use crate::selectors::{FieldSelector, LabelSelector};
-use crate::{durations, sockets};
+use crate::command_line::called_as::called_as;
+use crate::command_line::durations;
+use crate::command_line::selectors::{FieldSelector, LabelSelector};
+use crate::node::sockets;
 pub use keyboard::{
     CompletionArgs, CopyArgs, CopyPlace, EventsArgs, LogsArgs, Shell, Since, Top, TopArgs, WaitArgs, WaitFor,
 };
 pub use output::{Column, OutputFormat};
 
 pub use self::endpoints::{EndpointArgs, TlsListener};
-use crate::pressure::{GracePeriods, PressureLimits, Thresholds};
+use crate::capacity::pressure::{GracePeriods, PressureLimits, Thresholds};
 
 /// Pods with volumes on one machine, without a cluster.
 ///

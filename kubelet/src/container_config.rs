@@ -1,5 +1,9 @@
 //! Converts a pod to CRI: the sandbox's configuration and each container's.
 
+pub(crate) mod dns;
+pub(crate) mod environment;
+pub(crate) mod etc_hosts;
+pub(crate) mod expansion;
 mod security;
 
 use std::collections::{BTreeMap, HashMap};
@@ -8,20 +12,21 @@ use std::path::{Path, PathBuf};
 use proto::{cri, signals};
 use sha2::{Digest, Sha256};
 
-use crate::cri::{
+use crate::clients::cri::{
     CONTAINER_NAME_LABEL, IMAGE_ANNOTATION, POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL,
 };
-use crate::environment::{self, Environment, Origins};
+use crate::logs::{log_directory, log_path};
 use crate::objects::{
     Container, ContainerPort, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodDnsConfig, RecursiveReadOnly,
     TerminationMessagePolicy,
 };
-use crate::pod_cgroup::Hierarchies;
-use crate::pod_fields::PodFacts;
-use crate::pod_names::{self, PodNames};
+use crate::pod::cgroup::Hierarchies;
+use crate::pod::fields::PodFacts;
+use crate::pod::names::{self, PodNames};
+use crate::pod::{huge_pages, resources};
 use crate::store::Store;
 use crate::volumes::{MountedVolumes, SubPath};
-use crate::{dns, huge_pages, resources};
+use environment::{Environment, Origins};
 
 /// Names the kubelet that owns a sandbox, where several share a runtime.
 pub(crate) const ROOT_DIR_ANNOTATION: &str = "hawser.dev/root-dir";
@@ -35,7 +40,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Environment(#[from] environment::Error),
     #[error(transparent)]
-    Hostname(#[from] pod_names::TooLong),
+    Hostname(#[from] names::TooLong),
     #[error("volumeMounts {volume}: the pod has no such volume")]
     NoVolume { volume: String },
     #[error("volumeMounts {volume}: mountPropagation Bidirectional is only for privileged containers")]
@@ -93,15 +98,6 @@ pub(crate) struct Instance<'a> {
     /// The kubelet's own file, mounted into the container.
     pub(crate) etc_hosts: &'a Path,
     pub(crate) termination_log: &'a Path,
-}
-
-pub(crate) fn log_directory(log_dir: &Path, pod: &ObjectMeta) -> PathBuf {
-    log_dir.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid))
-}
-
-/// Below the pod's log directory.
-pub(crate) fn log_path(container: &str, restart_count: u32) -> String {
-    format!("{container}/{restart_count}.log")
 }
 
 pub(crate) fn sandbox(pod: &Pod, attempt: u32, node: Node<'_>) -> Result<cri::PodSandboxConfig, Error> {

@@ -1,16 +1,20 @@
 //! The engine: makes the machine match the store.
 //!
-//! It starts the embedded runtime, watches for drivers, provisions claims, and runs one worker per
-//! pod. It makes no decisions about a pod: it only gives each pod a worker and wakes that worker.
+//! It starts the embedded runtime, watches for drivers, rotates logs, keeps the node from running out
+//! of disk, memory and processes, and runs one worker per pod. It makes no decisions about a pod: it only gives each pod a worker and wakes that worker.
 //!
 //! Stopping the engine leaves pods running. The runtime's lists and the volumes' files hold all
 //! state that a worker needs, and the next engine reads it there. Only [`Handle::stop_pods`] stops
 //! pods.
 
+pub mod eviction;
+pub mod log_rotation;
+
 mod events;
 mod handle;
 mod orphans;
 mod preload;
+mod runtime_health;
 mod runtime_process;
 mod workers;
 
@@ -22,14 +26,12 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use crate::admission::{Admission, Capacity};
-use crate::cri::{Abilities, Cri};
-use crate::eviction;
-use crate::logs;
+use crate::capacity::admission::{Admission, Capacity};
+use crate::clients::cri::{Abilities, Cri};
+use crate::clients::plugins::Plugins;
 use crate::node::Node;
 use crate::objects::{EventType, ObjectRef};
-use crate::plugins::Plugins;
-use crate::pod_cgroup::Hierarchies;
+use crate::pod::cgroup::Hierarchies;
 use crate::sink::Sinks;
 use crate::store::{Store, UNREADABLE_RECORD};
 use crate::volumes::Volumes;
@@ -54,14 +56,14 @@ pub enum Error {
     Runtime {
         socket: PathBuf,
         #[source]
-        source: crate::cri::Error,
+        source: crate::clients::cri::Error,
     },
     #[error("embedded container runtime")]
     Embedded(#[source] runtime::Error),
     #[error("embedded container runtime ended")]
     EmbeddedEnded,
     #[error(transparent)]
-    Cgroup(crate::pod_cgroup::Error),
+    Cgroup(crate::pod::cgroup::Error),
     #[error("reconstruct volumes")]
     Reconstruct(#[source] crate::volumes::Error),
 }
@@ -83,9 +85,9 @@ pub struct Config {
     pub pod_pids_limit: Option<i64>,
     /// RuntimeDefault for pods without a seccomp profile.
     pub seccomp_default: bool,
-    pub logs: crate::logs::Limits,
-    pub image_gc: crate::eviction::ImageGc,
-    pub pressure: crate::pressure::PressureLimits,
+    pub logs: log_rotation::Limits,
+    pub image_gc: eviction::ImageGc,
+    pub pressure: crate::capacity::pressure::PressureLimits,
 }
 
 /// An engine that is ready to run.
@@ -151,7 +153,7 @@ impl Engine {
 
         self.preload(&cri, &mut background);
         let tools = Arc::new(self.tools(cri.clone(), runtime_name, &abilities)?);
-        background.spawn(never_ends(logs::keep_rotating(Arc::clone(&tools), self.config.logs)));
+        background.spawn(never_ends(log_rotation::keep_rotating(Arc::clone(&tools), self.config.logs)));
         background.spawn(never_ends(eviction::watch_limits(Arc::clone(&tools))));
         let limits = std::mem::take(&mut self.config.pressure);
         let pressure = self.handle.pressure().clone();

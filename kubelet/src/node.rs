@@ -1,6 +1,9 @@
 //! The node's root directory: kubelet's layout, a shared mount for mount propagation, and the lock
 //! that excludes a second kubelet.
 
+pub(crate) mod machine;
+pub(crate) mod sockets;
+
 mod own_mount;
 
 use std::fs::DirBuilder;

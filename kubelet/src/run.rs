@@ -1,5 +1,7 @@
 //! `hawser-kubelet run`: starts and stops the daemon's parts.
 
+mod memory;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,13 +12,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admission::Capacity;
+use crate::capacity::admission::Capacity;
+use crate::clients::unix_channel;
 use crate::config::{RootDir, RunArgs, http_socket_in, socket_in};
 use crate::endpoints::{self, Endpoints};
+use crate::engine::eviction::ImageGc;
+use crate::engine::log_rotation;
 use crate::engine::{self, EmbeddedRuntime, RuntimeEndpoint};
-use crate::eviction::ImageGc;
-use crate::logs;
-use crate::memory;
 use crate::node::{self, Node};
 use crate::objects::Kind;
 use crate::sink::Sinks;
@@ -24,7 +26,6 @@ use crate::source::{self, DirectorySource, ObjectSource};
 use crate::standalone::api::{self, Api, ClientSocket, Stopping};
 use crate::standalone::provisioner::Provisioner;
 use crate::store::{self, Store};
-use crate::unix_channel;
 
 /// The time limit for open client calls and sources at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -203,7 +204,7 @@ fn engine_config(args: &RunArgs, node: Node, node_name: String) -> Result<engine
         seccomp_default: args.seccomp_default,
         max_pods: args.max_pods,
         pod_pids_limit: (args.pod_pids_limit > 0).then(|| args.pod_pids_limit.into()),
-        logs: logs::Limits {
+        logs: log_rotation::Limits {
             max_size: args.container_log_max_size,
             max_files: args.container_log_max_files.into(),
         },

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{broadcast, watch};
 
-use crate::admission::Capacity;
+use crate::capacity::admission::Capacity;
 use crate::objects::{
     ConfigMap, CsiDriver, Document, Event, EventType, Kind, Object, ObjectRef, PersistentVolume,
     PersistentVolumeClaim, Secret, StorageClass, VolumePhase, VolumeSnapshot, VolumeSnapshotClass,

@@ -48,12 +48,12 @@ pub(crate) use expand::FILE_SYSTEM_PENDING;
 pub(crate) use figures::{Figures, Space, VolumeFigures};
 pub(crate) use sub_paths::SubPath;
 
-use crate::called_as::called_as;
-use crate::critical::serves_volumes;
-use crate::csi::Driver;
+use crate::capacity::critical::serves_volumes;
+use crate::clients::csi::Driver;
+use crate::clients::plugins::Plugins;
+use crate::command_line::called_as::called_as;
 use crate::objects::{EventType, FsGroupChangePolicy, Object, PersistentVolume, Pod, Volume, VolumeSource};
-use crate::plugins::Plugins;
-use crate::pod_fields::Capacity;
+use crate::pod::fields::Capacity;
 use crate::sink::Sinks;
 use crate::store::Store;
 use configuration::{ConfigurationVolumes, Target};
@@ -361,7 +361,7 @@ impl Shared {
     }
 
     fn capacity(&self) -> Capacity {
-        crate::resources::node_capacity(self.layout.root())
+        crate::pod::resources::node_capacity(self.layout.root())
     }
 
     fn is_stopping(&self, uid: &str) -> bool {

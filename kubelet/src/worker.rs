@@ -6,12 +6,16 @@
 //! for each other: a mount pod starts while the worker of the pod that needs it waits for its
 //! volume.
 
+mod container_ids;
 mod deadline;
+mod enforced_limits;
 mod failed;
 mod hooks;
 mod images;
 mod messages;
 mod own_files;
+mod probes;
+mod pull_secrets;
 mod replaced;
 mod resize;
 mod stop;
@@ -28,22 +32,21 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tracing::warn;
 
-use crate::admission::{Admitted, Rejection, Room};
 use crate::backoff::Backoff;
-use crate::critical::is_critical;
-use crate::enforced_limits;
-use crate::keyed_backoff::KeyedBackoff;
+use crate::backoff::keyed::KeyedBackoff;
+use crate::capacity::admission::{Admitted, Rejection, Room};
+use crate::capacity::critical::is_critical;
+use crate::capacity::preemption::{self, PREEMPTING};
 use crate::objects::{EventType, Object, Pod, PodCondition, PodStatus, RestartPolicy, Time};
-use crate::observed::Observed;
-use crate::plan::{self, Cause, Situation, Target};
-use crate::preemption::{self, PREEMPTING};
-use crate::probe_results::ProbeResults;
-use crate::probes::{Asking, Probes};
-use crate::resources;
-use crate::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
+use crate::pod::resources;
+use crate::pod_state::observed::Observed;
+use crate::pod_state::plan::{self, Cause, Situation, Target};
+use crate::pod_state::probe_results::ProbeResults;
+use crate::pod_state::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
 use hooks::Call;
 use messages::Messages;
+use probes::{Asking, Probes};
 use stop::{PreStop, PreStopped, Stopping};
 use tools::IsSlow;
 
@@ -213,7 +216,7 @@ impl Worker {
     }
 
     /// What the runtime and the kernel say about the pod.
-    async fn observe(&self) -> crate::cri::Result<Observed> {
+    async fn observe(&self) -> crate::clients::cri::Result<Observed> {
         let mut observed = Observed::of(&self.tools.cri, self.uid()).await?;
         let group = resources::cgroup_path(&self.tools.cgroup_root, &self.pod);
         enforced_limits::fill(&mut observed, &self.pod, &group);
@@ -401,7 +404,7 @@ impl Worker {
         &self,
         targets: &[Target],
         grace: Duration,
-    ) -> impl Future<Output = crate::cri::Result<()>> + use<> {
+    ) -> impl Future<Output = crate::clients::cri::Result<()>> + use<> {
         let mut all = Vec::new();
         for target in targets {
             let container = self.pod.spec.container_named(&target.name);
@@ -452,11 +455,11 @@ pub(crate) async fn has_ended(tools: &Tools, pod: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::{Admission, Capacity};
-    use crate::cri::Cri;
+    use crate::capacity::admission::{Admission, Capacity};
+    use crate::clients::cri::Cri;
+    use crate::clients::plugins::Plugins;
     use crate::objects::PodPhase;
-    use crate::plugins::Plugins;
-    use crate::pod_cgroup::Hierarchies;
+    use crate::pod::cgroup::Hierarchies;
     use crate::sink::Sinks;
     use crate::store::{EVICTED, Source, Store};
     use crate::volumes::Volumes;
@@ -497,7 +500,7 @@ mod tests {
             log_dir: root.join("logs"),
             root_dir: root.to_owned(),
             starts: Starts::new(),
-            admission: Admission::new("node", capacity, crate::pressure::NodePressure::default()),
+            admission: Admission::new("node", capacity, crate::capacity::pressure::NodePressure::default()),
             file_work: FileWork::default(),
         };
         let pod = store.pods().remove(0);

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kubelet::engine::eviction::ImageGc;
 use kubelet::engine::{self, RuntimeEndpoint};
-use kubelet::eviction::ImageGc;
 use kubelet::manifest;
 use kubelet::node::Node;
 use kubelet::objects::{EventType, ObjectRef, PodStatus};
@@ -118,9 +118,9 @@ fn config(root: &Path) -> engine::Config {
         max_pods: 110,
         pod_pids_limit: None,
         seccomp_default: false,
-        logs: kubelet::logs::Limits { max_size: 1 << 20, max_files: 2 },
+        logs: kubelet::engine::log_rotation::Limits { max_size: 1 << 20, max_files: 2 },
         image_gc: ImageGc { high_percent: 100, low_percent: 100, min_age: Duration::ZERO },
-        pressure: kubelet::pressure::PressureLimits::default(),
+        pressure: kubelet::capacity::pressure::PressureLimits::default(),
     }
 }
 

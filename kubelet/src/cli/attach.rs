@@ -7,7 +7,7 @@ use rustix::termios;
 
 use super::remote_command::Session;
 use super::{Error, client, containers, kinds};
-use crate::called_as::called_as;
+use crate::command_line::called_as::called_as;
 use crate::config::{AttachArgs, ContainerArgs};
 
 /// Ends with the container, and, with `-i`, with stdin.

@@ -9,9 +9,9 @@ use serde_json::Value;
 use tonic::transport::Channel;
 
 use super::Error;
+use crate::clients::unix_channel;
 use crate::config::{RootDir, Scope, Selection};
 use crate::objects::Kind;
-use crate::unix_channel;
 
 /// Connects a client. A reply may contain all objects of the manifest directory.
 pub(super) async fn connect(root: &RootDir) -> Result<KubeletClient<Channel>, Error> {

@@ -14,8 +14,8 @@ use super::printer::{self, Printer};
 use super::tables::Style;
 use super::watch::{self, Watch};
 use super::{Error, client, kinds};
+use crate::command_line::jsonpath::{self, Template};
 use crate::config::{GetArgs, OutputFormat};
-use crate::jsonpath::{self, Template};
 use crate::objects::Kind;
 
 pub(super) async fn get(args: &GetArgs, out: &mut dyn Write) -> Result<(), Error> {

@@ -8,8 +8,8 @@ use super::printable::printable;
 use super::table::Table;
 use super::tables::{self, Style};
 use super::{Error, kinds, yaml};
+use crate::command_line::jsonpath;
 use crate::config::OutputFormat;
-use crate::jsonpath;
 use crate::objects::{Kind, now};
 
 /// Writes objects of one kind, together or one after another.

@@ -52,13 +52,13 @@ impl Fixture {
             max_pods: 110,
             pod_pids_limit: None,
             seccomp_default: false,
-            logs: crate::logs::Limits { max_size: 1 << 20, max_files: 2 },
-            image_gc: crate::eviction::ImageGc {
+            logs: crate::engine::log_rotation::Limits { max_size: 1 << 20, max_files: 2 },
+            image_gc: crate::engine::eviction::ImageGc {
                 high_percent: 100,
                 low_percent: 100,
                 min_age: Duration::ZERO,
             },
-            pressure: crate::pressure::PressureLimits::default(),
+            pressure: crate::capacity::pressure::PressureLimits::default(),
         };
         let (engine, handle) = engine::new(config, store.clone(), Sinks::new(store.clone(), Vec::new()));
         let (listener, _socket) = api::listen(&socket_in(&root)).unwrap();

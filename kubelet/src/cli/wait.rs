@@ -14,9 +14,9 @@ use tonic::transport::Channel;
 use super::failures::Failures;
 use super::watch::{self, Watch};
 use super::{Error, client, kinds};
+use crate::command_line::durations::Span;
+use crate::command_line::jsonpath;
 use crate::config::{WaitArgs, WaitFor};
-use crate::durations::Span;
-use crate::jsonpath;
 use crate::objects::Kind;
 
 /// kubectl's word for no limit.

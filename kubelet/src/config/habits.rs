@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Command};
 
-use crate::called_as::called_as;
+use crate::command_line::called_as::called_as;
 
 /// Flags that may come before the command; each takes a value.
 const EVERYWHERE: [&str; 3] = ["-n", "--namespace", "--root-dir"];

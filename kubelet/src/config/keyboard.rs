@@ -7,9 +7,9 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::{OutputFormat, RootDir, Scope, Selection};
-use crate::durations::{self, Span};
-use crate::jsonpath::Template;
-use crate::selectors::LabelSelector;
+use crate::command_line::durations::{self, Span};
+use crate::command_line::jsonpath::Template;
+use crate::command_line::selectors::LabelSelector;
 
 #[derive(Debug, Args)]
 pub struct LogsArgs {

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::jsonpath::Template;
+use crate::command_line::jsonpath::Template;
 
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]

@@ -74,7 +74,7 @@ fn the_runtime_limits_every_size_of_huge_pages() {
     let config = container_of(&pod(json!({"containers": containers})));
     let limits = config.linux.and_then(|linux| linux.resources).expect("resources").hugepage_limits;
     let limit = |page_size: &u64| if *page_size == 2 << 20 { 4 << 20 } else { 0 };
-    let expected: Vec<u64> = crate::huge_pages::pools().keys().map(limit).collect();
+    let expected: Vec<u64> = crate::pod::huge_pages::pools().keys().map(limit).collect();
     assert!(!expected.is_empty(), "this test needs a kernel with huge pages");
     assert_eq!(limits.iter().map(|limit| limit.limit).collect::<Vec<_>>(), expected);
 }

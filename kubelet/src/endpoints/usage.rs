@@ -12,9 +12,9 @@ use proto::cri;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
-use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
+use crate::clients::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
 use crate::engine::{Handle, StreamError};
-use crate::machine;
+use crate::node::machine;
 
 /// How long figures, and failures, are used.
 const AGE: Duration = Duration::from_secs(1);

@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::{Error, never_ends};
 use crate::backoff::Backoff;
-use crate::cri::{Cri, POD_UID_LABEL};
+use crate::clients::cri::{Cri, POD_UID_LABEL};
 
 /// The poll interval for a runtime without events (containerd before 1.7).
 const RELIST_PERIOD: Duration = Duration::from_secs(1);

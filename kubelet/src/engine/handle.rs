@@ -9,13 +9,13 @@ use proto::kubelet::{AttachRequest, AttachedAt, ExecRequest, PortForwardRequest}
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Config, Error};
-use crate::admission::Capacity;
-use crate::called_as::called_as;
-use crate::cri::Cri;
-use crate::critical::serves_volumes;
+use crate::capacity::admission::Capacity;
+use crate::capacity::critical::serves_volumes;
+use crate::capacity::pressure::NodePressure;
+use crate::clients::cri::Cri;
+use crate::command_line::called_as::called_as;
+use crate::engine::runtime_health::RuntimeHealth;
 use crate::objects::{ContainerState, ContainerStatus, EventType, Object, Pod, PodPhase, RestartPolicy};
-use crate::pressure::NodePressure;
-use crate::runtime_health::RuntimeHealth;
 use crate::sink::Sinks;
 use crate::store::{self, Store};
 use crate::volumes::Volumes;
@@ -50,7 +50,7 @@ pub enum StreamError {
     #[error("pod \"{pod}\" is not running")]
     NoSandbox { pod: String },
     #[error(transparent)]
-    Runtime(#[from] crate::cri::Error),
+    Runtime(#[from] crate::clients::cri::Error),
     #[error("the kubelet is being stopped")]
     Ending,
 }
@@ -225,8 +225,8 @@ impl Handle {
                 return Err(LogPathError::NoPrevious { pod: pod_name, container: container_name });
             }
         };
-        let dir = crate::container_config::log_directory(&self.log_dir, &pod.metadata);
-        let path = dir.join(crate::container_config::log_path(container, instance));
+        let dir = crate::logs::log_directory(&self.log_dir, &pod.metadata);
+        let path = dir.join(crate::logs::log_path(container, instance));
         let pod_uid = pod.metadata.uid.clone();
         Ok(ContainerLog { path, pod_uid, container: container_name, instance })
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use tracing::warn;
 
+use crate::clients::cri::{POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL};
 use crate::container_config::ROOT_DIR_ANNOTATION;
-use crate::cri::{POD_NAME_LABEL, POD_NAMESPACE_LABEL, POD_UID_LABEL};
 use crate::objects::{Kind, ObjectRef};
 use crate::worker::{Tools, has_ended};
 

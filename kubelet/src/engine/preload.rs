@@ -11,7 +11,7 @@ use tokio_stream::StreamExt;
 use tracing::{info, warn};
 
 use crate::backoff::Backoff;
-use crate::cri::Cri;
+use crate::clients::cri::Cri;
 
 /// Never ends.
 pub(super) async fn follow(cri: Cri, images_dir: PathBuf, limits: ImageLimits) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tokio::task::JoinSet;
 
 use super::Error;
-use crate::sockets;
+use crate::node::sockets;
 
 /// In both cases the kubelet speaks CRI over a unix socket.
 #[derive(Debug, Clone)]

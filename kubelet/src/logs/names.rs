@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 
 const SECOND_BYTES: usize = "20060102-150405".len();
-pub(super) const COMPRESSED: &str = ".gz";
-pub(super) const UNFINISHED: &str = ".tmp";
+pub(crate) const COMPRESSED: &str = ".gz";
+pub(crate) const UNFINISHED: &str = ".tmp";
 
 /// When a log was rotated: the second, and its number within that second.
 type When = (String, u32);
@@ -34,7 +34,7 @@ pub(crate) fn rotated_after(log: &Path, earlier: Option<&Path>) -> io::Result<Ve
 }
 
 /// Includes unfinished ones.
-pub(super) fn all(log: &Path) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn all(log: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(log.parent().unwrap_or(Path::new(".")))? {
         let path = entry?.path();
@@ -53,12 +53,12 @@ pub(crate) fn compressed(path: &Path) -> PathBuf {
     if is_compressed(path) { path.to_owned() } else { with_suffix(path, COMPRESSED) }
 }
 
-pub(super) fn is_unfinished(path: &Path) -> bool {
+pub(crate) fn is_unfinished(path: &Path) -> bool {
     ends_with(path, UNFINISHED)
 }
 
 /// The name of the log rotated now.
-pub(super) fn next(log: &Path, rotated: &[PathBuf], now: Timestamp) -> PathBuf {
+pub(crate) fn next(log: &Path, rotated: &[PathBuf], now: Timestamp) -> PathBuf {
     let now = now.strftime("%Y%m%d-%H%M%S").to_string();
     match rotated.last().and_then(|newest| when(log, newest)) {
         Some((second, number)) if second >= now => with_suffix(log, &format!(".{second}-{:04}", number + 1)),
@@ -66,7 +66,7 @@ pub(super) fn next(log: &Path, rotated: &[PathBuf], now: Timestamp) -> PathBuf {
     }
 }
 
-pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()

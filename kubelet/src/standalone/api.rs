@@ -28,8 +28,8 @@ use tonic::{Request, Response, Status};
 use crate::config::STOP_GRACE_SECONDS;
 use crate::engine::{Handle, LogPathError, StreamError};
 use crate::manifest::FILE_BYTES;
+use crate::node::sockets;
 use crate::objects::{Kind, UnknownKind};
-use crate::sockets;
 use crate::source::{ObjectSource, Task};
 use crate::store::{self, Store};
 

@@ -26,10 +26,10 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
+use crate::clients::plugins::Plugins;
 use crate::objects::{
     EventType, Kind, Object, ObjectRef, PersistentVolume, PersistentVolumeClaim, Pod, VolumeSource,
 };
-use crate::plugins::Plugins;
 use crate::store::{Change, Store};
 use crate::volumes::Volumes;
 use binding::Decision;
@@ -272,7 +272,7 @@ enum Attempt {
     },
     Create {
         class: Arc<crate::objects::StorageClass>,
-        driver: crate::csi::Driver,
+        driver: crate::clients::csi::Driver,
     },
     Reclaim,
     Expand,

@@ -11,8 +11,8 @@ use super::disk::Durability;
 use super::entries::{Entry, Key, PodEntry};
 use super::in_place::{self, FixedField};
 use super::{Error, SOURCE_ANNOTATION, SOURCE_MISSING, Source, State, Store, Stored, VOLUME_BEING_CREATED};
-use crate::admission;
-use crate::called_as::called_as;
+use crate::capacity::admission;
+use crate::command_line::called_as::called_as;
 use crate::objects::{
     ConfigMap, CsiDriver, Document, EventType, Kind, Object, ObjectMeta, ObjectRef, PersistentVolume,
     PersistentVolumeClaim, Pod, Secret, StorageClass, VolumeSnapshot, VolumeSnapshotClass,

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use crate::objects::{Container, Pod, Resources};
-use crate::resources;
+use crate::pod::resources;
 
 /// Resources that a running container can get more or less of.
 const RESIZABLE: [&str; 2] = ["cpu", "memory"];

@@ -3,7 +3,7 @@
 use super::{Durability, PodEntry, Store};
 use crate::objects::{Kind, PodPhase};
 
-pub(crate) use crate::pressure::EVICTED;
+pub(crate) use crate::capacity::pressure::EVICTED;
 /// kubelet's reason for pods that were active longer than activeDeadlineSeconds.
 pub(crate) const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 

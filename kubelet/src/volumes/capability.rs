@@ -6,7 +6,7 @@ use proto::csi::{
 };
 
 use super::error::Error;
-use crate::csi::NodeCapabilities;
+use crate::clients::csi::NodeCapabilities;
 use crate::objects::{AccessMode, PersistentVolume, VolumeMode};
 
 /// Like kubelet, uses only the first of a PV's access modes.

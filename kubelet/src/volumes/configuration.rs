@@ -30,7 +30,7 @@ use super::projected::Source;
 use super::{Shared, Volumes, files};
 use crate::backoff::Backoff;
 use crate::objects::{Kind, Pod, Volume, VolumeSource};
-use crate::pod_fields::Capacity;
+use crate::pod::fields::Capacity;
 use crate::store::{Change, Store};
 
 /// As an emptyDir's: containers see these volumes read-only.
@@ -456,7 +456,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let store = Store::open(root.path(), "node").unwrap();
         let sinks = crate::sink::Sinks::new(store.clone(), Vec::new());
-        let volumes = Volumes::new(root.path(), store.clone(), sinks, crate::plugins::Plugins::new());
+        let volumes =
+            Volumes::new(root.path(), store.clone(), sinks, crate::clients::plugins::Plugins::new());
         let map = |value: &str| {
             format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: settings}}\ndata: {{a: {value}}}\n")
         };

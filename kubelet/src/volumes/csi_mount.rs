@@ -12,8 +12,8 @@ use super::device::{Device, Stage};
 use super::layout::{self, Layout, PublishData, StageData};
 use super::ownership::{self, GroupChange, Stop};
 use super::{capability, error::Error, files};
-use crate::csi::Driver;
-use crate::csi_secrets::Secrets;
+use crate::clients::csi::Driver;
+use crate::clients::csi_secrets::Secrets;
 use crate::objects::{
     AccessMode, CsiDriver, CsiVolumeSource, FsGroupPolicy, PersistentVolume, Pod, SecretReference,
 };
@@ -281,7 +281,7 @@ mod tests {
 
     use super::super::device::{DeviceKey, Devices};
     use super::*;
-    use crate::csi::NodeCapabilities;
+    use crate::clients::csi::NodeCapabilities;
 
     fn mount(root: &Path, read_only: bool) -> CsiMount {
         let key = DeviceKey { driver: "d".to_owned(), volume_handle: "shelf".to_owned() };

@@ -9,7 +9,7 @@ use tracing::info;
 use super::device::{Device, Stage};
 use super::layout::{self, Layout, PublishData};
 use super::{error::Error, files};
-use crate::plugins::Plugins;
+use crate::clients::plugins::Plugins;
 
 /// Unpublishes and removes one volume directory of a pod. The caller holds the device's lock.
 pub(super) async fn unpublish(plugins: &Plugins, dir: &Path, data: &PublishData) -> Result<(), Error> {

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::called_as::called_as;
+use crate::clients::{csi, csi_secrets};
+use crate::command_line::called_as::called_as;
 use crate::objects::Kind;
 use crate::store;
-use crate::{csi, csi_secrets};
 
 /// A failed volume operation. All errors but [`Error::Unsupported`] are retried.
 #[derive(Debug, thiserror::Error)]

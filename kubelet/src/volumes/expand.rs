@@ -7,7 +7,7 @@ use proto::csi::{CapacityRange, NodeExpandVolumeRequest};
 
 use super::device::{Device, DeviceKey, Stage};
 use super::{Error, Volumes, capability, layout};
-use crate::csi_secrets::Secrets;
+use crate::clients::csi_secrets::Secrets;
 use crate::objects::{
     EventType, Object, PersistentVolume, PersistentVolumeClaim, Pod, Quantity, VolumeSource,
 };

@@ -289,7 +289,7 @@ mod tests {
     use proto::csi::{VolumeCondition, VolumeUsage};
 
     use super::*;
-    use crate::plugins::Plugins;
+    use crate::clients::plugins::Plugins;
     use crate::sink::Sinks;
     use crate::store::{Source, Store};
     use crate::volumes::host_paths::mount_silent;

@@ -140,7 +140,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = crate::store::Store::open(dir.path(), "node").unwrap();
         let sinks = crate::sink::Sinks::new(store.clone(), Vec::new());
-        let volumes = Volumes::new(dir.path(), store, sinks, crate::plugins::Plugins::new());
+        let volumes = Volumes::new(dir.path(), store, sinks, crate::clients::plugins::Plugins::new());
         let is_set = |stop: &Stop| stop.is_set.load(Ordering::Relaxed);
         let (stop, other) = (volumes.shared.stop_of("u"), volumes.shared.stop_of("other"));
         let ended = crate::objects::ObjectRef { uid: "u".to_owned(), ..crate::objects::ObjectRef::default() };

@@ -10,7 +10,7 @@ use crate::objects::{
     ConfigMap, ConfigMapVolume, DownwardFile, DownwardVolume, KeyToPath, Kind, Pod, ProjectedVolume, Secret,
     SecretVolume,
 };
-use crate::pod_fields::{self, Capacity};
+use crate::pod::fields::{self, Capacity};
 use crate::store::Store;
 
 /// The contents of one volume. kubelet has no such limit; a projected volume may name any number of
@@ -160,8 +160,8 @@ impl Writer<'_> {
     fn add_fields(&mut self, items: &[DownwardFile], mode: u32) -> Result<(), Error> {
         for item in items {
             let value = match (&item.field_ref, &item.resource_field_ref) {
-                (Some(field), _) => pod_fields::of_file(&field.field_path, self.pod),
-                (None, Some(resource)) => pod_fields::of_resource(resource, None, self.pod, self.node),
+                (Some(field), _) => fields::of_file(&field.field_path, self.pod),
+                (None, Some(resource)) => fields::of_resource(resource, None, self.pod, self.node),
                 (None, None) => None,
             };
             let Some(value) = value else {

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 
 use super::error::Error;
 use crate::backoff::Backoff;
+use crate::clients::plugins::Plugins;
 use crate::objects::Kind;
-use crate::plugins::Plugins;
 use crate::store::{Change, Store};
 
 /// The usual duration of provisioning, binding, and a driver's start.

@@ -23,7 +23,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::error::Error;
 use super::{Mounted, Shared, Volumes, files, mounted};
-use crate::critical::serves_volumes;
+use crate::capacity::critical::serves_volumes;
 use crate::objects::Pod;
 
 const INTERRUPTED: Error = Error::Interrupted { what: "the mount of a subPath" };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Worker;
 use crate::objects::{EventType, Time};
-use crate::observed::{Observed, time};
+use crate::pod_state::observed::{Observed, time};
 use crate::store::DEADLINE_EXCEEDED;
 
 const MESSAGE: &str = "Pod was active on the node longer than the specified deadline";

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::Worker;
 use crate::backoff::Backoff;
 use crate::objects::{EventType, Object};
-use crate::observed::Observed;
-use crate::plan::{self, Action};
+use crate::pod_state::observed::Observed;
+use crate::pod_state::plan::{self, Action};
 use crate::store::EVICTED;
 
 /// kubelet's grace period for pods over their limits.

@@ -1,10 +1,10 @@
 //! Hooks of containers: postStart and preStop (kubelet, lifecycle/handlers.go).
 
-use crate::cri::Cri;
+use crate::clients::cri::Cri;
 use crate::objects::{Container, Handler, Hook};
-use crate::probes::exec::Exec;
-use crate::probes::http::Get;
-use crate::probes::port_number;
+use crate::worker::probes::exec::Exec;
+use crate::worker::probes::http::Get;
+use crate::worker::probes::port_number;
 
 const USER_AGENT: &str = "kube-lifecycle/1.36";
 

@@ -7,9 +7,9 @@ use proto::cri;
 use tonic::Code;
 
 use super::Worker;
-use crate::cri::Cri;
+use crate::clients::cri::Cri;
 use crate::objects::{Container, ContainerStateWaiting, EventType, LocalObjectReference, PullPolicy, Time};
-use crate::pull_secrets::{Keyring, Problem};
+use crate::worker::pull_secrets::{Keyring, Problem};
 
 /// Why a container cannot be started yet.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use std::path::Path;
 use proto::cri::{ContainerState, ContainerStatus};
 
 use super::Tools;
-use crate::container_config::{log_directory, log_path};
+use crate::logs::{log_directory, log_path};
 use crate::objects::{Pod, TerminationMessagePolicy};
-use crate::observed::{Observed, instance_of, name_of};
+use crate::pod_state::observed::{Observed, instance_of, name_of};
 
 const MAX_MESSAGE: u64 = 4096;
 /// All messages of a pod together (`MaxPodTerminationMessageLogLength`): each container has the same share.

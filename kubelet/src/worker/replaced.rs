@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::container_ids;
-use crate::plan::Target;
+use crate::pod_state::plan::Target;
+use crate::worker::container_ids;
 
 const FILE: &str = "replaced-containers";
 
@@ -32,7 +32,7 @@ pub(super) fn add(known: &mut BTreeSet<String>, targets: &[Target], pod_dir: &Pa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Cause;
+    use crate::pod_state::plan::Cause;
 
     #[test]
     fn the_next_kubelet_knows_what_was_stopped_for_another_instance() {

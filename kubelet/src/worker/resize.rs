@@ -9,10 +9,10 @@ use proto::cri::{ContainerStatus, LinuxContainerResources};
 
 use super::Worker;
 use crate::objects::EventType;
-use crate::observed::Observed;
-use crate::plan;
-use crate::resources;
-use crate::resources::resize::{self, Steps};
+use crate::pod::resources;
+use crate::pod::resources::resize::{self, Steps};
+use crate::pod_state::observed::Observed;
+use crate::pod_state::plan;
 
 /// After a resize that the kernel or the runtime refused.
 const RETRY: Duration = Duration::from_secs(10);
@@ -71,8 +71,9 @@ impl Worker {
         let mut all: Vec<(String, Steps)> = Vec::new();
         for place in places {
             let container = self.pod.spec.container_at(*place);
-            let running =
-                observed.running().find(|running| crate::observed::name_of(running) == container.name);
+            let running = observed
+                .running()
+                .find(|running| crate::pod_state::observed::name_of(running) == container.name);
             if let Some(running) = running
                 && let Some(actual) = limits(running)
             {

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use super::Tools;
 use super::hooks::Call;
 use crate::objects::{EventType, ObjectRef, Pod};
-use crate::plan::Target;
+use crate::pod_state::plan::Target;
 
 /// kubelet's minimum after a hook or other containers used the grace period.
 const LEAST_GRACE: Duration = Duration::from_secs(2);
@@ -60,7 +60,7 @@ pub(super) async fn stop_all(
     pod: ObjectRef,
     all: Vec<Stopping>,
     grace: Duration,
-) -> crate::cri::Result<()> {
+) -> crate::clients::cri::Result<()> {
     // A container has ended when its sender is dropped.
     let (ends, ended): (Vec<_>, Vec<_>) = all.iter().map(|_| watch::channel(())).unzip();
     let ranks: Vec<usize> = all.iter().map(|stopping| stopping.rank).collect();
@@ -78,7 +78,7 @@ pub(super) async fn stop_all(
     let mut has_survivors = false;
     while let Some(stopped) = stops.join_next().await {
         let stopped = stopped.unwrap_or(Ok(()));
-        has_survivors |= stopped.as_ref().is_err_and(crate::cri::Error::is_survival);
+        has_survivors |= stopped.as_ref().is_err_and(crate::clients::cri::Error::is_survival);
         outcome = outcome.and(stopped);
     }
     if has_survivors {
@@ -93,7 +93,7 @@ async fn stop_one(
     stopping: Stopping,
     before: Vec<watch::Receiver<()>>,
     grace: Duration,
-) -> crate::cri::Result<()> {
+) -> crate::clients::cri::Result<()> {
     let Stopping { target, pre_stop, .. } = stopping;
     let grace = target.grace.unwrap_or(grace);
     let begun = Instant::now();

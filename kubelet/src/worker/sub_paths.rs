@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use super::Worker;
 use crate::container_config;
-use crate::environment::Origins;
+use crate::container_config::environment::Origins;
 use crate::objects::Container;
-use crate::pod_fields::PodFacts;
+use crate::pod::fields::PodFacts;
 
 impl Worker {
     /// The places of the parts, by the index of the volumeMount; or why the container cannot be

@@ -11,13 +11,14 @@ use tracing::{Instrument, info_span, warn};
 use super::hooks::Call;
 use super::images::NotYet;
 use super::{Next, Worker};
+use crate::container_config::etc_hosts::{self, Hosts};
 use crate::container_config::{self, Instance};
-use crate::etc_hosts::{self, Hosts};
+use crate::logs::log_directory;
 use crate::objects::{Container, ContainerStateWaiting, EventType, Time};
-use crate::observed::{Observed, pod_ips};
-use crate::plan::{self, Action, Cause, Start, Target, restart_key};
-use crate::pod_fields::PodFacts;
-use crate::pod_names::PodNames;
+use crate::pod::fields::PodFacts;
+use crate::pod::names::PodNames;
+use crate::pod_state::observed::{Observed, pod_ips};
+use crate::pod_state::plan::{self, Action, Cause, Start, Target, restart_key};
 
 /// An action of the pod failed and has recorded its event.
 #[derive(Debug)]
@@ -234,7 +235,7 @@ impl Worker {
             let message = format!("unable to ensure pod cgroup exists: {}", linux::chain(&error));
             return Err(self.failed("FailedCreatePodContainer", &message));
         }
-        let logs = container_config::log_directory(&self.tools.log_dir, &self.pod.metadata);
+        let logs = log_directory(&self.tools.log_dir, &self.pod.metadata);
         for dir in [self.tools.volumes.pod_dir(self.uid()), logs] {
             if let Err(error) = std::fs::create_dir_all(&dir) {
                 return Err(self.failed("Failed", &format!("create directory {}: {error}", dir.display())));

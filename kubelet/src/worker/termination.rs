@@ -13,13 +13,13 @@ use tracing::warn;
 use super::stop::{Stopping, stop_all};
 use super::{Tools, Worker};
 use crate::backoff::Backoff;
-use crate::container_config::log_directory;
-use crate::cri::Cri;
-use crate::critical::is_mount_pod;
+use crate::capacity::critical::is_mount_pod;
+use crate::clients::cri::Cri;
+use crate::logs::log_directory;
 use crate::objects::{EventType, Object, ObjectRef, now};
-use crate::observed::Observed;
-use crate::plan::{self, Action, Target};
-use crate::status;
+use crate::pod_state::observed::Observed;
+use crate::pod_state::plan::{self, Action, Target};
+use crate::pod_state::status;
 
 /// For a pod without an object.
 const ORPHAN_GRACE: Duration = Duration::from_secs(1);
@@ -113,7 +113,11 @@ impl Worker {
     }
 
     /// Ends early when the grace period is shortened.
-    async fn stop_unless_hurried(&mut self, targets: &[Target], grace: Duration) -> crate::cri::Result<()> {
+    async fn stop_unless_hurried(
+        &mut self,
+        targets: &[Target],
+        grace: Duration,
+    ) -> crate::clients::cri::Result<()> {
         let mut stopping = pin!(self.stopping(targets, grace));
         loop {
             tokio::select! {
@@ -208,7 +212,7 @@ async fn stop_sandboxes(tools: &Tools, pod: &ObjectRef) {
     }
 }
 
-async fn try_stop_sandboxes(cri: &Cri, pod: &ObjectRef) -> crate::cri::Result<()> {
+async fn try_stop_sandboxes(cri: &Cri, pod: &ObjectRef) -> crate::clients::cri::Result<()> {
     for sandbox in cri.list_pod_sandboxes(Some(&pod.uid)).await? {
         cri.stop_pod_sandbox(&sandbox.id, &format!("{}/{}", pod.namespace, pod.name)).await?;
     }
@@ -217,7 +221,7 @@ async fn try_stop_sandboxes(cri: &Cri, pod: &ObjectRef) -> crate::cri::Result<()
 
 async fn remove_all(tools: &Tools, pod: &ObjectRef) -> Result<(), String> {
     let (uid, name) = (pod.uid.as_str(), format!("{}/{}", pod.namespace, pod.name));
-    let refused = |e: crate::cri::Error| e.to_string();
+    let refused = |e: crate::clients::cri::Error| e.to_string();
     for sandbox in tools.cri.list_pod_sandboxes(Some(uid)).await.map_err(refused)? {
         tools.cri.remove_pod_sandbox(&sandbox.id, &name).await.map_err(refused)?;
     }

@@ -9,14 +9,15 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::own_files::{FileWork, OwnFiles};
-use crate::admission::Admission;
-use crate::critical::serves_volumes;
+use crate::capacity::admission::Admission;
+use crate::capacity::critical::serves_volumes;
 
-use crate::container_config::{Node, log_directory, log_path};
-use crate::cri::Cri;
+use crate::clients::cri::Cri;
+use crate::container_config::Node;
+use crate::logs::{log_directory, log_path};
 use crate::objects::{ObjectMeta, Pod, QosClass};
-use crate::pod_cgroup::{self, Hierarchies, Limits, shares};
-use crate::resources;
+use crate::pod::cgroup::{self, Hierarchies, Limits, shares};
+use crate::pod::resources;
 use crate::sink::Sinks;
 use crate::store::Store;
 use crate::volumes::Volumes;
@@ -120,7 +121,7 @@ impl Tools {
     }
 
     /// Ensures the pod's cgroup and its parents.
-    pub(crate) fn ensure_pod_cgroup(&self, pod: &Pod) -> Result<(), pod_cgroup::Error> {
+    pub(crate) fn ensure_pod_cgroup(&self, pod: &Pod) -> Result<(), cgroup::Error> {
         let kubepods = self.kubepods();
         match resources::qos_class(pod) {
             QosClass::Guaranteed => {}
@@ -138,7 +139,7 @@ impl Tools {
     }
 
     /// Removes the pod's cgroup in any QoS class.
-    pub(crate) async fn remove_pod_cgroup(&self, uid: &str) -> Result<(), pod_cgroup::Error> {
+    pub(crate) async fn remove_pod_cgroup(&self, uid: &str) -> Result<(), cgroup::Error> {
         for path in resources::cgroup_paths_of_uid(&self.cgroup_root, uid) {
             self.hierarchies.remove(&path).await?;
         }
@@ -146,7 +147,7 @@ impl Tools {
     }
 
     /// Removes the cgroups that all pods share, after the last pod is gone.
-    pub(crate) async fn remove_shared_cgroups(&self) -> Result<(), pod_cgroup::Error> {
+    pub(crate) async fn remove_shared_cgroups(&self) -> Result<(), cgroup::Error> {
         self.hierarchies.remove(&self.kubepods()).await?;
         if self.cgroup_root.trim_matches('/').is_empty() {
             return Ok(());
@@ -183,7 +184,7 @@ impl Tools {
         id: &str,
         name: &str,
         number: u32,
-    ) -> crate::cri::Result<()> {
+    ) -> crate::clients::cri::Result<()> {
         self.cri.remove_container(id).await?;
         let log = log_directory(&self.log_dir, pod).join(log_path(name, number));
         if let Err(error) = crate::logs::remove(&log) {

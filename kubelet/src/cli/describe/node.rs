@@ -8,7 +8,7 @@ use super::report::Report;
 use super::{Subject, Table};
 use crate::cli::age;
 use crate::objects::{Event, Kind, Pod, Quantity, Time};
-use crate::resources::{self, Amounts};
+use crate::pod::resources::{self, Amounts};
 
 const RESOURCES: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
 

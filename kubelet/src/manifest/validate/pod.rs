@@ -6,11 +6,11 @@ use super::super::path::FieldPath;
 use super::{
     Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, all_containers, lifecycle, names, network, sources, storage,
 };
-use crate::huge_pages;
 use crate::objects::{
     Container, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodSpec, Quantity, SeccompProfile,
     SeccompProfileType, Volume, VolumeMount, VolumeSource,
 };
+use crate::pod::huge_pages;
 
 /// A kubelet's usual 110 pods cannot take all mounts of the node then (fs.mount-max: 100,000).
 const MOST_VOLUMES: usize = 500;

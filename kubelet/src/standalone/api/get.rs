@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::Error;
 use crate::engine::Handle;
-use crate::huge_pages;
 use crate::objects::{Kind, Object, ObjectMeta, Quantity};
+use crate::pod::huge_pages;
 use crate::store::Store;
 use crate::worker::host_ip;
 

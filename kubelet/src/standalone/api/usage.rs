@@ -7,9 +7,9 @@ use proto::kubelet::UsageResponse;
 use proto::kubelet::usage_response::{Container, Figures};
 
 use super::Error;
-use crate::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
+use crate::clients::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
 use crate::engine::{Handle, StreamError};
-use crate::machine;
+use crate::node::machine;
 
 const PROCESSORS: &str = "/proc/stat";
 const MEMORY: &str = "/proc/meminfo";

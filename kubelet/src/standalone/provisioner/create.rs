@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 use tracing::{Instrument, debug, info_span};
 
 use super::{Failure, source};
-use crate::csi::{ControllerCapabilities, Driver};
-use crate::csi_secrets::{self, FS_TYPE, Purpose, Secrets, Tokens};
+use crate::clients::csi::{ControllerCapabilities, Driver};
+use crate::clients::csi_secrets::{self, FS_TYPE, Purpose, Secrets, Tokens};
+use crate::clients::plugins::Plugins;
 use crate::objects::{
     CsiVolumeSource, EventType, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim,
     PersistentVolumeSpec, Quantity, SecretReference, StorageClass, VolumePhase, new_uid, now,
 };
-use crate::plugins::Plugins;
 use crate::store::{BindError, Store, VOLUME_BEING_CREATED, name_of_new_volume};
 use crate::volumes::capabilities_of_claim;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use proto::csi;
 
 use super::{Failure, Shared};
-use crate::csi::Driver;
-use crate::csi_secrets::Secrets;
+use crate::clients::csi::Driver;
+use crate::clients::csi_secrets::Secrets;
 use crate::objects::{
     ClaimCondition, ClaimPhase, ConditionStatus, EventType, Object, PersistentVolume, PersistentVolumeClaim,
     Quantity, Resources, now,

@@ -8,12 +8,12 @@ use tracing::{debug, warn};
 
 use super::create::{self, PROVISIONED_BY, deletion_secret};
 use super::{Failure, pods_naming};
-use crate::csi_secrets::Secrets;
+use crate::clients::csi_secrets::Secrets;
+use crate::clients::plugins::Plugins;
 use crate::objects::{
     EventType, Object, OwnerReference, PersistentVolume, PersistentVolumeClaim, Pod, ReclaimPolicy,
     VolumePhase,
 };
-use crate::plugins::Plugins;
 use crate::store::{self, Store};
 use crate::volumes::Volumes;
 

@@ -10,8 +10,8 @@ use tracing::warn;
 
 use super::{Failure, Shared};
 use crate::backoff::Backoff;
-use crate::csi::Driver;
-use crate::csi_secrets::{self, Purpose, Secrets, Tokens};
+use crate::clients::csi::Driver;
+use crate::clients::csi_secrets::{self, Purpose, Secrets, Tokens};
 use crate::objects::{
     EventType, Kind, Object, ObjectMeta, Quantity, ReclaimPolicy, SecretReference, SnapshotError, Time,
     VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, VolumeSnapshotContentSource,

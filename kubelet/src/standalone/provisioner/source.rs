@@ -8,7 +8,7 @@ use proto::csi::VolumeContentSource;
 use proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use serde::{Deserialize, Serialize};
 
-use crate::csi::ControllerCapabilities;
+use crate::clients::csi::ControllerCapabilities;
 use crate::objects::{
     ClaimPhase, CsiVolumeSource, PersistentVolumeClaim, Quantity, StorageClass, VolumeSnapshot,
     VolumeSnapshotContent,

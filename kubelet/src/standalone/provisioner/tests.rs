@@ -14,10 +14,10 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
 use super::Provisioner;
-use crate::csi::Driver;
+use crate::clients::csi::Driver;
+use crate::clients::plugins::Plugins;
 use crate::manifest;
 use crate::objects::{ClaimPhase, PersistentVolumeClaim, Pod, VolumePhase, VolumeSnapshot};
-use crate::plugins::Plugins;
 use crate::sink::Sinks;
 use crate::store::{Source, Store, VOLUME_BEING_CREATED};
 use crate::volumes::Volumes;

@@ -11,7 +11,7 @@ use proto::kubelet::LogsChunk;
 
 use super::lines::{Lines, ends_line};
 use super::{Answers, CHUNK_BYTES};
-use crate::logs::{compressed, is_compressed, rotated, rotated_after};
+use crate::logs::names::{compressed, is_compressed, rotated, rotated_after};
 
 /// The identity of a file, which a rename does not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
