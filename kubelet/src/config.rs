@@ -176,7 +176,7 @@ pub struct EvictionArgs {
     #[arg(long, value_name = "SIGNAL=DURATION,...", default_value = "", hide_default_value = true, value_parser = GracePeriods::parse)]
     pub eviction_soft_grace_period: GracePeriods,
     /// How long the node keeps a condition of pressure that no longer holds
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = durations::positive)]
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = durations::not_negative)]
     pub eviction_pressure_transition_period: std::time::Duration,
 }
 
@@ -487,7 +487,7 @@ pub struct DeleteArgs {
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
     pub wait: bool,
     /// How long to wait; 0: without limit
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = durations::positive)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = durations::not_negative)]
     pub timeout: std::time::Duration,
     /// Ignore objects that do not exist
     #[arg(long)]

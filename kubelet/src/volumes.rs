@@ -381,15 +381,16 @@ impl Shared {
         self.stops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set_stopping(&self, uid: &str, stopping: bool) {
+    /// From now on no mount starts for the pod, and walks that change its volumes' group end.
+    fn begin_stopping(&self, uid: &str) {
         let mut all = self.stopping.lock().unwrap_or_else(PoisonError::into_inner);
-        if stopping {
-            all.insert(uid.to_owned());
-            if let Some(stop) = self.stops().remove(uid) {
-                stop.set();
-            }
-        } else {
-            all.remove(uid);
+        all.insert(uid.to_owned());
+        if let Some(stop) = self.stops().remove(uid) {
+            stop.set();
         }
+    }
+
+    fn end_stopping(&self, uid: &str) {
+        self.stopping.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
     }
 }

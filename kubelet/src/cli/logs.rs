@@ -81,7 +81,11 @@ async fn requests(kubelet: &mut KubeletClient<Channel>, args: &LogsArgs) -> Resu
                 Ok(pods) => pods,
                 Err(Error::Refused(status)) if status.code() == Code::NotFound => {
                     // The kubelet's own words, which name the namespace.
-                    return Ok(vec![request(args, name, args.second.as_deref().unwrap_or(&args.container))]);
+                    return Ok(vec![request(
+                        args,
+                        name,
+                        args.container_argument.as_deref().unwrap_or(&args.container),
+                    )]);
                 }
                 Err(error) => return Err(error),
             }
@@ -90,7 +94,7 @@ async fn requests(kubelet: &mut KubeletClient<Channel>, args: &LogsArgs) -> Resu
     let mut requests = Vec::new();
     for pod in pods {
         let (_, name) = watch::key(&pod);
-        let wanted = args.second.as_deref().unwrap_or(&args.container);
+        let wanted = args.container_argument.as_deref().unwrap_or(&args.container);
         let containers = match wanted {
             _ if args.all_containers => containers::all_of(&pod),
             "" => vec![containers::default_of(&pod)],

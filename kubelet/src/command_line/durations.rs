@@ -53,8 +53,8 @@ pub(crate) fn parse(text: &str) -> Result<Span, String> {
     Ok(if is_negative && !span.is_zero() { Span::Negative } else { Span::Positive(span) })
 }
 
-/// A duration that does not lie in the past.
-pub(crate) fn positive(text: &str) -> Result<Duration, String> {
+/// A duration of zero or more.
+pub(crate) fn not_negative(text: &str) -> Result<Duration, String> {
     match parse(text)? {
         Span::Positive(span) => Ok(span),
         Span::Negative => Err(format!("invalid duration {text:?}: it is negative")),
@@ -87,6 +87,6 @@ mod tests {
         {
             assert!(parse(text).is_err(), "{text}");
         }
-        positive("-1s").unwrap_err();
+        not_negative("-1s").unwrap_err();
     }
 }

@@ -21,7 +21,7 @@ pub struct LogsArgs {
     #[arg(value_name = "POD", required_unless_present = "selector", value_parser = super::object_name)]
     pub pod: Option<String>,
     #[arg(value_name = "CONTAINER", conflicts_with = "container")]
-    pub second: Option<String>,
+    pub container_argument: Option<String>,
     /// Pods with these labels
     #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "pod")]
     pub selector: Option<LabelSelector>,
@@ -61,7 +61,7 @@ pub struct LogsArgs {
 #[group(multiple = false)]
 pub struct Since {
     /// Lines that are not older: 5s, 2m, 3h
-    #[arg(long, value_name = "TIME", value_parser = durations::positive)]
+    #[arg(long, value_name = "TIME", value_parser = durations::not_negative)]
     pub since: Option<Duration>,
     /// Lines from this time on (RFC 3339): 2026-11-20T17:53:02Z
     #[arg(long, value_name = "TIME")]
@@ -218,7 +218,7 @@ pub struct CopyArgs {
     #[arg(long)]
     pub no_preserve: bool,
     /// How long the container may take; 0: without limit
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = durations::positive)]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = durations::not_negative)]
     pub timeout: Duration,
 }
 

@@ -18,7 +18,7 @@ impl Volumes {
     pub(crate) async fn unmount_pod(&self, pod: &ObjectRef) {
         let mut backoff = Backoff::operation();
         let mut drivers = self.shared.plugins.changes();
-        self.shared.set_stopping(&pod.uid, true);
+        self.shared.begin_stopping(&pod.uid);
         let survivor_unmounts = self.shared.survivor_unmounts().remove(&pod.uid);
         if let Some(survivor_unmounts) = survivor_unmounts {
             // Wait, so that it does not affect the next pod with this uid. A panic has logged
@@ -34,7 +34,7 @@ impl Volumes {
                 Ok(()) = drivers.changed() => backoff.reset(),
             }
         }
-        self.shared.set_stopping(&pod.uid, false);
+        self.shared.end_stopping(&pod.uid);
     }
 
     /// Tries once, in the background, to unmount the volumes of a pod whose containers survived
@@ -47,7 +47,7 @@ impl Volumes {
             return;
         }
         // [`Self::unmount_pod`] resets this.
-        self.shared.set_stopping(&pod.uid, true);
+        self.shared.begin_stopping(&pod.uid);
         let (volumes, uid, pod) = (self.clone(), pod.uid.clone(), pod.clone());
         let attempt = async move {
             if let Err(error) = volumes.try_unmount_pod(&pod.uid).await {

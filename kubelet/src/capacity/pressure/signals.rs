@@ -172,7 +172,7 @@ impl GracePeriods {
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (signal, period) =
                 part.split_once('=').ok_or_else(|| format!("{part:?}: want SIGNAL=DURATION"))?;
-            all.push((signal_named(signal)?, durations::positive(period)?));
+            all.push((signal_named(signal)?, durations::not_negative(period)?));
         }
         Ok(Self(all))
     }
