@@ -69,7 +69,7 @@ pub(super) struct Fault {
     pub(super) message: String,
 }
 
-/// What a value amounts to with all that is in it.
+/// Size of a value, including everything nested in it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Size {
     nodes: usize,

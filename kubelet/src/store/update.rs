@@ -76,8 +76,8 @@ impl Store {
         self.update(known, Durability::PowerLoss, change)
     }
 
-    /// Adds a volume that was made for a claim. One of that name stays as it is, with a mark of deletion
-    /// that it may have: an earlier attempt has added it.
+    /// Adds a volume that was made for a claim. Keeps an existing volume of this name, also if it is
+    /// marked for deletion: an earlier attempt added it.
     pub(crate) fn add_volume(&self, volume: PersistentVolume) -> Result<(), BindError> {
         let (csi, holder) = (volume.spec.csi.clone(), volume.spec.claim_ref.clone());
         let Some(known) = self.add(volume)? else { return Ok(()) };

@@ -66,7 +66,7 @@ impl AtomicDir {
         }
         self.link_names(files)?;
         if !is_same {
-            // What it led to before has no name that a program knows.
+            // No link leads to the former directory any more.
             self.remove_leftovers(self.current()?.as_deref())?;
         }
         Ok(())

@@ -97,8 +97,8 @@ impl<'a> Plan<'a> {
         let described = described(files, declared);
         let mut findings = Vec::new();
         for known in declared {
-            // A file with mistakes may still describe its object. One that is being read may describe that
-            // of another file, such as one that was renamed.
+            // A file with mistakes may still describe its object. A file that is still being read may
+            // contain an object of another file, for example after a rename.
             let is_described = described.contains_key(&declared_name(known));
             if !is_described && !files.is_unread() && !files.is_broken(known.path) {
                 findings.push(Finding::Gone(known.to_declared()));
