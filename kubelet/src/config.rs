@@ -233,7 +233,7 @@ pub struct ApplyArgs {
     /// File, directory (its .yaml, .yml and .json), or - for stdin; may be given more than once
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     pub filenames: Vec<PathBuf>,
-    /// The directories in the directory as well
+    /// Also read the subdirectories of the directory
     #[arg(short = 'R', long)]
     pub recursive: bool,
     /// Namespace of objects that name none; refuses those of another one
@@ -422,7 +422,7 @@ pub struct AttachArgs {
 pub struct PortForwardArgs {
     #[command(flatten)]
     pub of: PodArgs,
-    /// PORT of both, or LOCAL:REMOTE; no LOCAL before the colon: the kernel chooses it
+    /// PORT on both sides, LOCAL:REMOTE, or :REMOTE (the kernel chooses the local port)
     #[arg(required = true, value_name = "[LOCAL:]REMOTE")]
     pub ports: Vec<Forward>,
 }
@@ -468,7 +468,7 @@ pub struct DeleteArgs {
     /// Delete the objects that this file, directory or - (stdin) describes
     #[arg(short, long = "filename", value_name = "FILE", conflicts_with_all = ["kind", "all", "selector", "field_selector", "all_namespaces"])]
     pub filenames: Vec<PathBuf>,
-    /// The directories in the directory as well
+    /// Also read the subdirectories of the directory
     #[arg(short = 'R', long, conflicts_with = "kind")]
     pub recursive: bool,
     /// Delete all objects of the kind in the namespace
