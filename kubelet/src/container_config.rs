@@ -143,16 +143,6 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
     };
     let command = expanded("command", &container.command)?;
     let args = expanded("args", &container.args)?;
-    let pod_group = resources::cgroup_path(node.cgroup_root, pod);
-    let limits = resources::of_container(pod, container, resources::node_memory_bytes());
-    let resources = cri::LinuxContainerResources {
-        memory_swap_limit_in_bytes: node
-            .hierarchies
-            .memory_and_swap(&pod_group, limits.memory_limit_in_bytes),
-        hugepage_limits: huge_pages::limits(&container.resources.limits, huge_pages::pools()),
-        unified: node.hierarchies.container_files(&pod_group),
-        ..limits
-    };
     let mut labels: HashMap<String, String> = pod_labels(&pod.metadata).into();
     labels.insert(CONTAINER_NAME_LABEL.to_owned(), container.name.clone());
     Ok(cri::ContainerConfig {
@@ -182,11 +172,24 @@ pub(crate) fn container(instance: &Instance<'_>, node: Node<'_>) -> Result<cri::
         tty: container.tty,
         stop_signal: stop_signal(container).into(),
         linux: Some(cri::LinuxContainerConfig {
-            resources: Some(resources),
+            resources: Some(linux_resources(pod, container, node)),
             security_context: Some(security::of_container(instance, node)?),
         }),
         ..cri::ContainerConfig::default()
     })
+}
+
+fn linux_resources(pod: &Pod, container: &Container, node: Node<'_>) -> cri::LinuxContainerResources {
+    let pod_group = resources::cgroup_path(node.cgroup_root, pod);
+    let limits = resources::of_container(pod, container, resources::node_memory_bytes());
+    cri::LinuxContainerResources {
+        memory_swap_limit_in_bytes: node
+            .hierarchies
+            .memory_and_swap(&pod_group, limits.memory_limit_in_bytes),
+        hugepage_limits: huge_pages::limits(&container.resources.limits, huge_pages::pools()),
+        unified: node.hierarchies.container_files(&pod_group),
+        ..limits
+    }
 }
 
 /// Its name was checked with the manifest.

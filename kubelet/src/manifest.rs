@@ -32,6 +32,7 @@ pub use fields::{FIELD_TABLE, FieldRule, Verdict};
 use limits::{DOCUMENTS, Deadline};
 pub use limits::{FILE_BYTES, TIME};
 use path::FieldPath;
+use read::Unknown;
 use tree::Value;
 pub use workloads::instead_of_workload;
 
@@ -258,16 +259,36 @@ fn read_object<T: DeserializeOwned>(
 ) -> Result<Manifest, Vec<ManifestError>> {
     let (object, unknown) = document.object::<T>().map_err(|error| vec![error])?;
     let mut object = wrap(object);
-    let unknown_fields = reading.unknown_fields;
     defaults::fill(&mut object, reading.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE));
+    let (warnings, mut errors) = judge_unknown(document, object.kind(), &unknown, reading.unknown_fields);
+    errors.extend(refuse_other_namespace(document, &object.reference().namespace, reading));
+    if errors.is_empty() {
+        let title = document.title();
+        let invalid = validate::object(&object);
+        let shown = invalid.iter().take(SHOWN);
+        errors.extend(shown.map(|bad| document.error_at(&bad.field, Some(&title), &bad.message)));
+    }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let whole = Document::new(&json::value(document.root()));
+    Ok(Manifest { object, document: whole, line: document.line(), warnings })
+}
+
+/// The warnings and the errors about the fields that the object's type does not have.
+fn judge_unknown(
+    document: &document::Document<'_>,
+    kind: Kind,
+    unknown: &[Unknown<'_>],
+    unknown_fields: UnknownFields,
+) -> (Vec<String>, Vec<ManifestError>) {
     let title = document.title();
-    let mut warnings = Vec::new();
-    let mut errors = Vec::new();
+    let (mut warnings, mut errors) = (Vec::new(), Vec::new());
     let mut not_shown = 0;
     for unknown in unknown {
         let field = &unknown.path;
         let place = || document.at(unknown.node.at);
-        match fields::judge(object.kind(), &unknown) {
+        match fields::judge(kind, unknown) {
             Judgement::Harmless => {}
             Judgement::Misspelt(_) if unknown_fields == UnknownFields::Ignore => {}
             Judgement::Misspelt(message) if unknown_fields == UnknownFields::Refuse => {
@@ -289,28 +310,19 @@ fn read_object<T: DeserializeOwned>(
     if not_shown > 0 {
         warnings.push(format!("{title}: {not_shown} more fields are not supported"));
     }
-    let namespace = object.reference().namespace;
-    if let Some(asked) =
-        reading.namespace.as_ref().filter(|asked| !namespace.is_empty() && **asked != namespace)
-    {
-        let message = format!(
-            "the namespace from the provided object {namespace:?} does not match the namespace {asked:?}. You must \
-             pass '--namespace={namespace}' to perform this operation."
-        );
-        errors.push(document.error_at(
-            &FieldPath::root().key("metadata").key("namespace"),
-            Some(&title),
-            &message,
-        ));
-    }
-    if errors.is_empty() {
-        let invalid = validate::object(&object);
-        let shown = invalid.iter().take(SHOWN);
-        errors.extend(shown.map(|bad| document.error_at(&bad.field, Some(&title), &bad.message)));
-    }
-    if !errors.is_empty() {
-        return Err(errors);
-    }
-    let whole = Document::new(&json::value(document.root()));
-    Ok(Manifest { object, document: whole, line: document.line(), warnings })
+    (warnings, errors)
+}
+
+fn refuse_other_namespace(
+    document: &document::Document<'_>,
+    namespace: &str,
+    reading: &Reading,
+) -> Option<ManifestError> {
+    let asked = reading.namespace.as_ref().filter(|asked| !namespace.is_empty() && *asked != namespace)?;
+    let message = format!(
+        "the namespace from the provided object {namespace:?} does not match the namespace {asked:?}. You must \
+         pass '--namespace={namespace}' to perform this operation."
+    );
+    let field = FieldPath::root().key("metadata").key("namespace");
+    Some(document.error_at(&field, Some(&document.title()), &message))
 }

@@ -37,6 +37,7 @@ pub(super) fn text(
     let found: Vec<Found<'_>> = usage.map(|usage| find(pods, usage)).unwrap_or_default();
     text.of_pods(&found);
     text.of_containers(&found);
+    text.starts_of_containers(&found);
     let has_failed = f64::from(u8::from(usage.is_none() || node.is_none()));
     for name in ["resource_scrape_error", "scrape_error"] {
         text.metric(name, Kind::Gauge, "1 if a figure could not be read, otherwise 0").sample(
@@ -113,6 +114,9 @@ impl Exposition {
                 }
             }
         }
+    }
+
+    fn starts_of_containers(&mut self, pods: &[Found<'_>]) {
         let mut metric = self.metric(
             "container_start_time_seconds",
             Kind::Gauge,

@@ -7,9 +7,10 @@ use proto::csi::{CapacityRange, NodeExpandVolumeRequest};
 
 use super::device::{Device, DeviceKey, Stage};
 use super::{Error, Volumes, capability, layout};
+use crate::clients::csi::NodeCapabilities;
 use crate::clients::csi_secrets::Secrets;
 use crate::objects::{
-    EventType, Object, PersistentVolume, PersistentVolumeClaim, Pod, Quantity, VolumeSource,
+    CsiVolumeSource, EventType, Object, PersistentVolume, PersistentVolumeClaim, Pod, Quantity, VolumeSource,
 };
 
 /// The condition of a claim whose volume has grown, and whose file system has not.
@@ -67,33 +68,15 @@ impl Volumes {
         let driver = driver.ok_or_else(|| Error::DriverMissing { driver: csi.driver.clone() })?;
         let can = driver.node_capabilities().await?;
         if can.expand {
-            let secrets = Secrets::read(&self.shared.store, csi.node_expand_secret_ref.as_ref())?;
-            let bytes = volume.spec.capacity.get("storage").map_or(0, Quantity::value);
             let staging = layout::globalmount(&self.shared.layout.stage_dir(&key.driver, &key.volume_handle));
-            driver
-                .node_expand_volume(NodeExpandVolumeRequest {
-                    volume_id: csi.volume_handle.clone(),
-                    volume_path: target.to_string_lossy().into_owned(),
-                    capacity_range: Some(CapacityRange {
-                        required_bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
-                        limit_bytes: 0,
-                    }),
-                    staging_target_path: staging.to_string_lossy().into_owned(),
-                    volume_capability: Some(capability::of_volume(&volume, can, None)?),
-                    secrets: secrets.into_map(),
-                })
-                .await?;
+            let request = NodeExpandVolumeRequest {
+                volume_path: target.to_string_lossy().into_owned(),
+                staging_target_path: staging.to_string_lossy().into_owned(),
+                ..self.expand_request(&volume, csi, can)?
+            };
+            driver.node_expand_volume(request).await?;
         }
-        let store = &self.shared.store;
-        let expanded = |claim: &mut PersistentVolumeClaim| {
-            claim.status.capacity.clone_from(&volume.spec.capacity);
-            // It may have grown again during the call.
-            let latest = store.volume(&volume.metadata.name);
-            if latest.is_none_or(|latest| latest.spec.capacity == volume.spec.capacity) {
-                claim.status.conditions.retain(|c| c.condition_type != FILE_SYSTEM_PENDING);
-            }
-        };
-        store.update_bound_claim(&claim, expanded).map_err(Error::Store)?;
+        self.keep_expanded(&claim, &volume)?;
         // Only now: who waits for the lock sees that it is done.
         drop(stage);
         let message = format!("NodeExpandVolume succeeded for volume \"{}\"", volume.metadata.name);
@@ -104,6 +87,42 @@ impl Volumes {
             &message,
         );
         Ok(true)
+    }
+
+    /// Without its paths.
+    fn expand_request(
+        &self,
+        volume: &PersistentVolume,
+        csi: &CsiVolumeSource,
+        can: NodeCapabilities,
+    ) -> Result<NodeExpandVolumeRequest, Error> {
+        let secrets = Secrets::read(&self.shared.store, csi.node_expand_secret_ref.as_ref())?;
+        let bytes = volume.spec.capacity.get("storage").map_or(0, Quantity::value);
+        Ok(NodeExpandVolumeRequest {
+            volume_id: csi.volume_handle.clone(),
+            capacity_range: Some(CapacityRange {
+                required_bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
+                limit_bytes: 0,
+            }),
+            volume_capability: Some(capability::of_volume(volume, can, None)?),
+            secrets: secrets.into_map(),
+            ..NodeExpandVolumeRequest::default()
+        })
+    }
+
+    /// The claim has the capacity of `volume`, whose file system has grown.
+    fn keep_expanded(&self, claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), Error> {
+        let store = &self.shared.store;
+        let expanded = |claim: &mut PersistentVolumeClaim| {
+            claim.status.capacity.clone_from(&volume.spec.capacity);
+            // It may have grown again during the call.
+            let latest = store.volume(&volume.metadata.name);
+            if latest.is_none_or(|latest| latest.spec.capacity == volume.spec.capacity) {
+                claim.status.conditions.retain(|c| c.condition_type != FILE_SYSTEM_PENDING);
+            }
+        };
+        store.update_bound_claim(claim, expanded).map_err(Error::Store)?;
+        Ok(())
     }
 
     /// For a volume that has just been mounted: the claim may have waited for it. Runs as a task.

@@ -44,35 +44,53 @@ pub(super) async fn make_content(
     volume_handle: &str,
 ) -> Result<(), Failure> {
     let store = &shared.store;
-    let failed = |message: String| Failure { reason: "SnapshotContentCreationFailed", message };
     if let Some(key) = csi_secrets::unknown_snapshot_parameter(&class.parameters) {
-        return Err(failed(format!(
+        return Err(no_content(format!(
             "VolumeSnapshotClass \"{}\": found unknown parameter key \"{key}\" with reserved namespace \
              csi.storage.k8s.io/",
             class.metadata.name
         )));
     }
-    let driver = driver(shared, &class.driver).map_err(failed)?;
-    let can = driver.controller_capabilities().await.map_err(|e| failed(e.to_string()))?;
+    let driver = driver(shared, &class.driver).map_err(no_content)?;
+    let can = driver.controller_capabilities().await.map_err(|e| no_content(e.to_string()))?;
     if !can.snapshot {
-        return Err(failed(format!("driver {} does not support snapshots", class.driver)));
+        return Err(no_content(format!("driver {} does not support snapshots", class.driver)));
     }
+    let content = new_content(snapshot, class, volume_handle)?;
+    store.put_snapshot_content(content.clone()).map_err(not_kept)?;
+    bind(store, snapshot, &content)?;
+    let (namespace, name) = (&snapshot.metadata.namespace, &snapshot.metadata.name);
+    let message = format!("Waiting for a snapshot {namespace}/{name} to be created by the CSI driver.");
+    store.record(&snapshot.reference(), EventType::Normal, "CreatingSnapshot", &message);
+    Ok(())
+}
+
+fn no_content(message: String) -> Failure {
+    Failure { reason: "SnapshotContentCreationFailed", message }
+}
+
+/// The content of a snapshot that does not exist yet: it names the volume and no snapshot.
+fn new_content(
+    snapshot: &VolumeSnapshot,
+    class: &VolumeSnapshotClass,
+    volume_handle: &str,
+) -> Result<VolumeSnapshotContent, Failure> {
     let name = format!("snapcontent-{}", snapshot.metadata.uid);
     let secret =
         csi_secrets::reference(&class.parameters, Purpose::Snapshot, &tokens(&snapshot.metadata, &name));
     let mut annotations = BTreeMap::new();
-    if let Some(SecretReference { name, namespace }) = secret.map_err(|e| failed(e.to_string()))? {
+    if let Some(SecretReference { name, namespace }) = secret.map_err(|e| no_content(e.to_string()))? {
         annotations.insert(DELETION_SECRET_NAME.to_owned(), name);
         annotations.insert(DELETION_SECRET_NAMESPACE.to_owned(), namespace);
     }
-    let parameters = serde_json::to_string(&class.parameters).map_err(|e| failed(e.to_string()))?;
+    let parameters = serde_json::to_string(&class.parameters).map_err(|e| no_content(e.to_string()))?;
     annotations.insert(CLASS_PARAMETERS.to_owned(), parameters);
-    let content = VolumeSnapshotContent {
+    Ok(VolumeSnapshotContent {
         api_version: Kind::VolumeSnapshotContent.api_version().to_owned(),
         kind: Kind::VolumeSnapshotContent.to_string(),
         metadata: ObjectMeta {
             name,
-            uid: new_uid().map_err(|e| failed(format!("generate a uid: {e}")))?,
+            uid: new_uid().map_err(|e| no_content(format!("generate a uid: {e}")))?,
             annotations,
             creation_timestamp: Some(now()),
             ..ObjectMeta::default()
@@ -89,13 +107,7 @@ pub(super) async fn make_content(
             source_volume_mode: None,
         },
         status: VolumeSnapshotContentStatus::default(),
-    };
-    store.put_snapshot_content(content.clone()).map_err(not_kept)?;
-    bind(store, snapshot, &content)?;
-    let (namespace, name) = (&snapshot.metadata.namespace, &snapshot.metadata.name);
-    let message = format!("Waiting for a snapshot {namespace}/{name} to be created by the CSI driver.");
-    store.record(&snapshot.reference(), EventType::Normal, "CreatingSnapshot", &message);
-    Ok(())
+    })
 }
 
 fn tokens(snapshot: &ObjectMeta, content: &str) -> Tokens {
