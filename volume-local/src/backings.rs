@@ -362,6 +362,11 @@ impl Backings {
         self.locked().ways.get(&node).is_some_and(|way| way.backing.is_some() && way.writers > 0)
     }
 
+    /// Whether the kernel reads and writes the open node's file itself.
+    pub(crate) fn passes(&self, node: u64) -> bool {
+        self.locked().ways.get(&node).is_some_and(|way| way.opens > 0 && way.backing.is_some())
+    }
+
     fn register(&self, state: &mut State, node: u64, file: BorrowedFd<'_>) -> Option<Backing> {
         if state.pause.is_some_and(|until| until > Instant::now()) {
             return None;

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use volume_fs::file::Handle;
 
@@ -34,7 +35,7 @@ pub(crate) struct Handles<T> {
 struct Open<T> {
     all: HashMap<u64, Entry<T>>,
     /// How many handles each node has.
-    of_node: HashMap<u64, u32>,
+    of_node: HashMap<u64, Count>,
     /// Handles of an earlier daemon, by the request that opened each.
     by_request: HashMap<u64, u64>,
 }
@@ -61,6 +62,36 @@ impl<T: OfNode> Item<T> {
     }
 }
 
+#[derive(Debug, Default)]
+struct Count {
+    all: u32,
+    /// Of these, open for reading and writing.
+    both_ways: u32,
+}
+
+fn is_both_ways(flags: u32) -> bool {
+    OFlags::from_bits_retain(flags).contains(OFlags::RDWR)
+}
+
+impl<T> Open<T> {
+    /// Whether it is the node's only handle.
+    fn counts(&mut self, node: u64, flags: u32) -> bool {
+        let count = self.of_node.entry(node).or_default();
+        count.all += 1;
+        count.both_ways += u32::from(is_both_ways(flags));
+        count.all == 1
+    }
+
+    fn counts_no_more(&mut self, node: u64, flags: u32) {
+        let Some(count) = self.of_node.get_mut(&node) else { return };
+        count.all -= 1;
+        count.both_ways -= u32::from(is_both_ways(flags));
+        if count.all == 0 {
+            self.of_node.remove(&node);
+        }
+    }
+}
+
 /// What a handle was.
 #[derive(Debug)]
 pub(crate) struct Closed<T> {
@@ -83,7 +114,7 @@ impl<T: OfNode> Handles<T> {
     pub(crate) fn restore(&self, handles: impl IntoIterator<Item = (RecordId, HandleRecord)>) {
         let mut open = self.write();
         for (record, handle) in handles {
-            *open.of_node.entry(handle.node).or_default() += 1;
+            open.counts(handle.node, handle.flags);
             open.by_request.insert(handle.request, handle.handle);
             open.all.insert(handle.handle, Entry { record: Some(record), item: Item::Earlier(handle) });
         }
@@ -114,9 +145,7 @@ impl<T: OfNode> Handles<T> {
             None => (self.next.fetch_add(1, Ordering::Relaxed), None),
         };
         let mut open = self.write();
-        let of_node = open.of_node.entry(node).or_default();
-        *of_node += 1;
-        let is_sole = *of_node == 1;
+        let is_sole = open.counts(node, flags);
         open.all.insert(number, Entry { record, item: Item::Open(Arc::new(item)) });
         (Handle(number), is_sole)
     }
@@ -149,6 +178,11 @@ impl<T: OfNode> Handles<T> {
         self.read().of_node.contains_key(&node)
     }
 
+    /// Whether the node has a handle that is open for reading and writing.
+    pub(crate) fn has_open_both_ways(&self, node: u64) -> bool {
+        self.read().of_node.get(&node).is_some_and(|count| count.both_ways > 0)
+    }
+
     /// The nodes with an open handle.
     pub(crate) fn nodes(&self) -> Vec<u64> {
         self.read().of_node.keys().copied().collect()
@@ -175,12 +209,7 @@ impl<T: OfNode> Handles<T> {
         if let Item::Earlier(record) = &item {
             open.by_request.remove(&record.request);
         }
-        if let Some(count) = open.of_node.get_mut(&node) {
-            *count -= 1;
-            if *count == 0 {
-                open.of_node.remove(&node);
-            }
-        }
+        open.counts_no_more(node, flags);
         drop(open);
         if let (Some(table), Some(record)) = (&self.table, record) {
             table.remove(record);

@@ -21,6 +21,7 @@ mod keeping;
 mod restored;
 mod table;
 mod unplaced;
+mod zeros;
 
 use std::collections::HashMap;
 use std::ffi::CStr;

@@ -1,7 +1,7 @@
 //! The file system over the volume's directory: the effect of each request on the backing files. It
 //! does not know FUSE. The modules `names`, `data`, `attributes` and `listing` handle names,
 //! content, attributes and directories. `charges` counts the space that they take, if the daemon
-//! counts it. `running` and `recovery` continue what an earlier daemon has begun.
+//! counts it. `holes` tells data from holes. `running` and `recovery` continue what an earlier daemon has begun.
 //!
 //! The kernel checks permissions before it sends a request (FUSE_POSIX_ACL implies
 //! default_permissions). So this module accesses every file with CAP_DAC_OVERRIDE, and acts as the
@@ -10,6 +10,7 @@
 mod attributes;
 mod charges;
 mod data;
+mod holes;
 mod listing;
 mod names;
 mod recovery;
@@ -67,6 +68,8 @@ pub(crate) struct Volume {
     read_only: bool,
     /// The kernel keeps what is written and sends it later.
     writeback_cache: bool,
+    /// A hole of a backing file always has whole pages of the kernel.
+    holes_are_pages: bool,
     /// Files that the kernel reads and writes itself; `None`: the daemon does.
     passing: Option<Backings>,
     trust: Arc<Trust>,
@@ -132,6 +135,7 @@ impl Volume {
             source: linux::Error::new("statfs", "the volume's directory", e),
         })?;
         let attribute_blocks = AttributeBlocks::of_file_system(&root);
+        let holes_are_pages = rustix::fs::fstatvfs(&root).is_ok_and(|found| holes::are_pages(found.f_frsize));
         let shared = table.clone().zip(keeper.clone());
         let nodes = Nodes::new(Arc::clone(&root), origin, limits, quota.clone(), shared);
         let limit = usize::try_from(limits.descriptors).unwrap_or(usize::MAX);
@@ -156,6 +160,7 @@ impl Volume {
             names_take_inodes,
             read_only,
             writeback_cache,
+            holes_are_pages,
             passing,
             table,
         };
@@ -297,8 +302,10 @@ impl Volume {
             false => attributes.valid,
         };
         // FUSE counts no blocks of what the kernel has not sent. tar(1) takes a file without any for a hole.
-        let is_file = attributes.kind == FileKind::Regular;
-        let blocks = attributes.blocks.max(u64::from(self.writeback_cache && is_file));
+        let hides_data = attributes.kind == FileKind::Regular
+            && attributes.blocks == 0
+            && self.may_have_unsent_data(attributes.id.0, attributes.bytes);
+        let blocks = attributes.blocks.max(u64::from(hides_data));
         Ok(Attributes { valid, blocks, ..attributes })
     }
 

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use super::bound::Nameless;
 use super::restored::Count;
 use super::unplaced::Unplaced;
+use super::zeros::Zeros;
 use crate::attributes::ROOT;
 use crate::errno::Result;
 use crate::place::Place;
@@ -48,6 +49,7 @@ pub(super) struct Table {
     pub(super) refusing: bool,
     pub(super) nameless: Nameless,
     pub(super) unplaced: Unplaced,
+    pub(super) zeros: Zeros,
     /// Nodes whose count an earlier daemon may have left too high, for the sweeper.
     pub(super) doubtful: Vec<u64>,
 }
@@ -180,6 +182,7 @@ impl Table {
             let Some(node) = self.nodes.remove(&id) else { break };
             self.dropped += 1;
             left.forgotten.push(id);
+            self.zeros.remove(id);
             if let (Some(state), Some(record)) = (&self.state, node.record) {
                 state.remove(record);
             }

@@ -9,7 +9,7 @@ use volume_fs::file::{Handle, NodeId, Opened};
 use volume_fs::request::{Data, Position};
 
 use super::attributes::clearing_setid_for;
-use super::{OpenFile, Running, Volume, synchronise};
+use super::{OpenFile, Running, Volume, holes, synchronise};
 use crate::backings::{self, Backings, Entered, Wanted};
 use crate::charge;
 use crate::errno::{self, Result};
@@ -129,6 +129,7 @@ impl Volume {
             }
         }
         data.truncate(size);
+        self.note_zeros(file.id, offset, &data, size);
         Ok(data)
     }
 
@@ -202,7 +203,13 @@ impl Volume {
         if self.writeback_cache {
             return Err(Errno::NOSYS);
         }
-        rustix::fs::seek(&self.file(handle)?.fd, position)
+        let file = self.file(handle)?;
+        let hidden = self.may_hide_data(file.id);
+        if hidden.is_empty() {
+            return rustix::fs::seek(&file.fd, position);
+        }
+        let size = stat(&file.fd)?.stx_size;
+        holes::seek_with(&hidden, size, position, |position| rustix::fs::seek(&file.fd, position))
     }
 
     pub(crate) fn copy_range(&self, from: Position, to: Position, length: u64) -> Result<usize> {

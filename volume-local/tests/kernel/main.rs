@@ -13,6 +13,7 @@ mod directories;
 mod files;
 mod fixture;
 mod hand_over;
+mod holes;
 mod keepers;
 mod known;
 mod metrics;

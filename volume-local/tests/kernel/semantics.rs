@@ -11,6 +11,7 @@ const TESTS: &[&str] = &[
     include_str!("directories.rs"),
     include_str!("files.rs"),
     include_str!("hand_over.rs"),
+    include_str!("holes.rs"),
     include_str!("keepers.rs"),
     include_str!("known.rs"),
     include_str!("metrics.rs"),
