@@ -14,7 +14,7 @@
 //! A successor restores the nodes from the state table ([`Nodes::restore`]). For a removed file that is
 //! open, or that is a directory, the keeper holds a descriptor (`kept`).
 //!
-//! Lock order: the table, then the quota's.
+//! Lock order: `names_move`, the table, then the quota's.
 
 mod bound;
 mod keeping;
@@ -27,7 +27,7 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
@@ -48,9 +48,6 @@ const MOST_DESCRIPTORS: usize = 4096;
 /// Most removed files that may be held: their descriptors cannot be closed.
 const MOST_NAMELESS: u64 = 65_536;
 
-/// A concurrent rename may invalidate the place before it is used.
-const ATTEMPTS: usize = 3;
-
 /// Directories with the same remainder share their [`NamesAsOf`].
 const NAME_COUNTERS: usize = 64;
 
@@ -59,6 +56,8 @@ pub(crate) struct Nodes {
     origin: Origin,
     limit: usize,
     table: Mutex<Table>,
+    /// Shared by requests that move or remove a name, until the table has followed.
+    names_move: RwLock<()>,
     quota: Option<Arc<Quota>>,
     /// Number of names that directories have lost; changed under the table's lock.
     names_lost: [AtomicU64; NAME_COUNTERS],
@@ -125,6 +124,7 @@ impl Nodes {
             origin,
             limit,
             table: Mutex::new(table),
+            names_move: RwLock::new(()),
             quota,
             names_lost: std::array::from_fn(|_| AtomicU64::new(0)),
             bound: limits.known.max(1),
@@ -143,29 +143,32 @@ impl Nodes {
     /// The O_PATH descriptor of a node, reopened if it was closed. `ESTALE` if the file is no
     /// longer at its place: it was changed behind the mount.
     pub(crate) fn descriptor(&self, id: u64) -> Result<Arc<OwnedFd>> {
-        let mut refused = Errno::STALE;
-        for _ in 0..ATTEMPTS {
-            let (mut fd, way_down) = self.table().way_to(id)?;
-            let mut step = Ok(());
-            for (child, name) in way_down.into_iter().rev() {
-                match self.open_known(&fd, &name, child) {
-                    Ok(opened) => fd = opened,
-                    Err(errno) => {
-                        step = Err(errno);
-                        break;
-                    }
-                }
-            }
-            match step {
-                Ok(()) => return Ok(fd),
-                Err(Errno::NOENT | Errno::STALE | Errno::NOTDIR) => {}
-                Err(errno) => {
-                    refused = errno;
-                    break;
-                }
-            }
+        match self.open_by_names(id) {
+            Err(Errno::NOENT | Errno::STALE | Errno::NOTDIR) => {}
+            other => return other,
         }
-        Err(refused)
+        // A name on the way may just have moved, and the table not have followed yet.
+        let none_moves = self.names_move.write().unwrap_or_else(PoisonError::into_inner);
+        let opened = self.open_by_names(id);
+        drop(none_moves);
+        match opened {
+            Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::STALE),
+            other => other,
+        }
+    }
+
+    fn open_by_names(&self, id: u64) -> Result<Arc<OwnedFd>> {
+        let (mut fd, way_down) = self.table().way_to(id)?;
+        for (child, name) in way_down.into_iter().rev() {
+            fd = self.open_known(&fd, &name, child)?;
+        }
+        Ok(fd)
+    }
+
+    /// To be held from before a name moves or is removed until [`Self::moved`] or [`Self::removed`] has
+    /// returned. [`Self::descriptor`] waits for its end, so the holder must not call that.
+    pub(crate) fn moves_names(&self) -> RwLockReadGuard<'_, ()> {
+        self.names_move.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens `name` in `directory` with O_PATH. The result is always inside the volume: one

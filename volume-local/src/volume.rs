@@ -381,8 +381,18 @@ mod testing {
     pub(super) const CALLER: Caller = Caller { uid: 0, gid: 0 };
 
     pub(super) fn volume(directory: &Path, access: Access, quota: Option<Arc<Quota>>) -> Volume {
+        with_descriptors(1024, directory, access, quota)
+    }
+
+    /// With such a limit of open files.
+    pub(super) fn with_descriptors(
+        descriptors: u64,
+        directory: &Path,
+        access: Access,
+        quota: Option<Arc<Quota>>,
+    ) -> Volume {
         let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-        let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
+        let limits = NodeLimits { descriptors, known: 1000, event_loops: 4 };
         let policies = Policies { data_path: DataPath::Daemon, quota, writeback_cache: false };
         Volume::open(root, access, DescriptorDir::open().unwrap(), limits, policies, None).unwrap()
     }

@@ -198,12 +198,14 @@ impl Volume {
             Ok::<_, Errno>(Effect::Remove { at: place.clone(), found, removed_by, takes })
         })?;
         self.keep_before_loss(found.as_ref(), &place);
+        let moves_names = self.nodes.moves_names();
         let removed = self.settling(directory, &parent, || rustix::fs::unlinkat(&parent, &place.name, kind));
         self.trust.outdates(directory);
         removed.inspect_err(|_| self.after_failure(running, found.as_ref()))?;
         if let Some(found) = found {
             self.lost(running, found, uid, &place);
         }
+        drop(moves_names);
         Ok(())
     }
 
@@ -245,6 +247,7 @@ impl Volume {
         if !exchange {
             self.keep_before_loss(in_the_way.as_ref(), &to);
         }
+        let moves_names = self.nodes.moves_names();
         let rename = || rustix::fs::renameat_with(&from_parent, &from.name, &to_parent, &to.name, flags);
         let renamed = self.settling(from_directory, &from_parent, || match from_directory == to_directory {
             true => rename(),
@@ -268,6 +271,7 @@ impl Volume {
         if let Some(moved) = moving {
             self.nodes.moved(moved, &from, to);
         }
+        drop(moves_names);
         Ok(())
     }
 
@@ -457,4 +461,81 @@ impl Found {
 /// Creates as `caller`.
 fn as_caller<T>(caller: Caller, create: impl FnOnce() -> Result<T>) -> Result<T> {
     credentials::as_caller(caller, KEPT_AS_CALLER, create).map_err(errno::from_nix)?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::trust::Access;
+    use crate::volume::testing::{CALLER, begin, create, with_descriptors};
+
+    const ROUNDS: usize = 3000;
+
+    /// Calls `change` again and again while another thread finds the node.
+    fn finds_it_beside(volume: &Volume, id: NodeId, mut change: impl FnMut(usize)) {
+        let (found, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let finds = scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert_eq!(volume.attributes(id, None).map(|seen| seen.id), Ok(id));
+                    found.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let goes_on = |round| round < ROUNDS || found.load(Ordering::Relaxed) < ROUNDS;
+            (0..).take_while(|round| goes_on(*round) && !finds.is_finished()).for_each(&mut change);
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn what_is_renamed_exchanged_or_below_a_directory_that_moves_is_always_found() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        // So few descriptors that every file is found by its name each time.
+        let volume = with_descriptors(3, directory.path(), Access::default(), None);
+        let at = |directory, name: &'static str| Name { directory, name: OsStr::new(name) };
+        let permissions = Permissions { mode: 0o755, umask: 0 };
+        let made = volume.make_directory(&mut begin(&volume), at(NodeId::ROOT, "a"), permissions, CALLER);
+        let inner = made.unwrap().attributes.id;
+        let (file, _) = create(&volume, "f").unwrap();
+        let rename = |from, to, flags| volume.rename(&mut begin(&volume), from, to, flags, 0).unwrap();
+        let there_and_back = |one, other, flags| {
+            move |round: usize| match round % 2 {
+                0 => rename(one, other, flags),
+                _ => rename(other, one, flags),
+            }
+        };
+        let plain = RenameFlags::empty();
+        let root = |name| at(NodeId::ROOT, name);
+        finds_it_beside(&volume, file, there_and_back(root("f"), root("g"), plain));
+        let now = if directory.path().join("f").exists() { "f" } else { "g" };
+        rename(root(now), at(inner, "f"), plain);
+        finds_it_beside(&volume, file, there_and_back(root("a"), root("b"), plain));
+        let now = if directory.path().join("a").exists() { "a" } else { "b" };
+        create(&volume, "other").unwrap();
+        finds_it_beside(&volume, file, there_and_back(root(now), root("other"), RenameFlags::EXCHANGE));
+    }
+
+    #[test]
+    fn a_file_is_found_while_it_is_removed() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let volume = with_descriptors(64, directory.path(), Access::default(), None);
+        let name = Name { directory: NodeId::ROOT, name: OsStr::new("f") };
+        for _ in 0..ROUNDS {
+            let (id, handle) = create(&volume, "f").unwrap();
+            let both = Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    both.wait();
+                    assert_eq!(volume.attributes(id, None).map(|seen| seen.id), Ok(id));
+                });
+                both.wait();
+                volume.remove(&mut begin(&volume), name, AtFlags::empty(), 0).unwrap();
+            });
+            volume.release_file(handle);
+            volume.forget(id, 1);
+        }
+    }
 }

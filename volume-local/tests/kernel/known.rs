@@ -235,3 +235,28 @@ fn removed_files_that_one_user_holds_leave_room_for_others() {
     let control = volume.control();
     until("all are gone", || stats(&control).removed_inodes == 0);
 }
+
+/// The kernel asks about an open file by its inode alone, and the daemon finds a new one by its name.
+#[test]
+fn an_open_file_is_found_while_it_is_renamed_or_replaced() {
+    let volume = Volume::new();
+    let (new, named) = (volume.path("new"), volume.path("named"));
+    fs::write(&named, "").unwrap();
+    for _ in 0..1000 {
+        let replaced = File::open(&named).unwrap();
+        let file = File::create_new(&new).unwrap();
+        let all = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                all.wait();
+                for file in [&file, &replaced, &file] {
+                    let asked = rustix::fs::fgetxattr(file, c"user.none", &mut [0; 8]);
+                    assert_eq!(asked, Err(rustix::io::Errno::NODATA));
+                }
+            });
+            all.wait();
+            fs::rename(&new, &named).unwrap();
+            looks.join().unwrap();
+        });
+    }
+}
