@@ -94,29 +94,35 @@ impl Local {
     }
 
     /// Makes a change that is not the same if it is made twice.
-    fn change_once(&self, id: RequestId, change: impl FnOnce(&Volume, &mut Running) + Send + 'static) {
+    ///
+    /// `bytes`: the memory that the change keeps if it waits.
+    fn change_once(
+        &self,
+        id: RequestId,
+        bytes: usize,
+        change: impl FnOnce(&Volume, &mut Running) + Send + 'static,
+    ) {
         let mut running = self.volume.begin(id);
-        self.change(move |volume| change(volume, &mut running));
+        self.change(bytes, move |volume| change(volume, &mut running));
     }
 
     /// `kind`: REMOVEDIR for a directory.
     fn remove(&self, by: Requester, name: Name<'_>, kind: AtFlags, reply: impl Reply<()>) {
         let (directory, name) = owned(name);
-        self.change_once(by.id, move |volume, running| {
+        self.change_once(by.id, name.len(), move |volume, running| {
             let name = Name { directory, name: &name };
             reply(answer(volume.remove(running, name, kind, by.caller.uid)));
         });
     }
 
-    /// Makes a change, now or when the gate opens.
-    fn change(&self, change: impl FnOnce(&Volume) + Send + 'static) {
+    /// Makes a change, now or when the gate opens. `bytes`: the memory that it keeps until then.
+    fn change(&self, bytes: usize, change: impl FnOnce(&Volume) + Send + 'static) {
         match self.gate.enter() {
             Ok(_pass) => change(&self.volume),
-            Err(shut) => self.change_later(shut, 0, change),
+            Err(shut) => self.change_later(shut, bytes, change),
         }
     }
 
-    /// `bytes`: the memory that the change keeps until then.
     fn change_later(&self, shut: Shut<'_>, bytes: usize, change: impl FnOnce(&Volume) + Send + 'static) {
         if shut.has_room(bytes) {
             let volume = Arc::clone(&self.volume);
@@ -177,7 +183,7 @@ impl Backend for Local {
         changes: Changes,
         reply: impl Reply<Attributes>,
     ) {
-        self.change(move |volume| reply(answer(volume.change(by, node, handle, &changes))));
+        self.change(0, move |volume| reply(answer(volume.change(by, node, handle, &changes))));
     }
 
     fn getxattr(&self, node: NodeId, name: &OsStr, size: usize, reply: impl Reply<Xattr>) {
@@ -194,7 +200,7 @@ impl Backend for Local {
         reply: impl Reply<()>,
     ) {
         let (name, value) = (name.to_owned(), value.to_vec());
-        self.change_once(by.id, move |volume, running| {
+        self.change_once(by.id, name.len() + value.len(), move |volume, running| {
             let wanted = NewXattr { name: &name, value: &value, flags };
             reply(answer(volume.set_xattr(running, by.caller, node, wanted)));
         });
@@ -206,7 +212,9 @@ impl Backend for Local {
 
     fn removexattr(&self, id: RequestId, node: NodeId, name: &OsStr, reply: impl Reply<()>) {
         let name = name.to_owned();
-        self.change_once(id, move |volume, running| reply(answer(volume.remove_xattr(running, node, &name))));
+        self.change_once(id, name.len(), move |volume, running| {
+            reply(answer(volume.remove_xattr(running, node, &name)));
+        });
     }
 
     fn readlink(&self, node: NodeId, reply: impl DataReply) {
@@ -222,7 +230,7 @@ impl Backend for Local {
         reply: impl Reply<Known>,
     ) {
         let (directory, name) = owned(name);
-        self.change_once(by.id, move |volume, running| {
+        self.change_once(by.id, name.len(), move |volume, running| {
             let name = Name { directory, name: &name };
             reply(answer(volume.make_special(running, name, special, permissions, by.caller)));
         });
@@ -230,7 +238,7 @@ impl Backend for Local {
 
     fn mkdir(&self, by: Requester, name: Name<'_>, permissions: Permissions, reply: impl Reply<Known>) {
         let (directory, name) = owned(name);
-        self.change_once(by.id, move |volume, running| {
+        self.change_once(by.id, name.len(), move |volume, running| {
             let name = Name { directory, name: &name };
             reply(answer(volume.make_directory(running, name, permissions, by.caller)));
         });
@@ -238,7 +246,7 @@ impl Backend for Local {
 
     fn symlink(&self, by: Requester, name: Name<'_>, target: &OsStr, reply: impl Reply<Known>) {
         let ((directory, name), target) = (owned(name), target.to_owned());
-        self.change_once(by.id, move |volume, running| {
+        self.change_once(by.id, name.len() + target.len(), move |volume, running| {
             let name = Name { directory, name: &name };
             reply(answer(volume.make_symlink(running, name, &target, by.caller)));
         });
@@ -246,7 +254,7 @@ impl Backend for Local {
 
     fn link(&self, id: RequestId, node: NodeId, name: Name<'_>, reply: impl Reply<Known>) {
         let (directory, name) = owned(name);
-        self.change_once(id, move |volume, running| {
+        self.change_once(id, name.len(), move |volume, running| {
             reply(answer(volume.link(running, node, Name { directory, name: &name })));
         });
     }
@@ -261,7 +269,7 @@ impl Backend for Local {
 
     fn rename(&self, by: Requester, from: Name<'_>, to: Name<'_>, flags: RenameFlags, reply: impl Reply<()>) {
         let ((from_directory, from), (to_directory, to)) = (owned(from), owned(to));
-        self.change_once(by.id, move |volume, running| {
+        self.change_once(by.id, from.len() + to.len(), move |volume, running| {
             let from = Name { directory: from_directory, name: &from };
             let to = Name { directory: to_directory, name: &to };
             reply(answer(volume.rename(running, from, to, flags, by.caller.uid)));
@@ -277,7 +285,7 @@ impl Backend for Local {
         reply: impl Reply<(Known, Opened)>,
     ) {
         let (directory, name) = owned(name);
-        self.change_once(by.id, move |volume, running| {
+        self.change_once(by.id, name.len(), move |volume, running| {
             let name = Name { directory, name: &name };
             reply(answer(volume.create(running, name, permissions, flags, by.caller)));
         });
@@ -286,7 +294,7 @@ impl Backend for Local {
     fn open(&self, id: RequestId, node: NodeId, flags: OFlags, reply: impl Reply<Opened>) {
         if backings::writes(flags) && self.volume.passes() {
             // Its writes would pass the gate by.
-            return self.change_once(id, move |volume, running| {
+            return self.change_once(id, 0, move |volume, running| {
                 reply(answer(volume.open_file(running, node, flags)));
             });
         }
@@ -314,11 +322,11 @@ impl Backend for Local {
     }
 
     fn copy_file_range(&self, from: Position, to: Position, length: u64, reply: impl Reply<usize>) {
-        self.change(move |volume| reply(answer(volume.copy_range(from, to, length))));
+        self.change(0, move |volume| reply(answer(volume.copy_range(from, to, length))));
     }
 
     fn fallocate(&self, handle: Handle, range: Range<u64>, mode: FallocateFlags, reply: impl Reply<()>) {
-        self.change(move |volume| reply(answer(volume.allocate(handle, range, mode))));
+        self.change(0, move |volume| reply(answer(volume.allocate(handle, range, mode))));
     }
 
     fn lseek(&self, handle: Handle, position: SeekFrom, reply: impl Reply<u64>) {
@@ -447,5 +455,47 @@ fn failure(errno: Errno) -> Failure {
         // A quota of the file system that limits the volume: for its users, the volume is full.
         Errno::DQUOT => Errno::NOSPC.into(),
         _ => errno.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use volume_fs::request::Permissions;
+
+    use super::*;
+    use crate::volume::testing::{CALLER, volume};
+
+    /// The memory of the gate for requests that wait.
+    const MOST_BYTES: usize = 32 << 20;
+
+    #[test]
+    fn what_waits_for_the_end_of_a_pause_counts_with_its_names_and_values() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let volume = Arc::new(volume(directory.path(), Access::default(), None));
+        let (gate, capacity) = (Arc::new(Gate::new(false)), Arc::new(Unlimited));
+        let local = Local { volume, gate, capacity, continues: false };
+        local.gate.pause(|| {});
+        let id = RequestId { number: 1, resent: false };
+        let by = Requester { id, caller: CALLER };
+        let name = |name| Name { directory: NodeId::ROOT, name: OsStr::new(name) };
+        let mut kept = 0;
+        let mut takes = |bytes: usize| {
+            kept += bytes;
+            let shut = local.gate.enter().unwrap_err();
+            assert!(shut.has_room(MOST_BYTES - kept), "more than {bytes}");
+            assert!(!shut.has_room(MOST_BYTES - kept + 1), "less than {bytes}");
+        };
+        local.setxattr(by, NodeId::ROOT, OsStr::new("user.a"), &[1; 65_536], XattrFlags::empty(), |_| {});
+        takes(65_536 + 6);
+        local.removexattr(id, NodeId::ROOT, OsStr::new("user.a"), |_| {});
+        takes(6);
+        local.symlink(by, name("link"), OsStr::new("target"), |_| {});
+        takes(10);
+        local.mkdir(by, name("directory"), Permissions { mode: 0o755, umask: 0 }, |_| {});
+        takes(9);
+        local.rename(by, name("one"), name("other"), RenameFlags::empty(), |_| {});
+        takes(8);
+        local.unlink(by, name("none"), |_| {});
+        takes(4);
     }
 }

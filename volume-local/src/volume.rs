@@ -369,7 +369,7 @@ fn c_string(text: &OsStr) -> Result<CString> {
 
 /// Volumes without a kernel above them.
 #[cfg(test)]
-mod testing {
+pub(crate) mod testing {
     use std::path::Path;
 
     use linux::credentials::Caller;
@@ -378,9 +378,9 @@ mod testing {
 
     use super::*;
 
-    pub(super) const CALLER: Caller = Caller { uid: 0, gid: 0 };
+    pub(crate) const CALLER: Caller = Caller { uid: 0, gid: 0 };
 
-    pub(super) fn volume(directory: &Path, access: Access, quota: Option<Arc<Quota>>) -> Volume {
+    pub(crate) fn volume(directory: &Path, access: Access, quota: Option<Arc<Quota>>) -> Volume {
         with_descriptors(1024, directory, access, quota)
     }
 
