@@ -3,7 +3,7 @@
 //! A handle of an earlier daemon is opened again at its first use.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::OFlags;
@@ -28,6 +28,8 @@ pub(crate) struct Handles<T> {
     /// Of the next handle, if there is no state table.
     next: AtomicU64,
     table: Option<Arc<StateTable>>,
+    /// An earlier daemon has left handles.
+    has_earlier: AtomicBool,
     open: RwLock<Open<T>>,
 }
 
@@ -107,13 +109,14 @@ impl<T: OfNode> Handles<T> {
     pub(crate) fn new(most: usize, kind: Opened, table: Option<Arc<StateTable>>) -> Self {
         let (all, of_node, by_request) = (HashMap::new(), HashMap::new(), HashMap::new());
         let open = RwLock::new(Open { all, of_node, by_request });
-        Self { most, kind, next: AtomicU64::new(1), table, open }
+        Self { most, kind, next: AtomicU64::new(1), table, has_earlier: AtomicBool::new(false), open }
     }
 
     /// Takes over the handles of an earlier daemon.
     pub(crate) fn restore(&self, handles: impl IntoIterator<Item = (RecordId, HandleRecord)>) {
         let mut open = self.write();
         for (record, handle) in handles {
+            self.has_earlier.store(true, Ordering::Release);
             open.counts(handle.node, handle.flags);
             open.by_request.insert(handle.request, handle.handle);
             open.all.insert(handle.handle, Entry { record: Some(record), item: Item::Earlier(handle) });
@@ -124,6 +127,22 @@ impl<T: OfNode> Handles<T> {
     pub(crate) fn opened_by(&self, request: u64) -> Option<Handle> {
         let known = !self.read().by_request.is_empty();
         if known { self.write().by_request.remove(&request).map(Handle) } else { None }
+    }
+
+    /// Whether an earlier daemon has left handles; some may be closed.
+    pub(crate) fn has_earlier(&self) -> bool {
+        self.has_earlier.load(Ordering::Acquire)
+    }
+
+    /// The handles of a node that an earlier daemon has opened, and that were not used since.
+    pub(crate) fn unused_of(&self, node: u64) -> Vec<Handle> {
+        let open = self.read();
+        if !open.of_node.contains_key(&node) {
+            return Vec::new();
+        }
+        let is_its = |item: &Item<T>| matches!(item, Item::Earlier(record) if record.node == node);
+        let unused = open.all.iter().filter(|(_, entry)| is_its(&entry.item));
+        unused.map(|(handle, _)| Handle(*handle)).collect()
     }
 
     /// Called before an open. Concurrent calls may all succeed: an event loop opens one file at a

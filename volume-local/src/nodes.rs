@@ -312,6 +312,11 @@ impl Nodes {
         self.table().nodes.contains_key(&id)
     }
 
+    /// Whether the kernel has looked this node up and not forgotten it.
+    pub(crate) fn is_looked_up(&self, id: u64) -> bool {
+        self.table().nodes.get(&id).is_some_and(|node| node.lookups > 0)
+    }
+
     /// The kernel has forgotten `count` lookups.
     pub(crate) fn forget(&self, id: u64, count: u64) {
         let mut table = self.table();

@@ -226,6 +226,9 @@ impl Volume {
 
     /// The kernel has forgotten a node, perhaps not for the last time.
     pub(crate) fn is_unknown(&self, id: u64) {
+        if self.files.has_earlier() || self.directories.has_earlier() {
+            self.close_unopened(id);
+        }
         if let Some(passing) = &self.passing {
             passing.is_forgotten(id, || !self.nodes.contains(id));
         }

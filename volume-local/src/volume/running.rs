@@ -50,6 +50,17 @@ impl Volume {
             self.release_directory(handle);
         }
     }
+
+    /// Closes what an earlier daemon has opened of a node that the kernel has forgotten. An open file would
+    /// keep its inode known: so the kernel has dropped the request that opened it, which was not answered,
+    /// because its process was killed before it could be sent again.
+    pub(super) fn close_unopened(&self, id: u64) {
+        if self.nodes.is_looked_up(id) {
+            return;
+        }
+        self.files.unused_of(id).into_iter().for_each(|handle| self.release_file(handle));
+        self.directories.unused_of(id).into_iter().for_each(|handle| self.release_directory(handle));
+    }
 }
 
 impl Running {
@@ -106,5 +117,82 @@ impl Drop for Running {
         if let (Some(table), Some(slot)) = (&self.table, self.slot) {
             table.requests.drop_note(slot);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use keeper::daemon::Removed;
+    use linux::fd_passing::PacketSocket;
+    use linux::fs_at::DescriptorDir;
+    use linux::shared_memory;
+    use rustix::fs::{Mode, OFlags};
+    use rustix::io::Errno;
+    use volume_fs::file::{Handle, NodeId};
+    use volume_fs::service::{DataPath, Succession};
+    use volume_fs::state::Region;
+
+    use super::*;
+    use crate::nodes::{NodeLimits, stat};
+    use crate::place::Place;
+    use crate::state_table::{HandleRecord, NodeView, Opened};
+    use crate::trust::Access;
+    use crate::volume::{Policies, Shared};
+
+    /// A daemon that continues with what the table has.
+    fn successor(directory: &Path, memory: &OwnedFd) -> Volume {
+        let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        // The keeper has ended.
+        let (_, socket) = PacketSocket::pair().unwrap();
+        let socket = OwnedFd::from(socket);
+        rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK).unwrap();
+        let removed = Removed::new(socket, Duration::from_secs(1)).unwrap();
+        let state = Region::of_backend(memory).unwrap();
+        let shared = Shared::open(Succession { state, version: 2, removed, continues: true }).unwrap();
+        let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
+        let policies = Policies { data_path: DataPath::Daemon, quota: None, writeback_cache: false };
+        let descriptors = DescriptorDir::open().unwrap();
+        Volume::open(root, Access::default(), descriptors, limits, policies, Some(shared)).unwrap()
+    }
+
+    #[test]
+    fn what_an_earlier_daemon_has_opened_is_closed_when_the_kernel_forgets_the_file() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let memory = shared_memory::create("test", 8 << 20).unwrap();
+        let earlier = StateTable::new(Region::of_backend(&memory).unwrap());
+        let mut ids = Vec::new();
+        for (name, kind) in [(c"f", Opened::File), (c"d", Opened::Directory), (c"g", Opened::File)] {
+            let path = directory.path().join(name.to_str().unwrap());
+            match kind {
+                Opened::File => drop(std::fs::File::create(&path).unwrap()),
+                Opened::Directory => std::fs::create_dir(&path).unwrap(),
+            }
+            let id = stat(std::fs::File::open(&path).unwrap()).unwrap().stx_ino;
+            let place = Place { directory: 1, name: name.to_owned() };
+            earlier.put_node(None, &NodeView { id, lookups: 2, place: Some(&place), removed_by: None });
+            let handle = earlier.next_handle(kind);
+            let flags = OFlags::RDONLY.bits();
+            earlier.put_handle(&HandleRecord { kind, handle, node: id, flags, request: id });
+            ids.push(id);
+        }
+        let volume = successor(directory.path(), &memory);
+        let open = || (volume.files.count(), volume.directories.count());
+        // The third one is in use.
+        volume.read(Handle(2), 0, 10).unwrap();
+        for id in &ids {
+            volume.forget(NodeId(*id), 1);
+        }
+        assert_eq!(open(), (2, 1), "the kernel still knows them");
+        for id in &ids {
+            volume.forget(NodeId(*id), 1);
+        }
+        assert_eq!(open(), (1, 0));
+        assert_eq!(volume.read(Handle(1), 0, 10).unwrap_err(), Errno::BADF);
+        let (_table, recovered) = StateTable::recover(Region::of_backend(&memory).unwrap()).unwrap();
+        assert_eq!(recovered.handles.len(), 1, "and no successor opens them");
     }
 }
