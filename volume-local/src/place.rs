@@ -2,6 +2,10 @@
 
 use std::ffi::{CStr, CString};
 
+/// The longest name that a volume has, also if the backing file system has longer ones (ntfs, vfat): the
+/// state table has room for no more.
+pub(crate) const MOST_NAME_BYTES: usize = 255;
+
 /// The directory and name at which a file was last seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -9,7 +13,8 @@ pub(crate) struct Place {
     pub(crate) name: CString,
 }
 
-/// Whether this is the name of a file in a directory. A path could lead out of the volume.
+/// Whether this may be the name of a file in a directory. A path could lead out of the volume.
 pub(crate) fn is_name(name: &CStr) -> bool {
-    !matches!(name.to_bytes(), b"" | b"." | b"..") && !name.to_bytes().contains(&b'/')
+    let bytes = name.to_bytes();
+    !matches!(bytes, b"" | b"." | b"..") && !bytes.contains(&b'/') && bytes.len() <= MOST_NAME_BYTES
 }

@@ -34,7 +34,7 @@ use volume_fs::state::{Region, load_bytes, store_bytes};
 
 use self::charges::Charges;
 use self::requests::Requests;
-use crate::place::{Place, is_name};
+use crate::place::{MOST_NAME_BYTES, Place, is_name};
 
 const NEXT_FILE: usize = 0;
 const NEXT_DIRECTORY: usize = 1;
@@ -47,8 +47,8 @@ const CHUNK_WORDS: usize = 4;
 const NO_NODE: u64 = 0;
 /// Of event loops, and more.
 const MOST_LOOPS: usize = 64;
-/// A node with a name of 255 bytes.
-const MOST_CHUNKS: usize = 1 + 255_usize.div_ceil(8 * CHUNK_WORDS);
+/// A node with the longest name.
+const MOST_CHUNKS: usize = 1 + MOST_NAME_BYTES.div_ceil(8 * CHUNK_WORDS);
 
 /// With this many released chunks, their memory is returned.
 const WORTH_RETURNING: usize = 16 * 1024;
@@ -179,13 +179,13 @@ impl StateTable {
         self.region[at].fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Writes a node that replaces `earlier`. `None` if the table is full: then a successor does not
-    /// find the node.
+    /// Writes a node that replaces `earlier`. `None` if the table is full, or if its name is too long: then a
+    /// successor does not find the node.
     pub(crate) fn put_node(&self, earlier: Option<RecordId>, node: &NodeView<'_>) -> Option<RecordId> {
         let name = node.place.map(|place| place.name.as_bytes()).unwrap_or_default();
         let chunks = 1 + name.len().div_ceil(8 * CHUNK_WORDS);
         let mut space = self.space();
-        let new = space.take(&self.region, chunks);
+        let new = if name.len() <= MOST_NAME_BYTES { space.take(&self.region, chunks) } else { None };
         if let Some(RecordId(at)) = new {
             space.sequence += 1;
             let has_place = if node.place.is_some() { HAS_PLACE } else { 0 };

@@ -36,7 +36,7 @@ use crate::directory::Directory;
 use crate::errno::{self, Result};
 use crate::handles::{Handles, OfNode};
 use crate::nodes::{NodeLimits, Nodes, stat};
-use crate::place::Place;
+use crate::place::{MOST_NAME_BYTES, Place};
 use crate::quota::{Quota, Use};
 use crate::state_table::{Opened, StateTable};
 use crate::trust::{Access, Trust};
@@ -362,6 +362,7 @@ fn component(name: &OsStr) -> Result<CString> {
         b"" => Err(Errno::NOENT),
         b"." | b".." => Err(Errno::INVAL),
         bytes if bytes.contains(&b'/') => Err(Errno::INVAL),
+        bytes if bytes.len() > MOST_NAME_BYTES => Err(Errno::NAMETOOLONG),
         _ => c_string(name),
     }
 }
@@ -424,5 +425,10 @@ mod tests {
             assert_eq!(component(OsStr::new(name)), Err(refused), "{name:?}");
         }
         assert_eq!(component(OsStr::new("..a")).unwrap().as_c_str(), c"..a");
+        let long = |bytes| OsString::from("n".repeat(bytes));
+        assert_eq!(component(&long(255)).unwrap().as_bytes(), long(255).as_bytes());
+        for bytes in [256, 257, 1024] {
+            assert_eq!(component(&long(bytes)), Err(Errno::NAMETOOLONG), "{bytes}");
+        }
     }
 }

@@ -272,6 +272,19 @@ fn a_table_of_version_1_is_read_and_its_use_is_not_known() {
     assert_eq!(recovered.nodes.len(), 6);
 }
 
+#[test]
+fn a_node_whose_name_is_too_long_is_not_recorded_and_leaves_its_earlier_record() {
+    let table = StateTable::new(region(&memory()));
+    let put = |earlier, bytes| {
+        let at = place(1, &"n".repeat(bytes));
+        table.put_node(earlier, &NodeView { id: 7, lookups: 1, place: Some(&at), removed_by: None })
+    };
+    let longest = put(None, 255).unwrap();
+    assert_eq!(put(Some(longest), 256), None);
+    assert_eq!(put(None, 1000), None);
+    assert_eq!(put(None, 255), Some(longest), "the chunks are free again");
+}
+
 /// An attacker may have written the table.
 #[test]
 fn no_recorded_name_leads_out_of_the_volume() {

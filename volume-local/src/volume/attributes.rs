@@ -16,7 +16,7 @@ use super::{OpenFile, Running, Volume, c_string, clearing_setid, mode_bits};
 use crate::charge::{self, BLOCK_BYTES};
 use crate::errno::{self, Result};
 use crate::nodes::stat;
-use crate::place::Place;
+use crate::place::{MOST_NAME_BYTES, Place};
 use crate::state_table::requests::Effect;
 use crate::xattrs;
 
@@ -143,7 +143,7 @@ impl Volume {
             available_blocks: backing.f_bavail,
             inodes: backing.f_files,
             free_inodes: backing.f_ffree,
-            longest_name: backing.f_namemax,
+            longest_name: backing.f_namemax.min(MOST_NAME_BYTES as u64),
         };
         if limits.bytes > 0 {
             let available = backing.f_bavail.saturating_mul(backing.f_frsize);

@@ -1,6 +1,6 @@
 //! Lists directories.
 
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
@@ -14,7 +14,7 @@ use crate::attributes::file_kind;
 use crate::directory::{Directory, Entry};
 use crate::errno::Result;
 use crate::nodes::stat;
-use crate::place::Place;
+use crate::place::{MOST_NAME_BYTES, Place};
 
 /// The kernel keeps the listings of directories up to this size. It asks for names one by one if it has a
 /// listing and has forgotten the inodes: with a larger directory, that would take long.
@@ -39,14 +39,17 @@ impl Volume {
         synchronise(self.directory(handle)?.as_fd(), data_only)
     }
 
-    /// Names and types from the cookie `offset` on.
+    /// Names and types from the cookie `offset` on. Too long names are left out: no request has one.
     pub(crate) fn list(
         &self,
         handle: Handle,
         offset: u64,
         mut take: impl FnMut(Listed<'_>) -> Taken,
     ) -> Result<()> {
-        self.directory(handle)?.read(offset, |entry| take(self.listed(entry)))
+        self.directory(handle)?.read(offset, |entry| match is_too_long(&entry.name) {
+            true => Taken::Yes,
+            false => take(self.listed(entry)),
+        })
     }
 
     /// [`Self::list`] with attributes; each accepted entry counts as a lookup, except `.` and `..`.
@@ -61,6 +64,9 @@ impl Volume {
         let own = self.attributes_now(&stat(&*directory)?)?;
         let (mut taken_before, mut refused) = (false, None);
         directory.read(offset, |entry| {
+            if is_too_long(&entry.name) {
+                return Taken::Yes;
+            }
             let listed = self.listed(entry);
             if matches!(entry.name.as_bytes(), b"." | b"..") {
                 // Only their number and type are used; the root's parent is the root.
@@ -110,4 +116,8 @@ impl Volume {
             next: entry.next,
         }
     }
+}
+
+fn is_too_long(name: &CStr) -> bool {
+    name.to_bytes().len() > MOST_NAME_BYTES
 }
