@@ -158,7 +158,7 @@ pub trait Backend: Pausing {
     /// The handle is no longer used. Must never wait.
     fn release(&self, handle: Handle, reply: impl Reply<()>);
 
-    fn opendir(&self, id: RequestId, node: NodeId, reply: impl Reply<OpenedDirectory>);
+    fn opendir(&self, by: Requester, node: NodeId, reply: impl Reply<OpenedDirectory>);
     /// The entries from `offset` on: 0, or an entry's [`Listed::next`].
     fn readdir(&self, handle: Handle, offset: u64, listing: impl Listing);
     fn readdirplus(&self, node: NodeId, handle: Handle, offset: u64, listing: impl KnownListing);

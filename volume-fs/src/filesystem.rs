@@ -369,7 +369,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let (_turn, call) = self.begin(Operation::Opendir);
-        self.backend.opendir(id(request), node(ino), answers::opened_directory(call, reply));
+        self.backend.opendir(requester(request), node(ino), answers::opened_directory(call, reply));
     }
 
     fn readdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {

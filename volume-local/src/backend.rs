@@ -346,9 +346,9 @@ impl Backend for Local {
         reply(Ok(()));
     }
 
-    fn opendir(&self, id: RequestId, node: NodeId, reply: impl Reply<OpenedDirectory>) {
-        let running = self.volume.begin(id);
-        reply(answer(self.volume.open_directory(&running, node)));
+    fn opendir(&self, by: Requester, node: NodeId, reply: impl Reply<OpenedDirectory>) {
+        let running = self.volume.begin(by.id);
+        reply(answer(self.volume.open_directory(&running, node, by.caller.uid)));
     }
 
     fn readdir(&self, handle: Handle, offset: u64, mut listing: impl Listing) {

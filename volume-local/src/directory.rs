@@ -21,6 +21,8 @@ const READ_AHEAD_BYTES: usize = 32 * 1024;
 #[derive(Debug)]
 pub(crate) struct Directory {
     pub(crate) id: u64,
+    /// The user that opened it.
+    uid: u32,
     fd: OwnedFd,
     stream: Mutex<Stream>,
 }
@@ -29,8 +31,8 @@ pub(crate) struct Directory {
 struct Stream {
     /// Read from the kernel, not yet returned.
     ahead: VecDeque<Entry>,
-    /// The cookie of the first entry in `ahead`.
-    position: u64,
+    /// The cookie of the first entry in `ahead`; `None` if the descriptor is elsewhere.
+    position: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -44,30 +46,39 @@ pub(crate) struct Entry {
 
 impl Directory {
     /// `fd` must be open for reading.
-    pub(crate) fn new(id: u64, fd: OwnedFd) -> Self {
-        Self { id, fd, stream: Mutex::new(Stream { ahead: VecDeque::new(), position: 0 }) }
+    pub(crate) fn new(id: u64, fd: OwnedFd, uid: u32) -> Self {
+        Self { id, uid, fd, stream: Mutex::new(Stream { ahead: VecDeque::new(), position: None }) }
     }
 
     /// Passes entries from the cookie `offset` on to `take`, until it has no space or the directory
-    /// ends.
-    pub(crate) fn read(&self, offset: u64, mut take: impl FnMut(&Entry) -> Taken) -> Result<()> {
+    /// ends. `keeps_ahead`: the other entries that were read stay in memory for the next call.
+    pub(crate) fn read(
+        &self,
+        offset: u64,
+        keeps_ahead: bool,
+        mut take: impl FnMut(&Entry) -> Taken,
+    ) -> Result<()> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         // Zero may also mean rewinddir(3), which must show new entries.
-        if offset == 0 || offset != stream.position {
+        if offset == 0 || stream.position != Some(offset) {
             rustix::fs::seek(&self.fd, SeekFrom::Start(offset))?;
-            *stream = Stream { ahead: VecDeque::new(), position: offset };
+            *stream = Stream { ahead: VecDeque::new(), position: Some(offset) };
         }
         loop {
             if stream.ahead.is_empty() {
                 stream.ahead = self.read_ahead()?;
             }
-            let Some(entry) = stream.ahead.front() else { return Ok(()) };
+            let Some(entry) = stream.ahead.front() else { break };
             if take(entry) == Taken::No {
-                return Ok(());
+                break;
             }
-            stream.position = entry.next;
+            stream.position = Some(entry.next);
             stream.ahead.pop_front();
         }
+        if !keeps_ahead {
+            *stream = Stream { ahead: VecDeque::new(), position: None };
+        }
+        Ok(())
     }
 
     /// The entries of one getdents64(2); none at the end.
@@ -96,14 +107,54 @@ impl OfNode for Directory {
         self.id
     }
 
-    /// Every directory is opened in the same way.
-    fn flags(&self) -> u32 {
-        0
+    fn flags_or_user(&self) -> u32 {
+        self.uid
     }
 }
 
 impl AsFd for Directory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_listing_is_whole_whether_or_not_it_keeps_what_it_has_read_ahead() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let names: BTreeSet<CString> =
+            (0..500).map(|number| CString::new(format!("f{number}")).unwrap()).collect();
+        for name in &names {
+            std::fs::write(directory.path().join(name.to_str().unwrap()), "").unwrap();
+        }
+        for keeps_ahead in [|_| true, |_| false, |entries: usize| entries.is_multiple_of(2)] {
+            let open = std::fs::File::open(directory.path()).unwrap();
+            let stream = Directory::new(1, open.into(), 0);
+            let (mut found, mut next) = (Vec::new(), 0);
+            loop {
+                let (before, from, keeps) = (found.len(), next, keeps_ahead(found.len()));
+                let take = |entry: &Entry| {
+                    // As many as the buffer of a request has room for.
+                    if found.len() == before + 7 {
+                        return Taken::No;
+                    }
+                    found.push(entry.name.clone());
+                    next = entry.next;
+                    Taken::Yes
+                };
+                stream.read(from, keeps, take).unwrap();
+                assert!(keeps || stream.stream.lock().unwrap().ahead.capacity() == 0);
+                if found.len() == before {
+                    break;
+                }
+            }
+            assert_eq!(found.len(), 502, "with . and ..");
+            assert!(names.iter().all(|name| found.contains(name)));
+        }
     }
 }

@@ -16,8 +16,8 @@ use crate::state_table::{HandleRecord, Opened, RecordId, StateTable};
 /// An open file or directory.
 pub(crate) trait OfNode {
     fn node(&self) -> u64;
-    /// open(2) flags of the backing file.
-    fn flags(&self) -> u32;
+    /// open(2) flags of the backing file. Of a directory, the user that opened it.
+    fn flags_or_user(&self) -> u32;
 }
 
 /// Numbers are never reused, so a late request cannot reach another file.
@@ -38,6 +38,8 @@ struct Open<T> {
     all: HashMap<u64, Entry<T>>,
     /// How many handles each node has.
     of_node: HashMap<u64, Count>,
+    /// How many directories each user has.
+    of_user: HashMap<u32, usize>,
     /// Handles of an earlier daemon, by the request that opened each.
     by_request: HashMap<u64, u64>,
 }
@@ -58,7 +60,7 @@ enum Item<T> {
 impl<T: OfNode> Item<T> {
     fn node_and_flags(&self) -> (u64, u32) {
         match self {
-            Self::Open(item) => (item.node(), item.flags()),
+            Self::Open(item) => (item.node(), item.flags_or_user()),
             Self::Earlier(record) => (record.node, record.flags),
         }
     }
@@ -71,23 +73,34 @@ struct Count {
     both_ways: u32,
 }
 
-fn is_both_ways(flags: u32) -> bool {
-    OFlags::from_bits_retain(flags).contains(OFlags::RDWR)
+fn is_both_ways(kind: Opened, flags: u32) -> bool {
+    kind == Opened::File && OFlags::from_bits_retain(flags).contains(OFlags::RDWR)
 }
 
 impl<T> Open<T> {
     /// Whether it is the node's only handle.
-    fn counts(&mut self, node: u64, flags: u32) -> bool {
+    fn counts(&mut self, kind: Opened, node: u64, flags_or_user: u32) -> bool {
+        if kind == Opened::Directory {
+            *self.of_user.entry(flags_or_user).or_default() += 1;
+        }
         let count = self.of_node.entry(node).or_default();
         count.all += 1;
-        count.both_ways += u32::from(is_both_ways(flags));
+        count.both_ways += u32::from(is_both_ways(kind, flags_or_user));
         count.all == 1
     }
 
-    fn counts_no_more(&mut self, node: u64, flags: u32) {
+    fn counts_no_more(&mut self, kind: Opened, node: u64, flags_or_user: u32) {
+        if kind == Opened::Directory
+            && let Some(count) = self.of_user.get_mut(&flags_or_user)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.of_user.remove(&flags_or_user);
+            }
+        }
         let Some(count) = self.of_node.get_mut(&node) else { return };
         count.all -= 1;
-        count.both_ways -= u32::from(is_both_ways(flags));
+        count.both_ways -= u32::from(is_both_ways(kind, flags_or_user));
         if count.all == 0 {
             self.of_node.remove(&node);
         }
@@ -98,7 +111,7 @@ impl<T> Open<T> {
 #[derive(Debug)]
 pub(crate) struct Closed<T> {
     pub(crate) node: u64,
-    /// open(2) flags of the backing file.
+    /// open(2) flags of the backing file. Of a directory, the user that opened it.
     pub(crate) flags: u32,
     /// `None`: opened by an earlier daemon and not used since.
     pub(crate) file: Option<Arc<T>>,
@@ -107,8 +120,8 @@ pub(crate) struct Closed<T> {
 impl<T: OfNode> Handles<T> {
     /// `most`: the limit of open handles.
     pub(crate) fn new(most: usize, kind: Opened, table: Option<Arc<StateTable>>) -> Self {
-        let (all, of_node, by_request) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let open = RwLock::new(Open { all, of_node, by_request });
+        let (all, of_node, of_user, by_request) = Default::default();
+        let open = RwLock::new(Open { all, of_node, of_user, by_request });
         Self { most, kind, next: AtomicU64::new(1), table, has_earlier: AtomicBool::new(false), open }
     }
 
@@ -117,7 +130,7 @@ impl<T: OfNode> Handles<T> {
         let mut open = self.write();
         for (record, handle) in handles {
             self.has_earlier.store(true, Ordering::Release);
-            open.counts(handle.node, handle.flags);
+            open.counts(self.kind, handle.node, handle.flags);
             open.by_request.insert(handle.request, handle.handle);
             open.all.insert(handle.handle, Entry { record: Some(record), item: Item::Earlier(handle) });
         }
@@ -152,9 +165,16 @@ impl<T: OfNode> Handles<T> {
         if has_room && self.count() < self.most { Ok(()) } else { Err(Errno::MFILE) }
     }
 
+    /// As [`Self::admit`], of a directory: one user may have a quarter of them.
+    pub(crate) fn admit_directory(&self, uid: u32) -> Result<()> {
+        self.admit()?;
+        let of_user = self.read().of_user.get(&uid).copied().unwrap_or_default();
+        if of_user < (self.most / 4).max(1) { Ok(()) } else { Err(Errno::MFILE) }
+    }
+
     /// The handle, and whether it is the node's only one. `request`: the number of the request that opened it.
     pub(crate) fn insert(&self, item: T, request: u64) -> (Handle, bool) {
-        let (node, flags) = (item.node(), item.flags());
+        let (node, flags) = (item.node(), item.flags_or_user());
         let (number, record) = match &self.table {
             Some(table) => {
                 let handle = table.next_handle(self.kind);
@@ -164,7 +184,7 @@ impl<T: OfNode> Handles<T> {
             None => (self.next.fetch_add(1, Ordering::Relaxed), None),
         };
         let mut open = self.write();
-        let is_sole = open.counts(node, flags);
+        let is_sole = open.counts(self.kind, node, flags);
         open.all.insert(number, Entry { record, item: Item::Open(Arc::new(item)) });
         (Handle(number), is_sole)
     }
@@ -228,7 +248,7 @@ impl<T: OfNode> Handles<T> {
         if let Item::Earlier(record) = &item {
             open.by_request.remove(&record.request);
         }
-        open.counts_no_more(node, flags);
+        open.counts_no_more(self.kind, node, flags);
         drop(open);
         if let (Some(table), Some(record)) = (&self.table, record) {
             table.remove(record);
@@ -263,7 +283,7 @@ mod tests {
             self.0
         }
 
-        fn flags(&self) -> u32 {
+        fn flags_or_user(&self) -> u32 {
             0
         }
     }

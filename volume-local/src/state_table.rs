@@ -94,7 +94,8 @@ pub(crate) struct HandleRecord {
     pub(crate) kind: Opened,
     pub(crate) handle: u64,
     pub(crate) node: u64,
-    /// open(2) flags of the backing file.
+    /// open(2) flags of the backing file. Of a directory, the user that opened it; earlier
+    /// releases record 0.
     pub(crate) flags: u32,
     /// The request that opened it.
     pub(crate) request: u64,

@@ -48,9 +48,11 @@ pub(crate) use self::running::Running;
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
-/// Descriptors reserved from open files: half of them for listing directories, the others to answer
-/// the driver and scrapers, however many files a pod has opened.
-const MOST_KEPT_FREE: usize = 2048;
+/// Descriptors reserved from open files and directories, to answer the driver and scrapers.
+const MOST_KEPT_FREE: usize = 1024;
+
+/// Open directories, which take no descriptors from files: each costs as much memory as a file.
+const MOST_DIRECTORIES: usize = 65_536;
 
 #[derive(Debug)]
 pub(crate) struct Volume {
@@ -90,7 +92,7 @@ impl OfNode for OpenFile {
         self.id
     }
 
-    fn flags(&self) -> u32 {
+    fn flags_or_user(&self) -> u32 {
         self.flags.bits()
     }
 }
@@ -139,8 +141,10 @@ impl Volume {
         let shared = table.clone().zip(keeper.clone());
         let nodes = Nodes::new(Arc::clone(&root), origin, limits, quota.clone(), shared);
         let limit = usize::try_from(limits.descriptors).unwrap_or(usize::MAX);
-        let kept_free = (limit / 4).min(MOST_KEPT_FREE);
-        let most_files = limit.saturating_sub(nodes.most_descriptors() + nodes.most_nameless() + kept_free);
+        let kept_free = (limit / 8).min(MOST_KEPT_FREE);
+        let most_directories = (limit / 16).min(MOST_DIRECTORIES).max(kept_free);
+        let others = nodes.most_descriptors() + nodes.most_nameless() + most_directories + kept_free;
+        let most_files = limit.saturating_sub(others);
         let passing = match (data_path, table.clone(), keeper.clone()) {
             (DataPath::Daemon, ..) => None,
             (DataPath::Passthrough, Some(table), Some(keeper)) => Some(Backings::new(keeper, table)),
@@ -150,7 +154,7 @@ impl Volume {
         let volume = Self {
             origin,
             files: Handles::new(most_files, Opened::File, table.clone()),
-            directories: Handles::new(kept_free / 2, Opened::Directory, table.clone()),
+            directories: Handles::new(most_directories, Opened::Directory, table.clone()),
             nodes,
             trust,
             root,
@@ -270,7 +274,7 @@ impl Volume {
         self.directories.get(handle, |earlier| {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY;
             let fd = self.reopen(&*self.nodes.descriptor(earlier.node)?, flags)?;
-            Ok(Directory::new(earlier.node, fd))
+            Ok(Directory::new(earlier.node, fd, earlier.flags))
         })
     }
 

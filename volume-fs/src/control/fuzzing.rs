@@ -216,7 +216,7 @@ impl Backend for Limited {
     fn flush(&self, _: Handle, _: impl Reply<()>) {}
     fn fsync(&self, _: Handle, _: bool, _: impl Reply<()>) {}
     fn release(&self, _: Handle, _: impl Reply<()>) {}
-    fn opendir(&self, _: RequestId, _: NodeId, _: impl Reply<OpenedDirectory>) {}
+    fn opendir(&self, _: Requester, _: NodeId, _: impl Reply<OpenedDirectory>) {}
     fn readdir(&self, _: Handle, _: u64, _: impl Listing) {}
     fn readdirplus(&self, _: NodeId, _: Handle, _: u64, _: impl KnownListing) {}
     fn fsyncdir(&self, _: Handle, _: bool, _: impl Reply<()>) {}

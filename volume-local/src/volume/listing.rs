@@ -20,13 +20,21 @@ use crate::place::{MOST_NAME_BYTES, Place};
 /// listing and has forgotten the inodes: with a larger directory, that would take long.
 const MOST_KEPT_BYTES: u64 = 64 << 10;
 
+/// With more open directories, what was read ahead of each would take too much memory.
+const MOST_READ_AHEAD: usize = 1024;
+
 impl Volume {
-    pub(crate) fn open_directory(&self, running: &Running, NodeId(id): NodeId) -> Result<OpenedDirectory> {
-        self.directories.admit()?;
+    pub(crate) fn open_directory(
+        &self,
+        running: &Running,
+        NodeId(id): NodeId,
+        uid: u32,
+    ) -> Result<OpenedDirectory> {
+        self.directories.admit_directory(uid)?;
         let node = self.nodes.descriptor(id)?;
         let fd = self.reopen(&node, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let is_small = self.trust.knows_all_changes() && stat(&fd)?.stx_size <= MOST_KEPT_BYTES;
-        let (handle, is_sole) = self.directories.insert(Directory::new(id, fd), running.number());
+        let (handle, is_sole) = self.directories.insert(Directory::new(id, fd, uid), running.number());
         self.keep_if_removed(id, &node);
         Ok(OpenedDirectory { handle, keeps_listing: is_small && is_sole })
     }
@@ -46,7 +54,8 @@ impl Volume {
         offset: u64,
         mut take: impl FnMut(Listed<'_>) -> Taken,
     ) -> Result<()> {
-        self.directory(handle)?.read(offset, |entry| match is_too_long(&entry.name) {
+        let keeps_ahead = self.keeps_ahead();
+        self.directory(handle)?.read(offset, keeps_ahead, |entry| match is_too_long(&entry.name) {
             true => Taken::Yes,
             false => take(self.listed(entry)),
         })
@@ -63,7 +72,7 @@ impl Volume {
         let directory = self.directory(handle)?;
         let own = self.attributes_now(&stat(&*directory)?)?;
         let (mut taken_before, mut refused) = (false, None);
-        directory.read(offset, |entry| {
+        directory.read(offset, self.keeps_ahead(), |entry| {
             if is_too_long(&entry.name) {
                 return Taken::Yes;
             }
@@ -106,6 +115,11 @@ impl Volume {
         })?;
         // An empty answer would mean the end of the directory.
         refused.filter(|_| !taken_before).map_or(Ok(()), Err)
+    }
+
+    /// Whether directories keep what was read ahead from one request to the next.
+    fn keeps_ahead(&self) -> bool {
+        self.directories.count() <= MOST_READ_AHEAD
     }
 
     fn listed<'a>(&self, entry: &'a Entry) -> Listed<'a> {

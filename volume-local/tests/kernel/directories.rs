@@ -1,10 +1,11 @@
 //! Listing.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, symlink};
 
-use crate::fixture::{ROOT, Setup, Stage, Volume, errno};
+use crate::fixture::{ALICE, BOB, ROOT, Setup, Stage, Volume, errno};
+use crate::known::until;
 
 #[test]
 fn five_thousand_entries_are_listed_once_each_while_every_second_is_removed() {
@@ -92,4 +93,37 @@ fn a_directory_of_btrfs_has_one_link_whatever_it_holds() {
         volume.shell(ROOT, "mkdir -p d/one d/two");
         assert_eq!(fs::metadata(volume.path("d")).unwrap().nlink(), links, "{kind}");
     }
+}
+
+/// With 256 descriptors, 32 directories may be open, and 8 of one user.
+#[test]
+fn directories_that_one_user_holds_leave_room_for_others() {
+    let setup = Setup { descriptors: 256, ..Setup::default() };
+    let mut volume = Volume::with(Setup { successors: 1, ..setup });
+    volume.shell(ROOT, "mkdir -m 777 d; touch d/f");
+    let open = || File::open(volume.path("d"));
+    let fill = || {
+        let mut held = Vec::new();
+        let refused = loop {
+            match open() {
+                Ok(directory) => held.push(directory),
+                Err(error) => break error.raw_os_error(),
+            }
+        };
+        assert_eq!(refused, Some(libc::EMFILE));
+        held
+    };
+    let mut held = fill();
+    assert_eq!(held.len(), 8);
+    for user in [ALICE, BOB] {
+        assert_eq!(volume.shell(user, "ls d"), "f");
+    }
+    held.pop();
+    // RELEASEDIR may be on its way.
+    until("one more may be open", || open().map(|directory| held.push(directory)).is_ok());
+    assert_eq!(errno(open()), libc::EMFILE);
+    volume.kill();
+    volume.take_over(setup);
+    assert_eq!(errno(File::open(volume.path("d"))), libc::EMFILE, "the next daemon knows whose they are");
+    assert_eq!(volume.shell(ALICE, "ls d"), "f");
 }
