@@ -463,3 +463,17 @@ fn unnamed_files_and_inode_flags_are_refused() {
     let file = File::create(volume.path("f")).unwrap();
     assert_eq!(rustix::fs::ioctl_getflags(&file).unwrap_err(), rustix::io::Errno::NOTTY);
 }
+
+#[test]
+fn a_truncation_to_the_same_size_changes_the_times() {
+    let volume = Volume::new();
+    let path = volume.path("f");
+    fs::write(&path, "content").unwrap();
+    let epoch = std::time::SystemTime::UNIX_EPOCH;
+    File::options().write(true).open(&path).unwrap().set_modified(epoch).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), epoch);
+    nix::unistd::truncate(&path, 7).unwrap();
+    for file in [path, volume.backing.join("f")] {
+        assert_ne!(fs::metadata(file).unwrap().modified().unwrap(), epoch);
+    }
+}
