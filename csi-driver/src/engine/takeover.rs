@@ -114,10 +114,7 @@ impl Stages {
             self.give_up(volume_id, record, serving)?;
             return Ok(Takeover::Nothing);
         }
-        if let Some(more) = deaths.checked_sub(3) {
-            let last = PAUSES.len() - 1;
-            std::thread::park_timeout(PAUSES[usize::try_from(more).unwrap_or(last).min(last)]);
-        }
+        pause_after(deaths);
         let start = Start { program: program.as_deref(), ..start };
         if let Some(program) = &program {
             tracing::warn!(%volume_id, %program, "the configured program did not serve: starting a daemon of the one before");
@@ -282,6 +279,18 @@ impl Stages {
             self.report_lost(ended);
         }
         Ok(taken)
+    }
+}
+
+/// Before another daemon, after this many in a row that died at once.
+fn pause_after(deaths: u32) {
+    let Some(more) = deaths.checked_sub(3) else { return };
+    let last = PAUSES.len() - 1;
+    let pause = PAUSES[usize::try_from(more).unwrap_or(last).min(last)];
+    let begun = Instant::now();
+    while begun.elapsed() < pause {
+        // Returns at once if something has unparked the thread before.
+        std::thread::park_timeout(pause.saturating_sub(begun.elapsed()));
     }
 }
 
