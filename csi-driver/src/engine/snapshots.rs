@@ -36,7 +36,6 @@ use crate::model::snapshot_mode::SnapshotMode;
 
 /// The reason recorded for a copy that the driver's end interrupted.
 const ENDED: &str = "the driver ended during the copy";
-const LOST: &str = "its data is not in the pool: a deletion began, or it was removed there";
 
 /// The object in which an administrator allows a copy that blocks writers.
 pub(crate) const CLASS_OF_SNAPSHOTS: &str = "VolumeSnapshotClass, or of the volume's StorageClass";
@@ -75,14 +74,10 @@ impl Snapshots {
                 let name = found.name.as_str().to_owned();
                 return Err(Error::SnapshotOtherwise { name, found: found.source, wanted: spec.source });
             }
-            match found.phase {
-                _ if found.deleting => self.finish_snapshot_deletion(id)?,
-                SnapshotPhase::Begun => self.finish_snapshot_deletion(id)?,
-                SnapshotPhase::Copying | SnapshotPhase::Ready => return Ok(found),
-                SnapshotPhase::Failed { reason } => {
-                    return Err(Error::SnapshotFailed { snapshot_id: id.clone(), reason });
-                }
+            if !found.deleting && found.phase != SnapshotPhase::Begun {
+                return found.check_not_failed(id).map(|()| found);
             }
+            self.finish_snapshot_deletion(id)?;
         }
         let source = self.known_volume(&spec.source)?;
         let until_cut_or_begun = self.locks.hold(Lock::Volume(source.as_str()))?;
@@ -332,15 +327,30 @@ impl Snapshots {
                 self.journal.snapshots().put_finding(id, &record)?;
                 self.backend.delete_snapshot(id)
             }
-            SnapshotPhase::Failed { .. } => self.backend.delete_snapshot(id),
-            SnapshotPhase::Ready if self.backend.has_lost_snapshot(id)? => {
-                record.phase = SnapshotPhase::Failed { reason: LOST.to_owned() };
-                self.journal.snapshots().put_finding(id, &record)?;
-                tracing::error!(snapshot_id = %id, reason = LOST, "a snapshot has failed");
-                Ok(())
+            SnapshotPhase::Failed { .. } if !record.phase.is_lost() => self.backend.delete_snapshot(id),
+            SnapshotPhase::Ready | SnapshotPhase::Lost | SnapshotPhase::Failed { .. } => {
+                self.look_for_data(id, record)
             }
-            SnapshotPhase::Ready => Ok(()),
         }
+    }
+
+    /// Finds out whether a complete snapshot still has its data, or has it again. Deletes nothing.
+    fn look_for_data(&self, id: &SnapshotId, mut record: SnapshotRecord) -> Result<()> {
+        let found = match self.backend.has_lost_snapshot(id)? {
+            true => SnapshotPhase::Lost,
+            false => SnapshotPhase::Ready,
+        };
+        if let Some(reason) = found.failure() {
+            tracing::error!(snapshot_id = %id, reason, "a snapshot has failed");
+        }
+        if found == record.phase {
+            return Ok(());
+        }
+        if found == SnapshotPhase::Ready {
+            tracing::info!(snapshot_id = %id, "the snapshot has its data again");
+        }
+        record.phase = found;
+        self.journal.snapshots().put_finding(id, &record)
     }
 
     fn known_volume(&self, volume_id: &str) -> Result<VolumeId> {
@@ -349,17 +359,15 @@ impl Snapshots {
 
     fn restorable(&self, id: &SnapshotId) -> Result<SnapshotRecord> {
         let record = self.journal.snapshots().get(id)?;
-        match &record.phase {
-            _ if record.deleting => Err(Error::UnknownSnapshot { snapshot_id: id.to_string() }),
-            SnapshotPhase::Ready => Ok(record),
-            SnapshotPhase::Failed { reason } => {
-                Err(Error::SnapshotFailed { snapshot_id: id.clone(), reason: reason.clone() })
-            }
-            SnapshotPhase::Begun | SnapshotPhase::Copying => {
-                let (done_bytes, total_bytes) = self.copied_bytes(id.as_str()).unwrap_or_default();
-                Err(Error::Copying { what: format!("snapshot {id}"), done_bytes, total_bytes })
-            }
+        if record.deleting {
+            return Err(Error::UnknownSnapshot { snapshot_id: id.to_string() });
         }
+        record.check_not_failed(id)?;
+        if record.phase == SnapshotPhase::Ready {
+            return Ok(record);
+        }
+        let (done_bytes, total_bytes) = self.copied_bytes(id.as_str()).unwrap_or_default();
+        Err(Error::Copying { what: format!("snapshot {id}"), done_bytes, total_bytes })
     }
 
     /// The bytes that a volume holds, at most its capacity. Its daemon also writes the usage file,

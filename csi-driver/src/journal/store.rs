@@ -13,7 +13,7 @@ use crate::error::{Error, Result, Step};
 use crate::model::capacity;
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::name::VolumeName;
-use crate::model::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
+use crate::model::records::{SnapshotRecord, VolumeRecord};
 
 const EXTENSION: &str = "json";
 pub(super) const FILE_MODE: u32 = 0o600;
@@ -101,8 +101,7 @@ impl Record for SnapshotRecord {
     }
 
     fn committed_bytes(&self) -> u64 {
-        // The data of a failed copy is removed; only its entry stays.
-        if let SnapshotPhase::Failed { .. } = self.phase {
+        if self.is_only_an_entry() {
             return 0;
         }
         // An earlier version trusted its count of a compromised daemon's volume.
@@ -110,7 +109,7 @@ impl Record for SnapshotRecord {
     }
 
     fn committed_inodes(&self, bytes_each: u64) -> u64 {
-        if let SnapshotPhase::Failed { .. } = self.phase {
+        if self.is_only_an_entry() {
             return 0;
         }
         // An earlier version did not count inodes.

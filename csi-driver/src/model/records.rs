@@ -361,6 +361,20 @@ pub(crate) struct SnapshotRecord {
     pub deleting: bool,
 }
 
+impl SnapshotRecord {
+    pub(crate) fn check_not_failed(&self, id: &SnapshotId) -> Result<()> {
+        let failed =
+            |reason: &str| Error::SnapshotFailed { snapshot_id: id.clone(), reason: reason.to_owned() };
+        self.phase.failure().map_or(Ok(()), |reason| Err(failed(reason)))
+    }
+
+    /// The data of a failed copy is removed. A lost snapshot keeps its part of the pool: its data may
+    /// come back.
+    pub(crate) fn is_only_an_entry(&self) -> bool {
+        matches!(self.phase, SnapshotPhase::Failed { .. }) && !self.phase.is_lost()
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SnapshotPhase {
@@ -369,9 +383,35 @@ pub(crate) enum SnapshotPhase {
     /// The cut is being copied while writers wait; answered with ready_to_use=false.
     Copying,
     Ready,
+    /// It was ready, and its data was not in the pool when a driver started. Never deleted for that: an
+    /// administrator may put the data back.
+    Lost,
     Failed {
         reason: String,
     },
+}
+
+/// Why a lost snapshot cannot be used. An earlier version recorded [`SnapshotPhase::Failed`] with
+/// exactly this reason.
+const LOST: &str = "its data is not in the pool: a deletion began, or it was removed there";
+
+impl SnapshotPhase {
+    pub(crate) fn is_lost(&self) -> bool {
+        match self {
+            Self::Lost => true,
+            Self::Failed { reason } => reason == LOST,
+            Self::Begun | Self::Copying | Self::Ready => false,
+        }
+    }
+
+    /// Why it can only be deleted, or must have its data back.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        match self {
+            Self::Lost => Some(LOST),
+            Self::Failed { reason } => Some(reason),
+            Self::Begun | Self::Copying | Self::Ready => None,
+        }
+    }
 }
 
 /// A time since 1970-01-01T00:00:00Z.

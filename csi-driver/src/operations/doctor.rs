@@ -364,10 +364,16 @@ fn of_snapshot(world: &World, id: &SnapshotId, record: &SnapshotRecord) -> Optio
         SnapshotPhase::Begun | SnapshotPhase::Copying if !world.is_driver_running => {
             Some(Finding::new("snapshot is half done", id, format!("of volume {}", record.source)).at_start())
         }
+        // While the data is missing, there is the finding of `of_data`.
+        phase if phase.is_lost() => world
+            .data
+            .snapshots
+            .contains(id)
+            .then(|| Finding::new("snapshot was lost", id, "its data is in the pool again").at_start()),
         SnapshotPhase::Failed { reason } => {
             Some(Finding::new("snapshot has failed", id, format!("{reason}: delete it")))
         }
-        SnapshotPhase::Begun | SnapshotPhase::Copying | SnapshotPhase::Ready => None,
+        SnapshotPhase::Begun | SnapshotPhase::Copying | SnapshotPhase::Ready | SnapshotPhase::Lost => None,
     }
 }
 
@@ -443,7 +449,18 @@ fn of_data(world: &World) -> Vec<Finding> {
         let advice = "call CreateVolume again if it is new; else put its data back";
         Finding::new("volume has no data", id, advice)
     }));
+    let lost = world
+        .snapshots
+        .iter()
+        .filter(|(id, record)| record.as_ref().is_ok_and(had_data) && !snapshots.contains(id));
+    let advice = "put its data back and restart the driver, or delete it";
+    all.extend(lost.map(|(id, _)| Finding::new("snapshot has no data", id, advice)));
     all
+}
+
+/// It was complete, and its deletion has not begun.
+fn had_data(record: &SnapshotRecord) -> bool {
+    !record.deleting && (record.phase == SnapshotPhase::Ready || record.phase.is_lost())
 }
 
 fn is_whole(record: &VolumeRecord) -> bool {

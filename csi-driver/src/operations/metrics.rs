@@ -109,7 +109,7 @@ impl Driver {
                 SnapshotPhase::Begun => "begun",
                 SnapshotPhase::Copying => "copying",
                 SnapshotPhase::Ready => "ready",
-                SnapshotPhase::Failed { .. } => "failed",
+                SnapshotPhase::Lost | SnapshotPhase::Failed { .. } => "failed",
             };
             *counts.entry(state).or_default() += 1;
         }

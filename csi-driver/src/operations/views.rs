@@ -291,7 +291,9 @@ fn snapshot_row(id: &SnapshotId, record: Result<SnapshotRecord>, copies: &Copies
         Some((SnapshotPhase::Begun, false)) => ("begun", None),
         Some((SnapshotPhase::Copying, false)) => ("copying", None),
         Some((SnapshotPhase::Ready, false)) => ("ready", None),
-        Some((SnapshotPhase::Failed { reason }, false)) => ("failed", Some(reason.clone())),
+        Some((phase @ (SnapshotPhase::Lost | SnapshotPhase::Failed { .. }), false)) => {
+            ("failed", phase.failure().map(str::to_owned))
+        }
     };
     let copy = copies.get(id.as_str()).copied();
     Snapshot {

@@ -7,7 +7,9 @@ use std::path::Path;
 use linux::mount::{FuseMountOptions, FuseName, MountFlags};
 use serde_json::Value;
 use tests::csi::scene::{Flags, NODE, Scene, create_request, mounted, retried};
-use tests::csi::snapshots::{from_volume, scene_on, scene_with_quota_groups, with};
+use tests::csi::snapshots::{
+    delete_snapshot, from_volume, scene_on, scene_with_quota_groups, snapshot, with,
+};
 use tests::loop_device::FileSystem;
 use tests::subvolume;
 
@@ -246,6 +248,28 @@ fn what_somebody_must_decide_is_told_and_stays() {
     scene.start_driver();
     caller.delete(&empty).unwrap();
     caller.take_down(&volume, &["one"]).unwrap();
+    scene.assert_nothing_left();
+}
+
+#[test]
+fn a_snapshot_without_data_is_found_and_with_its_data_again_repaired() {
+    let mut scene = scene_on(FileSystem::Btrfs);
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    let made = snapshot(&caller, "snap-1", &volume).unwrap().snapshot_id;
+    scene.kill_driver();
+    let [place, aside] = [format!("pool/snapshots/{made}"), "pool/aside".to_owned()];
+    let [place, aside] = [place, aside].map(|name| scene.sandbox.path(&name));
+    fs::rename(&place, &aside).unwrap();
+    for options in [&[][..], &["--repair"], &[]] {
+        assert_eq!(found(&scene, options), (1, expected(&[("snapshot has no data", &made)])));
+    }
+    fs::rename(&aside, &place).unwrap();
+    assert_eq!(found(&scene, &[]), (1, expected(&[("snapshot was lost", &made)])));
+    assert_eq!(found(&scene, &["--repair"]), (0, vec![]));
+    scene.start_driver();
+    delete_snapshot(&caller, &made).unwrap();
+    caller.delete(&volume).unwrap();
     scene.assert_nothing_left();
 }
 

@@ -6,8 +6,11 @@ use std::process::Command;
 
 use nix::mount::{MsFlags, mount};
 use proto::csi::{GetCapacityRequest, ListVolumesRequest, ProbeRequest};
+use serde_json::{Value, json};
 use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT};
-use tests::csi::snapshots::{assert_refused, data, delete_snapshot, from_volume, snapshot};
+use tests::csi::snapshots::{
+    assert_refused, data, delete_snapshot, from_snapshot, from_volume, get_snapshot, scene_on, snapshot,
+};
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use tests::{Sandbox, eventually};
 use tonic::Code;
@@ -138,6 +141,55 @@ fn a_new_volume_never_begins_with_forgotten_data() {
     assert_eq!(fs::read_dir(data(&scene, &volume)).unwrap().count(), 0);
     caller.delete(&volume).unwrap();
     fs::remove_dir_all(scene.sandbox.path("aside")).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// Also a snapshot that an earlier version recorded as failed for that.
+#[test]
+fn a_snapshot_whose_data_is_put_back_is_ready_again_and_never_deleted() {
+    const LOST: &str = "its data is not in the pool: a deletion began, or it was removed there";
+    let mut scene = scene_on(FileSystem::Xfs);
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    fs::write(data(&scene, &volume).join("file"), "at the cut").unwrap();
+    let made = ["new", "old"].map(|name| snapshot(&caller, name, &volume).unwrap().snapshot_id);
+    let places = made.each_ref().map(|id| {
+        let part = |name: &str| scene.sandbox.path("pool").join(name).join(id);
+        (part("snapshots"), part("aside"))
+    });
+    scene.kill_driver();
+    fs::create_dir(scene.sandbox.path("pool/aside")).unwrap();
+    for (place, aside) in &places {
+        fs::rename(place, aside).unwrap();
+    }
+    for has_earlier_record in [false, true] {
+        if has_earlier_record {
+            let file = scene.sandbox.path("state/snapshots").join(format!("{}.json", made[1]));
+            let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+            record["phase"] = json!({ "failed": { "reason": LOST } });
+            fs::write(&file, record.to_string()).unwrap();
+        }
+        scene.start_driver();
+        for id in &made {
+            assert_refused(get_snapshot(&caller, id), Code::Internal, LOST);
+            assert_refused(caller.create(from_snapshot("pvc-2", id)), Code::Internal, LOST);
+        }
+        scene.kill_driver();
+    }
+    for (place, aside) in &places {
+        fs::rename(aside, place).unwrap();
+    }
+    scene.start_driver();
+    scene.restart_driver();
+    for id in &made {
+        assert!(get_snapshot(&caller, id).unwrap().ready_to_use);
+        let restored = caller.create(from_snapshot("pvc-2", id)).unwrap().volume_id;
+        assert_eq!(fs::read(data(&scene, &restored).join("file")).unwrap(), b"at the cut");
+        caller.delete(&restored).unwrap();
+        delete_snapshot(&caller, id).unwrap();
+    }
+    fs::remove_dir(scene.sandbox.path("pool/aside")).unwrap();
+    caller.delete(&volume).unwrap();
     scene.assert_nothing_left();
 }
 

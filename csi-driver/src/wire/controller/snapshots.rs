@@ -89,9 +89,7 @@ impl Driver {
         let unknown = || Error::UnknownSnapshot { snapshot_id: snapshot_id.clone() };
         let id = SnapshotId::parse(&snapshot_id).ok_or_else(unknown)?;
         let record = self.journal.snapshots().get(&id)?;
-        if let SnapshotPhase::Failed { reason } = record.phase {
-            return Err(Error::SnapshotFailed { snapshot_id: id, reason });
-        }
+        record.check_not_failed(&id)?;
         if !is_shown(&record) {
             return Err(unknown());
         }
