@@ -17,6 +17,8 @@ use tonic::Code;
 
 const MI: u64 = 1 << 20;
 const POD: &str = "one";
+/// So many that Btrfs counts what it has cloned before the last one.
+const FILES: usize = 4000;
 
 fn create(caller: &Caller, name: &str, bytes: u64, parameters: &[(&str, &str)]) -> String {
     let request = with(of_size(create_request(name), bytes.try_into().unwrap(), 0), parameters);
@@ -182,6 +184,37 @@ fn a_volume_from_before_the_quotas_stays_as_it_is() {
     for volume in [old, new, counted] {
         caller.delete(&volume).unwrap();
     }
+    scene.assert_nothing_left();
+}
+
+/// The kernel counts metadata too, so the copy takes more than the volume's size.
+#[test]
+fn a_full_volume_is_restored_and_cloned_at_its_own_size() {
+    let scene = scene_on(FileSystem::Btrfs);
+    let caller = scene.caller();
+    let old = create(&caller, "pvc-1", 32 * MI, &[]);
+    let root = data(&scene, &old);
+    fs::write(root.join("data"), vec![7; (32 * MI - (64 << 10)).try_into().unwrap()]).unwrap();
+    (0..FILES).for_each(|n| fs::write(root.join(format!("file-{n}")), "").unwrap());
+    subvolume::enable_quotas(&scene.sandbox.path("pool")).unwrap();
+    let made = snapshot(&caller, "snap-1", &old).unwrap().snapshot_id;
+    for (name, source) in [("pvc-2", from_snapshot("pvc-2", &made)), ("pvc-3", from_volume("pvc-3", &old))] {
+        let new = caller.create(of_size(source, (32 * MI).try_into().unwrap(), 0)).unwrap().volume_id;
+        let root = data(&scene, &new);
+        let (used, limit) = subvolume::group(&root).unwrap();
+        assert_eq!(limit, Some(32 * MI), "{name}");
+        assert!(used > 32 * MI, "{name}: {used} bytes are no more than its size");
+        assert_eq!(fs::read_dir(&root).unwrap().count(), FILES + 1, "{name}");
+        let mounted = up(&caller, &new);
+        let refused = fs::write(mounted.join("more"), "").unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(Errno::ENOSPC as i32), "{name}");
+        fs::remove_file(mounted.join("data")).unwrap();
+        assert_eq!(fill(&mounted.join("other"), 8 * MI), (8 * MI, None), "{name}");
+        down(&caller, &new);
+        caller.delete(&new).unwrap();
+    }
+    delete_snapshot(&caller, &made).unwrap();
+    caller.delete(&old).unwrap();
     scene.assert_nothing_left();
 }
 

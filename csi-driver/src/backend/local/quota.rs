@@ -38,6 +38,8 @@ pub(super) struct Missing {
 /// Project numbers of volumes: other programs use small ones, and Kubernetes 1048577 and more.
 const FIRST_PROJECT: u32 = 1 << 30;
 const PROJECTS: u32 = 1 << 30;
+/// What a copy into the smallest volume may take beside its files.
+const COPY_EXTRA_BYTES: u64 = 1 << 20;
 /// Of XFS and ext4; some have smaller ones.
 const BLOCK_BYTES: u64 = 4096;
 
@@ -115,6 +117,26 @@ pub(super) fn limit_new(
     // First: from here on the number is in use.
     projects::limit(data, project, of_project(limits))?;
     projects::assign(data, project)
+}
+
+/// Prepares a new, empty `data` for a copy. Its own limits come after the copy, by [`limit`]. A project
+/// gets its number at once, with limits that the copy of a full volume stays below.
+pub(super) fn make_room_for_copy(
+    kind: Kind,
+    data: &OwnedFd,
+    name: &str,
+    limits: VolumeLimits,
+    numbering: &Mutex<()>,
+) -> linux::Result<()> {
+    let VolumeLimits { bytes, inodes } = limits;
+    let room = VolumeLimits {
+        bytes: bytes.saturating_mul(2).saturating_add(COPY_EXTRA_BYTES),
+        inodes: inodes.saturating_mul(2),
+    };
+    match kind {
+        Kind::Groups => Ok(()),
+        Kind::Projects => limit_new(kind, data, name, room, numbering),
+    }
 }
 
 /// Ends the limit of the group of a subvolume.

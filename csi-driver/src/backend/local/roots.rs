@@ -73,8 +73,14 @@ impl Pool {
         linux::btrfs::is_btrfs(&dir).map_err(|e| linux::Error::at("statfs", &self.dir, e))
     }
 
-    /// Makes an empty `data` in the place's part of `incoming`.
+    /// Makes an empty `data` with its limit in the place's part of `incoming`.
     pub(super) fn begin(&self, place: Place<'_>, root: Root) -> linux::Result<PathBuf> {
+        let data = self.begin_unlimited(place, root)?;
+        self.limit_new(place, &data, root)?;
+        Ok(data)
+    }
+
+    fn begin_unlimited(&self, place: Place<'_>, root: Root) -> linux::Result<PathBuf> {
         let data = self.begin_place(place)?;
         if root.is_subvolume {
             subvolume::create(open_parent(&data)?, DATA_NAME)?;
@@ -83,7 +89,6 @@ impl Pool {
         } else {
             private_dir(&data)?;
         }
-        self.limit_new(place, &data, root)?;
         Ok(data)
     }
 
@@ -145,7 +150,11 @@ impl Pool {
         (root, mode): (Root, CopyMode),
         progress: &Progress,
     ) -> linux::Result<Count> {
-        let data = self.begin(place, root)?;
+        let data = self.begin_unlimited(place, root)?;
+        let to = open_root(&data)?;
+        if let Some((kind, limits)) = root.limits {
+            quota::make_room_for_copy(kind, &to, place.name, limits, &self.numbering)?;
+        }
         // No link leads out of a subvolume or of a project.
         let is_inside = root.is_subvolume || root.limits.is_some();
         let links = match is_inside {
@@ -153,12 +162,15 @@ impl Pool {
             false => data.with_file_name(LINKS),
         };
         private_dir(&links)?;
-        let to = open_root(&data)?;
         let count = tree::copy_tree(from.as_fd(), to.as_fd(), open_root(&links)?.as_fd(), mode, progress)?;
         let times = times_of(&to)?;
         linux::tree::remove(&links)?;
         if is_inside {
             rustix::fs::futimens(&to, &times).map_err(|e| linux::Error::at("set times of", &data, e))?;
+        }
+        // Last: a copy of a full volume and `links` together take more than a volume of its size may.
+        if let Some((kind, limits)) = root.limits {
+            quota::limit(kind, &to, limits)?;
         }
         Ok(count)
     }

@@ -6,12 +6,12 @@ use std::num::NonZeroU32;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use linux::project_quota::{find, project_of};
+use linux::project_quota::{Limits, find, project_of};
 use nix::errno::Errno;
 use proto::csi::{CapacityRange, ControllerExpandVolumeRequest};
 use tests::csi::data_path;
 use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
-use tests::csi::snapshots::{data, delete_snapshot, from_snapshot, of_size, snapshot};
+use tests::csi::snapshots::{data, delete_snapshot, from_snapshot, from_volume, of_size, snapshot};
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use tests::{Sandbox, eventually};
 
@@ -96,6 +96,11 @@ fn limited(kind: FileSystem, way: Way, full: Errno) -> Result<()> {
 
     if kind == FileSystem::Xfs {
         restore(&scene, &caller, &volume, full)?;
+        restore_full(&scene, &caller, &small, MIB)?;
+        let mounted = up(&caller, &volume)?;
+        fill(&mounted.join("rest"), full)?;
+        down(&caller, &volume)?;
+        restore_full(&scene, &caller, &volume, 64 * MIB)?;
     }
     for id in [&volume, &small] {
         caller.delete(id)?;
@@ -133,6 +138,27 @@ fn restore(scene: &Scene, caller: &Caller, volume: &str, full: Errno) -> Result<
     ensure!(before + more <= 80 << 20, "{before} and {more} bytes");
     down(caller, &restored)?;
     caller.delete(&restored)?;
+    delete_snapshot(caller, &made)?;
+    Ok(())
+}
+
+/// A volume without a free inode or byte is restored and cloned at its own size, and the copies have its
+/// limits.
+fn restore_full(scene: &Scene, caller: &Caller, volume: &str, bytes: i64) -> Result<()> {
+    let limits = |id: &str| -> Result<Limits> {
+        let root = File::open(data(scene, id))?;
+        Ok(find(&root, project(scene, id)?)?.context("it is used")?.limits)
+    };
+    let made = retried(scene, "snapshot", || snapshot(caller, "snap-1", volume)).snapshot_id;
+    for source in [from_snapshot("pvc-4", &made), from_volume("pvc-4", volume)] {
+        let copy = caller.create(of_size(source, bytes, 0))?.volume_id;
+        ensure!(limits(&copy)? == limits(volume)?, "{:?}", limits(&copy)?);
+        let [names, wanted] =
+            [copy.as_str(), volume].map(|id| fs::read_dir(data(scene, id)).map(Iterator::count));
+        let (names, wanted) = (names?, wanted?);
+        ensure!(names == wanted, "{names} of {wanted} files");
+        caller.delete(&copy)?;
+    }
     delete_snapshot(caller, &made)?;
     Ok(())
 }
