@@ -7,6 +7,7 @@ use prometheus_client::metrics::counter::Counter;
 use rustix::io::Errno;
 
 use crate::model::capacity::{BYTES_PER_INODE, inode_limit};
+use crate::model::policies::{Allowance, CapacityPolicy};
 
 /// The progress of a copy, readable from other threads, and the flag that cancels it.
 #[derive(Debug, Default)]
@@ -39,10 +40,17 @@ impl Most {
 }
 
 impl Progress {
-    /// Limits the copy of a volume of `capacity_bytes` that is or was served: a compromised daemon
-    /// could otherwise add to it without end.
-    pub(crate) fn bound(&self, capacity_bytes: u64) {
-        let _first_counts = self.most.set(Most::of(capacity_bytes));
+    /// Limits the copy of a volume with this allowance that is or was served: a compromised daemon
+    /// could otherwise add to it without end. A volume that nothing limits may hold any amount. The kernel
+    /// limits the inodes of others by itself, except on Btrfs, where a volume may have more.
+    pub(crate) fn bound(&self, of: Allowance) {
+        let most = Most::of(of.capacity_bytes);
+        let most = match of.policies.capacity {
+            CapacityPolicy::None => return,
+            CapacityPolicy::Kernel => Most { count: Count { inodes: u64::MAX, ..most.count }, ..most },
+            CapacityPolicy::Daemon => most,
+        };
+        let _first_counts = self.most.set(most);
     }
 
     /// `EDQUOT` if the copy, with `inodes`, `names` and `attribute_bytes`, exceeds its limits;

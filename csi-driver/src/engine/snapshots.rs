@@ -122,7 +122,7 @@ impl Snapshots {
         let pause = self.hold_back(&record.source, volume, None, control)?;
         let at = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
         let progress = Progress::default();
-        progress.bound(record.source_capacity_bytes);
+        progress.bound(volume.allowance());
         let (count, paused) = self.renewing(&record.source, pause, &progress, |progress| {
             self.backend.snapshot(id, &record.source, record.mode, progress)
         })?;
@@ -148,15 +148,16 @@ impl Snapshots {
     ) -> Result<SnapshotRecord> {
         let pause = self.hold_back(&record.source, volume, None, control)?;
         record.created = pause.as_ref().map_or_else(Timestamp::now, |pause| pause.at);
-        if let Some(pause) = &pause {
+        if let Some(pause) = pause.as_ref().filter(|_| volume.policies().capacity == CapacityPolicy::Daemon) {
             record.used_bytes = pause.used_bytes.min(volume.capacity_bytes);
             record.used_inodes = pause.used_inodes;
         }
         record.phase = SnapshotPhase::Copying;
         self.journal.snapshots().put(id, &record)?;
         let (this, id, answered) = (self.clone(), id.clone(), record.clone());
-        let (source, total_bytes) = (record.source.clone(), record.used_bytes);
+        let (source, total_bytes, allowed) = (record.source.clone(), record.used_bytes, volume.allowance());
         self.jobs.start(id.clone().as_str(), source.as_str(), total_bytes, move |progress| {
+            progress.bound(allowed);
             let copied = this.copy(&id, &mut record, pause, progress);
             if let Err(error) = &copied {
                 record.phase = SnapshotPhase::Failed { reason: chain(error) };
@@ -175,7 +176,6 @@ impl Snapshots {
         pause: Option<Quiesced>,
         progress: &Progress,
     ) -> Result<()> {
-        progress.bound(record.source_capacity_bytes);
         let (count, paused) = self.renewing(&record.source, pause, progress, |progress| {
             self.backend.snapshot(id, &record.source, record.mode, progress)
         })?;
@@ -282,7 +282,7 @@ impl Snapshots {
         let pause = self.hold_back(source, &volume, Some(clone), control)?;
         let (this, id, source) = (self.clone(), id.clone(), source.clone());
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), used.bytes, move |progress| {
-            progress.bound(volume.capacity_bytes);
+            progress.bound(volume.allowance());
             let from = Source::Volume(source.clone());
             let allowed = this.journal.get(&id)?.allowance();
             let (_, paused) = this.renewing(&source, pause, progress, |progress| {
@@ -371,9 +371,13 @@ impl Snapshots {
     }
 
     /// The bytes that a volume holds, at most its capacity. Its daemon also writes the usage file,
-    /// so that is trusted no more than the daemon's reports.
+    /// so that is trusted no more than the daemon's reports. What nothing limits, nothing counts either: it
+    /// is taken to be full.
     fn used_now(&self, id: &VolumeId, volume: &VolumeRecord, control: Option<&Control>) -> Result<Count> {
         let (capacity_bytes, policy) = (volume.capacity_bytes, volume.policies().capacity);
+        if policy == CapacityPolicy::None {
+            return Ok(Count { bytes: capacity_bytes, inodes: 0 });
+        }
         let Some(control) = control.filter(|_| policy != CapacityPolicy::Kernel) else {
             let used = self.backend.used(id, policy)?;
             return Ok(Count { bytes: used.bytes.min(capacity_bytes), ..used });

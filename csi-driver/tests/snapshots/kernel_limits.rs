@@ -187,6 +187,22 @@ fn a_volume_from_before_the_quotas_stays_as_it_is() {
     scene.assert_nothing_left();
 }
 
+#[test]
+fn a_volume_with_more_inodes_than_a_daemon_allows_is_cloned_for_one_that_has_room() {
+    let scene = scene_with_quota_groups(Flags::process());
+    let caller = scene.caller();
+    let volume = create(&caller, "pvc-1", 8 * MI, &[]);
+    let root = data(&scene, &volume);
+    (0..FILES).for_each(|n| fs::write(root.join(format!("file-{n}")), "").unwrap());
+    let request = with(from_volume("pvc-2", &volume), &[("capacity", "daemon")]);
+    let clone = caller.create(of_size(request, (32 * MI).try_into().unwrap(), 0)).unwrap().volume_id;
+    assert_eq!(fs::read_dir(data(&scene, &clone)).unwrap().count(), FILES);
+    for id in [volume, clone] {
+        caller.delete(&id).unwrap();
+    }
+    scene.assert_nothing_left();
+}
+
 /// The kernel counts metadata too, so the copy takes more than the volume's size.
 #[test]
 fn a_full_volume_is_restored_and_cloned_at_its_own_size() {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proto::csi::CreateVolumeRequest;
-use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
+use tests::csi::scene::{Caller, Flags, GI, Scene, TIMEOUT, create_request, retried};
 use tests::csi::snapshots::{
-    REFLINKING, assert_refused, data, delete_snapshot, fill, from_snapshot, from_volume, of_size, scene_on,
-    scene_on_with, scene_with_quota_groups, snapshot, with,
+    BLOCKING_COPY, REFLINKING, assert_refused, data, delete_snapshot, fill, from_snapshot, from_volume,
+    of_size, scene_on, scene_on_with, scene_with_quota_groups, snapshot, wait_until_ready, with,
 };
 use tests::eventually;
 use tests::loop_device::FileSystem;
@@ -359,4 +359,52 @@ fn a_restored_volume_is_served_with_what_the_snapshot_held() {
     caller.delete(&restored).unwrap();
     delete_snapshot(&caller, &made.snapshot_id).unwrap();
     take_away(&scene, &caller, &volume);
+}
+
+/// More bytes and more inodes than a volume of its size may have elsewhere.
+#[test]
+fn a_volume_without_a_limit_is_copied_with_all_it_holds() {
+    const WRITTEN: usize = 4 << 20;
+    const FILES: usize = 2000;
+    for kind in [FileSystem::Xfs, FileSystem::Ext4] {
+        let scene = scene_on(kind);
+        let caller = scene.caller();
+        let unlimited = |request| with(of_size(request, 1 << 20, 0), &[("capacity", "none"), BLOCKING_COPY]);
+        let volume = caller.create(unlimited(create_request("pvc-1"))).unwrap().volume_id;
+        caller.stage(&volume).unwrap();
+        caller.publish(&volume, POD).unwrap();
+        fs::write(caller.target_path(POD).join("file"), vec![7; WRITTEN]).unwrap();
+        (0..FILES).for_each(|n| fs::write(caller.target_path(POD).join(n.to_string()), "").unwrap());
+        let made = retried(&scene, "snapshot", || snapshot(&caller, "snap-1", &volume)).snapshot_id;
+        wait_until_ready(&caller, &made);
+        let restored = caller.create(unlimited(from_snapshot("pvc-2", &made))).unwrap().volume_id;
+        let request = unlimited(from_volume("pvc-3", &volume));
+        let clone = retried(&scene, "clone", || caller.create(request.clone())).volume_id;
+        for copy in [&restored, &clone] {
+            let root = data(&scene, copy);
+            assert_eq!(fs::metadata(root.join("file")).unwrap().len(), WRITTEN as u64);
+            assert_eq!(fs::read_dir(root).unwrap().count(), FILES + 1);
+            retried(&scene, "delete", || caller.delete(copy));
+        }
+        retried(&scene, "delete", || delete_snapshot(&caller, &made));
+        caller.unpublish(&volume, POD).unwrap();
+        retried(&scene, "unstage", || caller.unstage(&volume));
+        caller.delete(&volume).unwrap();
+        scene.assert_nothing_left();
+    }
+}
+
+/// Its daemon counts nothing.
+#[test]
+fn a_snapshot_of_a_volume_without_a_limit_needs_room_for_its_size() {
+    let scene = scene_on(FileSystem::Xfs);
+    let caller = scene.caller();
+    let request = with(of_size(create_request("pvc-1"), 6 * GI, 0), &[("capacity", "none")]);
+    let volume = caller.create(request).unwrap().volume_id;
+    caller.stage(&volume).unwrap();
+    let words = "exceeds what is left of the pool";
+    assert_refused(snapshot(&caller, "snap-1", &volume), Code::ResourceExhausted, words);
+    caller.unstage(&volume).unwrap();
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
 }

@@ -8,6 +8,7 @@ use ::tests::{Sandbox, subvolume};
 use rustix::fs::{CWD, ResolveFlags};
 
 use super::*;
+use crate::model::policies::{Allowance, Policies};
 
 const MIB: u64 = 1 << 20;
 
@@ -322,7 +323,7 @@ fn a_copy_of_more_than_its_volume_may_hold_ends() {
         }
         let [from, to, links] = ["from", "to", "links"].map(|name| open(&dir.path().join(name)));
         let progress = Progress::default();
-        progress.bound(MIB);
+        progress.bound(Allowance { capacity_bytes: MIB, policies: Policies::default() });
         copy_tree(from.as_fd(), to.as_fd(), links.as_fd(), CopyMode::Bytes, &progress)
     };
     let write = |name: &str, bytes| fs::write(from.join(name), vec![b'x'; bytes]).unwrap();
