@@ -259,7 +259,9 @@ impl Reconciler {
                 }
             }
         }
-        if record.deleting { self.provisioner.finish_deletion(volume_id) } else { Ok(()) }
+        // Without all of its source it was never answered. A repeated CreateVolume admits it anew; if the
+        // claim is gone, none comes.
+        if record.deleting || !record.filled { self.provisioner.finish_deletion(volume_id) } else { Ok(()) }
     }
 
     /// Reports a running daemon that serves other data than the pool has now. Its pods keep it; no

@@ -311,7 +311,8 @@ fn of_volume(world: &World, id: &VolumeId, record: &VolumeRecord) -> Vec<Finding
         all.push(Finding::new("deletion is not finished", id, "the journal records it").at_start());
     }
     if !record.filled && !world.is_driver_running {
-        all.push(Finding::new("volume is not filled", id, "call CreateVolume or DeleteVolume again"));
+        let found = "its copy was interrupted: the next CreateVolume makes it anew";
+        all.push(Finding::new("volume is not filled", id, found).at_start());
     }
     if record.parked.is_some() && !world.is_driver_running {
         all.push(Finding::new("parked, and no driver holds it", id, "its daemon ends").at_start());

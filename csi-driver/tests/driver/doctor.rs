@@ -166,8 +166,8 @@ fn volumes_from_before_the_quotas_are_named_with_the_steps_that_limit_them() {
 fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
     let mut scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let [kept, deleting, half] =
-        ["pvc-kept", "pvc-deleting", "pvc-half"].map(|n| caller.create_named(n).unwrap());
+    let [kept, deleting, half, unfilled] =
+        ["pvc-kept", "pvc-deleting", "pvc-half", "pvc-unfilled"].map(|n| caller.create_named(n).unwrap());
     caller.stage(&kept).unwrap();
     caller.publish(&kept, "one").unwrap();
     caller.stage(&half).unwrap();
@@ -179,6 +179,7 @@ fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
         fs::write(file, text.replace(from, to)).unwrap();
     };
     edit(&scene.journal_path(&deleting), "\"deleting\": false", "\"deleting\": true");
+    edit(&scene.journal_path(&unfilled), "\"filled\": true", "\"filled\": false");
     edit(&boot::journal_path(&scene, &half), "\"published\":true", "\"published\":false");
     let stray = scene.sandbox.make_dir("k/stray").unwrap();
     drop(mount_nobodys(&stray));
@@ -191,6 +192,7 @@ fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
         ("publish is half done", &half),
         ("unknown mount", stray.to_str().unwrap()),
         ("unused dial directory", NOBODYS),
+        ("volume is not filled", &unfilled),
     ]);
     for _look in 0..2 {
         assert_eq!(found(&scene, &[]), (1, wanted.clone()));
@@ -201,6 +203,7 @@ fn what_is_found_is_left_alone_without_repair_and_repaired_with_it() {
 
     assert_eq!(found(&scene, &["--repair"]), (0, vec![]));
     assert!(!left.exists() && mounted(&stray).is_none() && mounted(&caller.target_path("two")).is_none());
+    assert!(!scene.journal_path(&unfilled).exists());
     // What is well goes on through it all.
     fs::write(caller.target_path("one").join("file"), "x").unwrap();
     fs::remove_dir(&stray).unwrap();

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use proto::csi::ListSnapshotsRequest;
+use proto::csi::{GetCapacityRequest, ListSnapshotsRequest};
 use tests::as_soon_as;
 use tests::csi::scene::{Scene, TIMEOUT, retried};
 use tests::csi::snapshots::{
@@ -135,6 +135,37 @@ fn killed_when_the_restored_volume_is_being_filled() {
 #[test]
 fn killed_when_the_restored_volume_is_in_its_place() {
     killed_in_restore_when(|dir| entries(&dir.join("pool/volumes")) > 0);
+}
+
+/// Its claim may be gone: then no call comes that would finish it or delete it.
+#[test]
+fn a_restore_that_was_killed_leaves_nothing_of_its_volume_and_its_claim() {
+    let mut scene = scene_on(REFLINKING[0]);
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    fill(&data(&scene, &volume), FILES);
+    let made = snapshot(&caller, "s", &volume).unwrap().snapshot_id;
+    let free = || {
+        let asked = caller.controller(async |mut c| c.get_capacity(GetCapacityRequest::default()).await);
+        asked.unwrap().into_inner().available_capacity
+    };
+    let before = free();
+    let restored = caller.create(from_snapshot("pvc-2", &made)).unwrap().volume_id;
+    scene.kill_driver();
+    let file = scene.journal_path(&restored);
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("\"filled\": true"), "{text}");
+    fs::write(&file, text.replace("\"filled\": true", "\"filled\": false")).unwrap();
+    scene.start_driver();
+    assert_eq!(free(), before);
+    assert!(!file.exists() && !data(&scene, &restored).exists());
+    let restored = caller.create(from_snapshot("pvc-2", &made)).unwrap().volume_id;
+    assert_whole(&data(&scene, &restored));
+    delete_snapshot(&caller, &made).unwrap();
+    for id in [volume, restored] {
+        caller.delete(&id).unwrap();
+    }
+    scene.assert_nothing_left();
 }
 
 /// As a deletion leaves it that is killed on a disk where its mark had no room.
