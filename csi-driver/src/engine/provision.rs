@@ -71,13 +71,20 @@ impl Provisioner {
             }
             None => self.admit(volume_id, spec)?,
         };
-        self.make(volume_id, record).map_err(|cause| {
-            if self.jobs.find(volume_id.as_str()).is_some() {
-                // The copy continues; the repeated call waits for it again.
-                return cause;
-            }
-            Error::rolled_back(cause, self.delete(volume_id))
-        })
+        self.make(volume_id, record).or_else(|cause| self.undo_unless_copied(volume_id, cause))
+    }
+
+    /// Undoes what [`Self::make`] could not complete. A copy may end after its call has given up the wait.
+    fn undo_unless_copied(&self, volume_id: &VolumeId, cause: Error) -> Result<VolumeRecord> {
+        if self.jobs.find(volume_id.as_str()).is_some() {
+            // The copy continues; the repeated call waits for it again.
+            return Err(cause);
+        }
+        // A copy records that it is complete before it leaves the list.
+        match self.journal.find(volume_id) {
+            Ok(Some(made)) if made.source.is_some() && made.filled => Ok(made),
+            _ => Err(Error::rolled_back(cause, self.delete(volume_id))),
+        }
     }
 
     fn admit(&self, volume_id: &VolumeId, spec: VolumeSpec) -> Result<VolumeRecord> {
@@ -159,4 +166,88 @@ fn check_same(found: &VolumeRecord, spec: &VolumeSpec) -> Result<()> {
         return otherwise("the parameters", found.parameters.to_string(), spec.parameters.to_string());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::config::{Config, Flags};
+    use crate::engine::driver::{self, Driver};
+    use crate::journal;
+    use crate::model::snapshot_mode::SnapshotMode;
+
+    fn driver_in(dir: &Path) -> Driver {
+        let path = |name: &str| dir.join(name).display().to_string();
+        let dirs =
+            ["pool", "state-dir", "run-dir", "kubelet-dir"].map(|name| (format!("--{name}"), path(name)));
+        let flags = "hawser-csi --node-id n --launcher process --volume-binary /v --keeper-binary none";
+        let words =
+            flags.split(' ').map(str::to_owned).chain(dirs.into_iter().flat_map(|(flag, at)| [flag, at]));
+        let config = Config::check(Flags::try_parse_from(words).unwrap()).unwrap();
+        let of_journal = journal::dirs(&config.state_dir);
+        for dir in of_journal.iter().chain([&config.run_dir, &config.kubelet_dir]) {
+            std::fs::create_dir_all(dir).unwrap();
+        }
+        let backend = driver::backend(&config).unwrap();
+        let (driver, _notices) = Driver::open(config, backend).unwrap();
+        driver
+    }
+
+    fn create(driver: &Driver, name: &str, source: Option<Source>) -> VolumeId {
+        let name = VolumeName::parse(name).unwrap();
+        let id = VolumeId::for_name(&name);
+        let parameters =
+            Parameters { snapshot_mode: Some(SnapshotMode::BlockingCopy), ..Parameters::default() };
+        let capacity = WantedCapacity::parse(None).unwrap();
+        driver.provisioner.create(&id, VolumeSpec { name, capacity, parameters, source }).unwrap();
+        id
+    }
+
+    /// A driver with a clone, and a file that the clone's source lacks.
+    fn cloned(dir: &Path) -> (Driver, VolumeId, std::path::PathBuf) {
+        let driver = driver_in(dir);
+        let source = create(&driver, "source", None);
+        let clone = create(&driver, "clone", Some(Source::Volume(source)));
+        let file = clone.under(&dir.join("pool/volumes")).join("data/file");
+        std::fs::write(&file, "written after the copy").unwrap();
+        (driver, clone, file)
+    }
+
+    fn timed_out(id: &VolumeId) -> Error {
+        Error::Copying { what: format!("volume {id}"), done_bytes: 1, total_bytes: 2 }
+    }
+
+    #[tokio::test]
+    async fn a_copy_that_ends_when_its_call_times_out_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (driver, clone, file) = cloned(dir.path());
+        let made = driver.provisioner.undo_unless_copied(&clone, timed_out(&clone)).unwrap();
+        assert!(made.filled && file.exists());
+        assert_eq!(driver.journal.get(&clone).unwrap(), made);
+    }
+
+    #[tokio::test]
+    async fn a_copy_that_fails_when_its_call_times_out_is_undone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (driver, clone, file) = cloned(dir.path());
+        let failed = VolumeRecord { filled: false, ..driver.journal.get(&clone).unwrap() };
+        driver.journal.put(&clone, &failed).unwrap();
+        let error = driver.provisioner.undo_unless_copied(&clone, timed_out(&clone)).unwrap_err();
+        assert!(matches!(error, Error::Copying { .. }), "{error}");
+        assert_eq!(driver.journal.find(&clone).unwrap(), None);
+        assert!(!file.exists());
+    }
+
+    #[tokio::test]
+    async fn a_copy_that_ended_since_its_record_was_read_is_not_repeated() {
+        let dir = tempfile::tempdir().unwrap();
+        let (driver, clone, file) = cloned(dir.path());
+        let mut read_before = VolumeRecord { filled: false, ..driver.journal.get(&clone).unwrap() };
+        driver.snapshots.fill_volume(&clone, &mut read_before).unwrap();
+        assert!(read_before.filled && file.exists());
+    }
 }

@@ -234,10 +234,19 @@ impl Snapshots {
         let Some(source) = record.source.clone() else { return Ok(()) };
         let job = match self.jobs.find(id.as_str()) {
             Some(job) => job,
-            None => match &source {
-                Source::Snapshot(snapshot) => self.begin_restore(id, snapshot)?,
-                Source::Volume(volume) => self.begin_clone(id, volume, record.parameters.snapshot_mode)?,
-            },
+            None => {
+                // Its copy may have ended since the caller has read the record.
+                *record = self.journal.get(id)?;
+                if record.filled {
+                    return Ok(());
+                }
+                match &source {
+                    Source::Snapshot(snapshot) => self.begin_restore(id, snapshot)?,
+                    Source::Volume(volume) => {
+                        self.begin_clone(id, volume, record.parameters.snapshot_mode)?
+                    }
+                }
+            }
         };
         job.wait(format!("volume {id} from {source}"), limits::FILL)?;
         *record = self.journal.get(id)?;
