@@ -1,5 +1,7 @@
 //! Runs work that waits for the kernel or a disk.
 
+pub(crate) mod in_place;
+
 use crate::error::{Error, Result};
 
 /// Runs `work` outside the threads that serve calls.

@@ -28,9 +28,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
+use crate::disk::record;
+use crate::disk::trash::{self, Trash};
 use crate::error::{Error, Result, chain};
-use crate::record;
-use crate::trash::{self, Trash};
 use documents::Configuration;
 use error::ImageError;
 use job::Job;

@@ -1,56 +1,49 @@
 //! The embedded CRI runtime: sandboxes, images, OCI bundles, the native launcher
 //! and one shim process per pod, behind CRI v1 messages on a unix socket.
 //!
-//! A call goes `service` (CRI) → `sandbox`, `container`, `images` (decide) → `shim_client` → the
-//! shim process (`shim`, `launcher`), the only one that forks. `runtime` and `state` hold the
-//! shared state and never call back up.
+//! The layers, from the clients down to the kernel; each uses only those below it
+//! (`xtask/tests/modules.rs` tests that):
+//!
+//! - `server`: the CRI socket and the connections of exec, attach and port-forward. `start`: what a
+//!   runtime does without a call, such as adopting the pods of an earlier runtime.
+//! - `calls`: what each CRI call does.
+//! - `runtime`: the state that all calls share. It calls up in one case: [`serve`] gives it the
+//!   function that it calls when a shim is lost.
+//! - `shim_client`: starts the shim of a pod and calls it, through a socket.
+//! - `shim`, `launcher`: what a shim does. It starts, reaps and reads the containers of one pod. The
+//!   layers above use its messages: their types, and how descriptors go with them.
+//! - `spec`: what pods and containers are to be. It decides, and reads at most the image's users and
+//!   this machine's limits.
+//! - `registry`: images from registries. `images`: the image store. `cni`: networks of pods.
+//! - Below all: `disk` (records, mount points, removal of files), `blocking` (work that waits for
+//!   the kernel or a disk) and `locks`.
+//!
+//! Beside the layers are `error`, which contains the errors of others, `reexec` and `fuzzing` (the
+//! entry points of fuzz targets). `reexec` starts this program again: as a shim, to unpack a layer
+//! or to resolve a name. Beside these, the runtime starts only CNI plugins: a shim starts the containers
+//! of its pod and the programs in them, or an OCI runtime that does.
 //!
 //! Invariant: the runtime knows one pod at a time, as CRI messages describe it. It knows nothing
 //! about desired state, volumes or CSI.
 
-mod adopt;
-mod attach;
 mod blocking;
+mod calls;
 mod cni;
-mod container;
-mod created_groups;
+mod disk;
 mod error;
-mod exec;
-mod exec_ends;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod group;
-mod image_pull;
 mod images;
-mod in_place;
-mod info;
-mod kept;
 mod launcher;
 mod locks;
-mod mount_dir;
-mod namespaces;
-mod pod;
-mod preload;
-mod pulls;
-mod record;
 pub mod reexec;
 mod registry;
 mod runtime;
-mod samples;
-mod sandbox;
-mod service;
+mod server;
 mod shim;
 mod shim_client;
 mod spec;
-mod state;
-mod stats;
-mod status;
-mod stop_signal;
-mod streaming;
-mod trash;
-mod unimplemented;
-mod unreadable;
-mod update;
+mod start;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -64,17 +57,19 @@ use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 
+pub use blocking::in_place::while_others_go_on;
+use calls::sandbox;
 pub use error::Error;
 use error::ServeProblem;
 pub use images::{ImageLimits, offered as offered_images};
-pub use in_place::while_others_go_on;
 pub use locks::Locks;
 pub use registry::RegistryConfig;
-use service::Service;
+use server::service::Service;
+use server::streaming::Streaming;
+pub use server::streaming::spdy_client;
+use server::unimplemented::{Explained, Former};
 pub use shim::log::LogCeiling;
-use streaming::Streaming;
-pub use streaming::spdy_client;
-use unimplemented::{Explained, Former};
+use start::{adopt, preload};
 
 /// The runtime's directories and settings. All paths are absolute.
 #[derive(Debug, Clone)]

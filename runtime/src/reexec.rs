@@ -2,8 +2,12 @@
 //! started under other names.
 
 use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::OnceLock;
+
+use linux::rootfs;
 
 use crate::error::chain;
 use crate::{images, registry, shim};
@@ -17,6 +21,8 @@ pub(crate) const UNPACKER_NAME: &str = "hawser-unpack";
 
 /// `argv[0]` of the process that finds the addresses of the host in `argv[1]`.
 pub(crate) const RESOLVER_NAME: &str = "hawser-resolve";
+
+const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// Must be the first statement of `main` in every binary that starts a runtime: if this process was
 /// started as one of them, does that work and returns its exit code.
@@ -56,4 +62,22 @@ fn printed<E: std::error::Error>(answer: Result<String, E>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// This program, through a read-only mount that no path leads to. A container that obtains the file
+/// its shim was started from cannot write to it (an image's script may name /proc/self/exe as its
+/// interpreter). All shims share the program's pages (docs/decisions/0037).
+pub(crate) fn own_program() -> linux::Result<String> {
+    // Never closed: releasing a mount waits for RCU.
+    static MOUNT: OnceLock<OwnedFd> = OnceLock::new();
+    let mount = match MOUNT.get() {
+        Some(mount) => mount,
+        None => {
+            let read_only = rootfs::Attributes { read_only: true, ..rootfs::Attributes::default() };
+            let tree = rootfs::clone_tree(Path::new(OWN_PROGRAM), false)?;
+            rootfs::set_attributes(&tree, read_only)?;
+            MOUNT.get_or_init(|| tree)
+        }
+    };
+    Ok(format!("/proc/self/fd/{}", mount.as_raw_fd()))
 }

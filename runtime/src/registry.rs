@@ -30,13 +30,13 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use crate::blocking::blocking;
+use crate::disk::trash::Trash;
 use crate::error::{Error, Result as RuntimeResult};
 use crate::images::documents::{Configuration, Descriptor, Index, Kind, Manifest, Shape};
 use crate::images::error::{ImageError, InvalidJson};
 use crate::images::pulled::Pulled;
 use crate::images::reference::{Reference, is_digest};
 use crate::images::{ImageLimits, ImageStore, LayerIds, Pins};
-use crate::trash::Trash;
 use blob::{BlobFile, Blobs, Wanted};
 use client::{Client, Document};
 pub use config::RegistryConfig;

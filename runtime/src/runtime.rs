@@ -1,5 +1,17 @@
 //! The state behind the CRI services: all sandboxes, all containers, the image store, and the
 //! receivers of events.
+//!
+//! `state` has one sandbox and one container, and their records on disk; `status` shows them as CRI
+//! messages.
+
+pub(crate) mod created_groups;
+mod exec_ends;
+pub(crate) mod group;
+mod kept;
+pub(crate) mod pulls;
+pub(crate) mod samples;
+pub(crate) mod state;
+pub(crate) mod status;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -12,23 +24,22 @@ use tokio::sync::broadcast;
 
 use crate::Config;
 use crate::cni::{Cni, NetworkList};
-use crate::created_groups::CreatedGroups;
+use crate::disk::mount_dir::MountDir;
+use crate::disk::record;
+use crate::disk::trash::Trash;
 use crate::error::{Error, Result, chain};
-use crate::exec_ends::Ends;
-use crate::group;
 use crate::images::ImageStore;
-use crate::kept::Kept;
-use crate::mount_dir::MountDir;
-use crate::pulls::Pulls;
-use crate::record;
 use crate::registry::Registries;
-use crate::samples::Tree;
 use crate::shim::log::LogCeiling;
 use crate::shim::protocol::{Answer, Message, ShimStatus, now};
 use crate::shim_client::{Listener, empty_mounts};
 use crate::spec::CgroupLimits;
-use crate::state::{Container, Ended, Phase, RunState, Sandbox, former_shm, locked};
-use crate::trash::Trash;
+use created_groups::CreatedGroups;
+use exec_ends::Ends;
+use kept::Kept;
+use pulls::Pulls;
+use samples::Tree;
+use state::{Container, Ended, Phase, RunState, Sandbox, former_shm, locked};
 
 /// A receiver that lags by more events is disconnected, and must list anew.
 const EVENTS_KEPT: usize = 4096;
@@ -46,12 +57,12 @@ pub(crate) struct Event {
 
 impl Event {
     pub(crate) fn response(&self) -> ContainerEventResponse {
-        let statuses = self.containers.iter().map(|container| crate::status::container_status(container));
+        let statuses = self.containers.iter().map(|container| status::container_status(container));
         ContainerEventResponse {
             container_id: self.container_id.clone(),
             container_event_type: self.kind.into(),
             created_at: self.created_at,
-            pod_sandbox_status: self.sandbox.as_ref().map(|sandbox| crate::status::sandbox_status(sandbox)),
+            pod_sandbox_status: self.sandbox.as_ref().map(|sandbox| status::sandbox_status(sandbox)),
             containers_statuses: statuses.collect(),
         }
     }
@@ -98,7 +109,7 @@ pub(crate) struct Runtime {
 pub(crate) type ShimIsLost = fn(Arc<Runtime>, Arc<Sandbox>);
 
 impl Runtime {
-    /// Opens the root directory; [`crate::adopt`] then reads its contents.
+    /// Opens the root directory; [`crate::start::adopt`] then reads its contents.
     pub(crate) fn open(config: &Config, shim_is_lost: ShimIsLost) -> Result<Arc<Self>> {
         record::ensure_dir(&config.root_dir)?;
         let root_dir =

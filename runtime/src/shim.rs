@@ -37,10 +37,10 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use oci_spec::runtime::Spec;
 
+use crate::disk::record::{self, Unflushed};
 use crate::error::{Error, chain};
 use crate::launcher::device_control::WithoutControl;
 use crate::launcher::{self, Ends, Stdio, Surroundings};
-use crate::record::{self, Unflushed};
 use attach::Attachments;
 use client::{Client, Received};
 use container::Container;

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use linux::process;
 use linux::rootfs::EmptyMounts;
-use linux::{process, rootfs};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
@@ -23,9 +23,9 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::oneshot;
 
 use crate::blocking::blocking;
+use crate::disk::record;
 use crate::error::{Error, Result};
-use crate::record;
-use crate::reexec::SHIM_NAME;
+use crate::reexec::{SHIM_NAME, own_program};
 use crate::shim::descriptors;
 use crate::shim::protocol::{Answer, Call, HoldPids, Message, Request, ShimConfig, ShimStatus};
 use error::ShimProblem;
@@ -51,8 +51,6 @@ pub(crate) struct ProcessId {
     /// Clock ticks since boot.
     pub(crate) start_time: u64,
 }
-
-const OWN_PROGRAM: &str = "/proc/self/exe";
 
 impl ProcessId {
     /// `None` if there is no such process.
@@ -148,24 +146,6 @@ pub(crate) fn empty_mounts() -> Result<OwnedFd> {
     };
     let copy = mounts.as_fd().try_clone_to_owned();
     copy.map_err(|e| Error::io("duplicate mount namespace", Path::new("/"), e))
-}
-
-/// This program, through a read-only mount that no path leads to. A container that obtains the file
-/// its shim was started from cannot write to it (an image's script may name /proc/self/exe as its
-/// interpreter). All shims share the program's pages (docs/decisions/0037).
-pub(crate) fn own_program() -> linux::Result<String> {
-    // Never closed: releasing a mount waits for RCU.
-    static MOUNT: OnceLock<OwnedFd> = OnceLock::new();
-    let mount = match MOUNT.get() {
-        Some(mount) => mount,
-        None => {
-            let read_only = rootfs::Attributes { read_only: true, ..rootfs::Attributes::default() };
-            let tree = rootfs::clone_tree(Path::new(OWN_PROGRAM), false)?;
-            rootfs::set_attributes(&tree, read_only)?;
-            MOUNT.get_or_init(|| tree)
-        }
-    };
-    Ok(format!("/proc/self/fd/{}", mount.as_raw_fd()))
 }
 
 /// Connects to the shim of the sandbox in `dir`, which an earlier runtime may have started. Waits

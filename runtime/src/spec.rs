@@ -8,7 +8,9 @@ pub(crate) mod capabilities;
 pub(crate) mod host_path;
 pub(crate) mod mount_policy;
 mod mounts;
+pub(crate) mod pod;
 pub(crate) mod seccomp;
+pub(crate) mod stop_signal;
 pub(crate) mod user;
 
 use std::collections::HashMap;

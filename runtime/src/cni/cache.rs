@@ -8,8 +8,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::{Attachment, NetworkList};
+use crate::disk::record;
 use crate::error::Result;
-use crate::record;
 
 pub(super) fn write(
     cache_dir: &Path,

@@ -20,8 +20,7 @@ use super::job::Job;
 use super::limits::Used;
 use super::unpack;
 use crate::error::chain;
-use crate::reexec::UNPACKER_NAME;
-use crate::shim_client::own_program;
+use crate::reexec::{UNPACKER_NAME, own_program};
 
 /// The unpacker's memory: a decoder's window, one header, and pages that wait for the disk.
 const MEMORY_BYTES: u64 = 512 << 20;

@@ -8,8 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use super::error::{Problem, Result};
-use crate::reexec::RESOLVER_NAME;
-use crate::shim_client::own_program;
+use crate::reexec::{RESOLVER_NAME, own_program};
 
 /// More are not tried.
 const MAX_ADDRESSES: usize = 16;

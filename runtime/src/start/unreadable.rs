@@ -1,0 +1,169 @@
+//! Unreadable records: torn by a power cut, or damaged by the disk.
+//!
+//! Invariant: everything that such a record describes ends before the runtime serves its first
+//! call. The caller sees no sandbox or container and makes another one, which must never run beside
+//! the first. The record is moved to `unreadable/`, so that an administrator can find the cause.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use linux::cgroup::{Cgroup, Hierarchies};
+use linux::netns::NetNs;
+use linux::{process, procfs};
+use serde_json::Value;
+
+use crate::calls::sandbox;
+use crate::cni::{self, Attachment};
+use crate::disk::record;
+use crate::error::{Error, Result, chain};
+use crate::reexec::SHIM_NAME;
+use crate::runtime::Runtime;
+use crate::runtime::state::ContainerRecord;
+use crate::shim_client::{self, ANSWER_DEADLINE};
+use crate::spec::pod::POD_INTERFACE;
+
+const ENDED: &str = "what it described was ended";
+
+/// How long a process may take to end after SIGKILL.
+const END_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Ends and removes a sandbox with an unreadable record. Parts that cannot be ended or released
+/// stay, and the next start continues.
+pub(crate) async fn end_sandbox(runtime: &Arc<Runtime>, id: &str, dir: &Path, why: &Error) -> Result<()> {
+    tracing::error!(sandbox = id, error = %chain(why), "unreadable record: ending its processes");
+    let mut errors = end_processes(runtime, id, dir).await;
+    let detached = detach(runtime, id).await;
+    // As always, the namespace stays until DEL has succeeded.
+    let netns = detached.is_empty().then(|| runtime.netns.entry(id));
+    errors.extend(detached);
+    let released = unmount_below(dir).and_then(|()| sandbox::release_mounts(runtime, id, netns.as_deref()));
+    errors.extend(released.err());
+    if errors.is_empty() {
+        runtime.set_aside(&dir.join("sandbox.json"), &format!("sandbox-{id}.json"), why, ENDED);
+        return runtime.trash.remove_later(dir);
+    }
+    runtime.report_unreadable(format!("{}: what it described did not end cleanly", chain(why)));
+    let first = errors.remove(0);
+    Err(first.after_rollback(errors))
+}
+
+/// [`end_sandbox`] for one container of an intact sandbox. `pid` comes from the shim.
+pub(crate) fn end_container(
+    runtime: &Runtime,
+    id: &str,
+    dir: &Path,
+    pid: Option<i32>,
+    why: &Error,
+) -> Result<()> {
+    tracing::error!(container_id = id, error = %chain(why), "unreadable record: ending its processes");
+    let ended = pid.map_or(Ok(()), end_process).and(end_group(dir)).and(unmount_below(dir));
+    if let Err(error) = ended {
+        runtime.report_unreadable(format!("{}: what it described did not end cleanly", chain(why)));
+        return Err(error);
+    }
+    runtime.set_aside(&dir.join("container.json"), &format!("container-{id}.json"), why, ENDED);
+    runtime.trash.remove_later(dir)
+}
+
+async fn end_processes(runtime: &Arc<Runtime>, id: &str, dir: &Path) -> Vec<Error> {
+    let mut pids = BTreeSet::new();
+    if let Ok((_shim, containers)) = shim_client::connect(id, dir, runtime.listener(), ANSWER_DEADLINE).await
+    {
+        pids.extend(containers.values().filter(|status| status.exit.is_none()).map(|status| status.pid));
+    }
+    let mut errors = Vec::new();
+    // The holder of the pod's PID namespace has a group beside its containers.
+    let mut holders = BTreeSet::new();
+    for container in record::names(&dir.join("containers")).unwrap_or_default() {
+        let dir = dir.join("containers").join(container);
+        holders.extend(group_of(&dir).map(|path| path.with_file_name(id)));
+        errors.extend(end_group(&dir).err());
+    }
+    // The shim last: it reaps its containers.
+    for pid in pids.into_iter().chain(shims_of(dir)) {
+        errors.extend(end_process(pid).err());
+    }
+    let hierarchies = Hierarchies::known();
+    for path in holders {
+        let ended = hierarchies.as_ref().map(|found| Cgroup::find(found, &path).end(END_DEADLINE));
+        errors.extend(ended.ok().and_then(|ended| ended.err()).map(Error::from));
+    }
+    errors
+}
+
+/// The group of the container in `dir`, named in its record or else in its bundle.
+fn group_of(dir: &Path) -> Option<PathBuf> {
+    let recorded = record::find::<ContainerRecord>(&dir.join("container.json")).ok().flatten();
+    let path = recorded.map(|found| found.cgroup_path).or_else(|| {
+        let spec: Value = record::find(&dir.join("config.json")).ok().flatten()?;
+        spec["linux"]["cgroupsPath"].as_str().map(PathBuf::from)
+    });
+    // A container's group has the container's name: no other group is ever ended.
+    path.filter(|path| path.file_name() == dir.file_name())
+}
+
+fn end_group(dir: &Path) -> Result<()> {
+    let Some(path) = group_of(dir) else { return Ok(()) };
+    Ok(Cgroup::find(&Hierarchies::known()?, &path).end(END_DEADLINE)?)
+}
+
+fn end_process(pid: i32) -> Result<()> {
+    let Some(pidfd) = process::open_pidfd(pid)? else { return Ok(()) };
+    process::signal_pidfd(&pidfd, libc::SIGKILL)?;
+    process::wait_for_end(&pidfd, END_DEADLINE)?;
+    Ok(())
+}
+
+/// The shims of the sandbox in `dir`, found by their command lines. Command lines of pods'
+/// processes are not read: they may be in memory whose pages never arrive.
+fn shims_of(dir: &Path) -> Vec<i32> {
+    let wanted = [SHIM_NAME.as_bytes(), dir.as_os_str().as_encoded_bytes()];
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| is_in_own_pid_namespace(*pid))
+        .filter(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|byte| *byte == 0).take(2).eq(wanted)
+        })
+        .collect()
+}
+
+/// Not in a nested one, as processes of containers are (`NSpid` in proc_pid_status(5)).
+fn is_in_own_pid_namespace(pid: i32) -> bool {
+    let status = procfs::read(Path::new(&format!("/proc/{pid}/status"))).unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.is_some_and(|numbers| numbers.split_whitespace().count() == 1)
+}
+
+/// Calls DEL for every cached result of ADD of the sandbox. If there is none, calls DEL for the
+/// configured network: an ADD may have been interrupted, or its result torn.
+async fn detach(runtime: &Runtime, id: &str) -> Vec<Error> {
+    let without_result = |ifname| Attachment {
+        container_id: id.to_owned(),
+        netns: Some(runtime.root_dir.join("netns").join(id)).filter(|path| NetNs::open(path).is_ok()),
+        ifname,
+        args: vec![("IgnoreUnknown".to_owned(), "1".to_owned())],
+        capabilities: serde_json::Map::new(),
+    };
+    let mut attachments = runtime.cni.attachments_of(id, POD_INTERFACE);
+    if attachments.is_empty()
+        && let Ok(network) = runtime.cni.network()
+    {
+        attachments.push((network, without_result(POD_INTERFACE)));
+    }
+    attachments.push((cni::loopback(), without_result("lo")));
+    let mut errors = Vec::new();
+    for (list, attachment) in attachments {
+        errors.extend(runtime.cni.delete(&list, &attachment).await.err());
+    }
+    errors
+}
+
+/// Unmounts everything in a directory that only the runtime mounts in, the last mount first.
+fn unmount_below(dir: &Path) -> Result<()> {
+    let mounts = linux::mountinfo::read()?;
+    let below = mounts.iter().rev().map(|mount| &mount.mount_point).filter(|point| point.starts_with(dir));
+    Ok(below.into_iter().try_for_each(|point| linux::mount::unmount_if_mounted(point))?)
+}
