@@ -10,12 +10,12 @@ mod cgroup_mount;
 mod child;
 pub(crate) mod device_control;
 mod device_policy;
-mod ends;
 pub(crate) mod error;
 mod holder;
 mod plan;
 mod root;
 mod seccomp;
+mod streams;
 pub(crate) mod sysctl;
 
 use std::fs::File;
@@ -34,10 +34,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::chain;
 use device_control::WithoutControl;
-pub(crate) use ends::{Ends, Stdio};
 use error::{LaunchError, Result};
 pub(crate) use holder::hold_pids;
 use plan::Plan;
+pub(crate) use streams::{StandardStreams, Stdio};
 
 /// Cgroup v2 groups that an unprivileged container may make below its own: the kernel has 65,535
 /// ids for memory groups on the whole machine.
@@ -87,7 +87,7 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) overlay: &'a Overlay,
     pub(crate) hierarchies: &'a Hierarchies,
     pub(crate) mounts: &'a EmptyMounts,
-    pub(crate) ends: Ends,
+    pub(crate) streams: StandardStreams,
     pub(crate) without_device_control: WithoutControl,
 }
 
@@ -147,10 +147,10 @@ pub(crate) fn launch_beside(
     spec: &Spec,
     args: &[String],
     container: Running<'_>,
-    ends: &Ends,
+    streams: &StandardStreams,
 ) -> Result<LaunchedBeside> {
     let plan = Plan::new(spec)?.with_args(args)?;
-    let mut plan = if matches!(ends, Ends::Terminal(_)) { plan.with_terminal() } else { plan };
+    let mut plan = if matches!(streams, StandardStreams::Terminal(_)) { plan.with_terminal() } else { plan };
     let Running { cgroup, pid, pidfd, has_no_device_control } = container;
     if has_no_device_control {
         device_control::without_mknod(&mut plan);
@@ -159,7 +159,7 @@ pub(crate) fn launch_beside(
     let (number, written) = pipe()?;
     let clone = |group: Option<&OwnedFd>| {
         process::clone_child(CloneFlags::empty(), group.map(AsFd::as_fd), || {
-            match beside::run(&plan, cgroup, pidfd, ends, &report, &written) {
+            match beside::run(&plan, cgroup, pidfd, streams, &report, &written) {
                 Ok(()) => 0,
                 Err(problem) => reported(&report, &problem),
             }

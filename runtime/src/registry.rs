@@ -37,7 +37,7 @@ use crate::images::error::{ImageError, InvalidJson};
 use crate::images::pulled::Pulled;
 use crate::images::reference::{Reference, is_digest};
 use crate::images::{ImageLimits, ImageStore, LayerIds, Pins};
-use blob::{BlobFile, Blobs, Wanted};
+use blob::{Announced, BlobFile, Blobs};
 use client::{Client, Document};
 pub use config::RegistryConfig;
 pub(crate) use credentials::Credentials;
@@ -291,8 +291,8 @@ impl<'s> Pull<'_, 's> {
     }
 
     async fn blob(&self, client: &Client, blob: &Descriptor, progress: &Progress) -> Result<Arc<BlobFile>> {
-        let wanted = Wanted { digest: &blob.digest, size: blob.size };
-        self.registries.blobs.get(self.domain, client, wanted, progress).await
+        let announced = Announced { digest: &blob.digest, size: blob.size };
+        self.registries.blobs.get(self.domain, client, announced, progress).await
     }
 }
 

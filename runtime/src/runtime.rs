@@ -5,13 +5,13 @@
 //! messages.
 
 pub(crate) mod created_groups;
-mod exec_ends;
 pub(crate) mod group;
-mod kept;
+mod objects;
 pub(crate) mod pulls;
 pub(crate) mod samples;
 pub(crate) mod state;
 pub(crate) mod status;
+mod waiters;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -35,11 +35,11 @@ use crate::shim::protocol::{Answer, Message, ShimStatus, now};
 use crate::shim_client::{Listener, empty_mounts};
 use crate::spec::CgroupLimits;
 use created_groups::CreatedGroups;
-use exec_ends::Ends;
-use kept::Kept;
+use objects::Objects;
 use pulls::Pulls;
 use samples::Tree;
 use state::{Container, Ended, Phase, RunState, Sandbox, former_shm, locked};
+use waiters::Waiters;
 
 /// A receiver that lags by more events is disconnected, and must list anew.
 const EVENTS_KEPT: usize = 4096;
@@ -88,14 +88,14 @@ pub(crate) struct Runtime {
     pub(crate) shm: MountDir,
     pub(crate) pulls: Pulls,
     /// Programs that exec has started, and their exit codes.
-    pub(crate) execs: Ends<i32>,
+    pub(crate) execs: Waiters<i32>,
     /// Clients that are attached to containers, and why that ended.
-    pub(crate) attachments: Ends<Option<String>>,
+    pub(crate) attachments: Waiters<Option<String>>,
     pub(crate) boot_id: String,
     /// The last pod's.
     network: Mutex<Option<Arc<NetworkList>>>,
-    sandboxes: Mutex<Kept<Sandbox>>,
-    containers: Mutex<Kept<Container>>,
+    sandboxes: Mutex<Objects<Sandbox>>,
+    containers: Mutex<Objects<Container>>,
     events: broadcast::Sender<Arc<Event>>,
     created_cgroups: Mutex<CreatedGroups>,
     /// Descriptions of unreadable records.
@@ -154,8 +154,8 @@ impl Runtime {
             netns,
             shm,
             pulls: Pulls::default(),
-            execs: Ends::default(),
-            attachments: Ends::default(),
+            execs: Waiters::default(),
+            attachments: Waiters::default(),
             boot_id: boot_id.trim().to_owned(),
             network: Mutex::default(),
             sandboxes: Mutex::default(),
@@ -390,7 +390,7 @@ impl Runtime {
     }
 }
 
-fn insert(sandboxes: &mut Kept<Sandbox>, labels: &HashMap<String, String>, sandbox: Arc<Sandbox>) {
+fn insert(sandboxes: &mut Objects<Sandbox>, labels: &HashMap<String, String>, sandbox: Arc<Sandbox>) {
     let new = Arc::clone(&sandbox);
     sandboxes.insert(&new.id, new.pod_uid(), labels, sandbox);
 }

@@ -40,7 +40,7 @@ use oci_spec::runtime::Spec;
 use crate::disk::record::{self, Unflushed};
 use crate::error::{Error, chain};
 use crate::launcher::device_control::WithoutControl;
-use crate::launcher::{self, Ends, Stdio, Surroundings};
+use crate::launcher::{self, StandardStreams, Stdio, Surroundings};
 use attach::Attachments;
 use client::{Client, Received};
 use container::Container;
@@ -51,7 +51,7 @@ use log::{LogFile, Stream};
 use oci::OciRuntime;
 use outcome::{Outcome, Starting};
 use protocol::{Answer, Call, Exited, Message, ShimConfig, ShimStatus, Start, container_dir, now};
-use terminal::{Console, ContainerEnds, output_pipe};
+use terminal::{Console, ContainerStreams, StdinRequest, output_pipe};
 
 /// Limit of the reason why a container did not start.
 const MAX_PROBLEM_BYTES: usize = 4096;
@@ -351,8 +351,8 @@ impl Shim {
         self.check_pid_namespace(&spec)?;
         let log = LogFile::open(log.clone(), self.config.log_ceiling)
             .map_err(|source| ShimError::OpenLog { path: log.unwrap_or_default(), source })?;
-        let ContainerEnds { ends, ours, mut streams } =
-            terminal::ends(&spec, terminal::Wanted { has_stdin, stdin_once, given: stdin })?;
+        let ContainerStreams { programs, ours, mut output } =
+            terminal::streams(&spec, StdinRequest { has_stdin, stdin_once, given: stdin })?;
         let Some(program) = self.config.oci_runtime.clone() else {
             let without_device_control = match allow_without_device_control {
                 true => WithoutControl::StartWithoutMknod,
@@ -363,7 +363,7 @@ impl Shim {
                 overlay: &overlay,
                 hierarchies: &hierarchies,
                 mounts: &self.mounts,
-                ends,
+                streams: programs,
                 without_device_control,
             };
             let launched = launcher::launch(&spec, with)?;
@@ -378,7 +378,7 @@ impl Shim {
                 pidfd: Some(launched.child.pidfd),
                 cgroup: launched.cgroup,
                 log: Some(log),
-                streams,
+                streams: output,
                 ours,
                 starting: Some(starting),
                 status,
@@ -388,11 +388,11 @@ impl Shim {
         };
         let state_dir = self.dir.join("oci");
         let runtime = OciRuntime { program: &program, state_dir: &state_dir };
-        let (stdio, console) = match ends {
-            Ends::Pipes(stdio) => (stdio, None),
-            Ends::Terminal(_socket_of_the_launcher) => {
+        let (stdio, console) = match programs {
+            StandardStreams::Pipes(stdio) => (stdio, None),
+            StandardStreams::Terminal(_socket_of_the_launcher) => {
                 let (said, stderr) = output_pipe("stderr")?;
-                streams.push(said);
+                output.push(said);
                 let stdout = stderr.try_clone();
                 let stdout = stdout.map_err(|source| ShimError::Pipe { name: "stdout", source })?;
                 (Stdio { stdin: None, stdout, stderr }, Some(Console::listen(&bundle)?))
@@ -401,7 +401,7 @@ impl Shim {
         let created = runtime.create(&id, &bundle, &spec, &overlay, stdio, console.is_some());
         let (pid, cgroup) = created.map_err(|error| {
             // The OCI runtime writes its error message to the container's stderr.
-            let said = streams.last_mut().map(Stream::read_raw).unwrap_or_default();
+            let said = output.last_mut().map(Stream::read_raw).unwrap_or_default();
             if said.is_empty() {
                 ShimError::Launch(error)
             } else {
@@ -415,7 +415,7 @@ impl Shim {
             pidfd: Some(pidfd),
             cgroup,
             log: Some(log),
-            streams,
+            streams: output,
             ours,
             starting: None,
             status: status.clone(),

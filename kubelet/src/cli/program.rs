@@ -9,7 +9,7 @@ use hyper::header::{CONNECTION, HOST, HeaderValue, UPGRADE};
 use hyper::upgrade::Upgraded;
 use hyper::{Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
-use runtime::spdy_client::{self, Output, Wanted};
+use runtime::spdy_client::{self, Output, StreamsRequest};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite;
 
@@ -51,7 +51,7 @@ pub(super) enum Receiver {
 pub(super) async fn connect(
     url: String,
     again: impl AsyncFnOnce() -> Result<String, Error>,
-    wanted: Wanted,
+    request: StreamsRequest,
 ) -> Result<(Sender, Receiver), Error> {
     match streams::connect(&url, PROTOCOL).await {
         Ok(socket) => {
@@ -60,7 +60,7 @@ pub(super) async fn connect(
         }
         Err(Error::Streams { source, .. }) if is_refusal(&source) => {
             let url = again().await?;
-            let connected = by_spdy(&url, wanted).await;
+            let connected = by_spdy(&url, request).await;
             let (to, from) = connected.map_err(|source| Error::Streams { url, source })?;
             Ok((Sender::Spdy(to), Receiver::Spdy(from)))
         }
@@ -84,7 +84,7 @@ fn is_refusal(error: &io::Error) -> bool {
 
 type BySpdy = (spdy_client::Sender<TokioIo<Upgraded>>, spdy_client::Receiver<TokioIo<Upgraded>>);
 
-async fn by_spdy(url: &str, wanted: Wanted) -> io::Result<BySpdy> {
+async fn by_spdy(url: &str, streams: StreamsRequest) -> io::Result<BySpdy> {
     let uri: Uri = url.parse().map_err(io::Error::other)?;
     let (authority, path) = (uri.authority(), uri.path_and_query());
     let (authority, path) = authority.zip(path).ok_or(io::ErrorKind::InvalidInput)?;
@@ -105,7 +105,7 @@ async fn by_spdy(url: &str, wanted: Wanted) -> io::Result<BySpdy> {
         return Err(io::Error::other(format!("the runtime answers {}", response.status())));
     }
     let upgraded = hyper::upgrade::on(response).await.map_err(io::Error::other)?;
-    spdy_client::open(TokioIo::new(upgraded), wanted).await
+    spdy_client::open(TokioIo::new(upgraded), streams).await
 }
 
 impl Sender {

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use runtime::spdy_client::{Output, Wanted};
+use runtime::spdy_client::{Output, StreamsRequest};
 use rustix::termios::{self, OptionalActions, Termios};
 use serde::Deserialize;
 use tokio::io::AsyncReadExt;
@@ -32,8 +32,8 @@ impl Session {
         out: &mut dyn Write,
     ) -> Result<(), Error> {
         let Self { url, stdin, tty, sizes, raw } = self;
-        let wanted = Wanted { stdin, stdout: true, stderr: !tty, tty };
-        let (to, from) = program::connect(url, again, wanted).await?;
+        let streams = StreamsRequest { stdin, stdout: true, stderr: !tty, tty };
+        let (to, from) = program::connect(url, again, streams).await?;
         let raw = raw.then(RawTerminal::enter).transpose().map_err(Error::Terminal)?;
         let sizes =
             sizes.then(|| signal(SignalKind::window_change())).transpose().map_err(Error::Terminal)?;

@@ -60,18 +60,18 @@ pub(crate) async fn sync(runtime: &Arc<Runtime>, request: ExecSyncRequest) -> Re
     let late = || Error::ExecTimeout { container: container.name(), limit: limit.unwrap_or_default() };
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     let ([stdout, theirs], [stderr, their_stderr]) = (pair()?, pair()?);
-    let wanted = Wanted { args: cmd, stdin: false, terminal: false };
-    let starting = start(runtime, &sandbox, &container, wanted, vec![theirs, their_stderr]);
+    let request = ProgramRequest { args: cmd, stdin: false, terminal: false };
+    let starting = start(runtime, &sandbox, &container, request, vec![theirs, their_stderr]);
     let mut started = before(deadline, starting).await.ok_or_else(late)??;
     let mut output = Output { stdout: Some(connected(stdout)?), stderr: Some(connected(stderr)?) };
-    let mut kept = Kept::default();
-    let Some(ended) = before(deadline, started.until_end(&mut output, &mut kept)).await else {
+    let mut collected = CollectedOutput::default();
+    let Some(ended) = before(deadline, started.until_end(&mut output, &mut collected)).await else {
         started.kill(&mut output).await;
         return Err(late());
     };
     let exit_code = ended?;
-    output.drain(&mut kept).await;
-    let Kept { stdout, stderr } = kept;
+    output.drain(&mut collected).await;
+    let CollectedOutput { stdout, stderr } = collected;
     Ok(ExecSyncResponse { stdout: stdout.into_bytes(), stderr: stderr.into_bytes(), exit_code })
 }
 
@@ -121,7 +121,7 @@ pub(crate) enum Taken {
     Stderr,
 }
 
-/// A client's ends.
+/// The runtime's sides of a client's streams.
 #[derive(Debug)]
 pub(crate) struct Streams {
     /// `None`: the program reads /dev/null, or a terminal that says nothing.
@@ -142,7 +142,7 @@ pub(crate) async fn streamed(
 ) -> Result<i32> {
     let Streams { stdin, sizes, output: to } = streams;
     let (sandbox, container) = running(runtime, container_id)?;
-    let wanted = Wanted { args, stdin: stdin.is_some() && !terminal, terminal };
+    let request = ProgramRequest { args, stdin: stdin.is_some() && !terminal, terminal };
     let [ours, theirs] = pair()?;
     let mut sockets = vec![theirs];
     let (output, input) = if terminal {
@@ -159,7 +159,7 @@ pub(crate) async fn streamed(
         }
         (Output { stdout: Some(connected(ours)?), stderr: Some(connected(stderr)?) }, input)
     };
-    let mut started = start(runtime, &sandbox, &container, wanted, sockets).await?;
+    let mut started = start(runtime, &sandbox, &container, request, sockets).await?;
     // They end with this.
     let mut beside = JoinSet::new();
     if let (Some(pieces), Some(input)) = (stdin, input) {
@@ -201,7 +201,7 @@ pub(crate) async fn resize(
 }
 
 /// What is to run.
-struct Wanted {
+struct ProgramRequest {
     args: Vec<String>,
     stdin: bool,
     terminal: bool,
@@ -218,10 +218,10 @@ async fn start(
     runtime: &Arc<Runtime>,
     sandbox: &Sandbox,
     container: &Container,
-    wanted: Wanted,
+    request: ProgramRequest,
     sockets: Vec<OwnedFd>,
 ) -> Result<Started> {
-    let Wanted { args, stdin, terminal } = wanted;
+    let ProgramRequest { args, stdin, terminal } = request;
     if args.is_empty() {
         return Err(Error::invalid("cmd", "empty"));
     }
@@ -273,7 +273,7 @@ impl Started {
     /// the shim.
     async fn kill(&mut self, output: &mut Output) {
         kill(&self.program.shim, &self.program.id).await;
-        let mut dropped = Kept::default();
+        let mut dropped = CollectedOutput::default();
         let ended = self.until_end(output, &mut dropped);
         if !matches!(tokio::time::timeout(AFTER_KILL, ended).await, Ok(Ok(_))) {
             tracing::warn!(container = self.container, "a program that was killed has not ended");
@@ -319,12 +319,12 @@ trait Sink {
 }
 
 #[derive(Debug, Default)]
-struct Kept {
-    stdout: KeptStream,
-    stderr: KeptStream,
+struct CollectedOutput {
+    stdout: CollectedStream,
+    stderr: CollectedStream,
 }
 
-impl Sink for Kept {
+impl Sink for CollectedOutput {
     async fn take(&mut self, from: Taken, bytes: Vec<u8>) -> bool {
         let kept = if from == Taken::Stdout { &mut self.stdout } else { &mut self.stderr };
         kept.take(&bytes);
@@ -333,7 +333,7 @@ impl Sink for Kept {
 }
 
 #[derive(Debug, Default)]
-struct KeptStream {
+struct CollectedStream {
     bytes: Vec<u8>,
     /// Of [`KEPT_BYTES`].
     shared: usize,
@@ -343,7 +343,7 @@ struct KeptStream {
 /// Of all streams, without what each may always have.
 static KEPT_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-impl KeptStream {
+impl CollectedStream {
     fn take(&mut self, bytes: &[u8]) {
         if self.is_cut {
             return;
@@ -369,7 +369,7 @@ impl KeptStream {
     }
 }
 
-impl Drop for KeptStream {
+impl Drop for CollectedStream {
     fn drop(&mut self) {
         KEPT_BYTES.fetch_sub(self.shared, Ordering::Relaxed);
     }
@@ -463,7 +463,7 @@ mod tests {
     #[test]
     fn streams_of_all_calls_share_what_is_beyond_the_first_part_of_each() {
         let full = || {
-            let mut stream = KeptStream::default();
+            let mut stream = CollectedStream::default();
             stream.take(&vec![1; MOST_OUTPUT_BYTES + 1]);
             stream
         };

@@ -14,10 +14,10 @@ use linux::cgroup::Cgroup;
 use linux::process;
 
 use super::child::{become_program, give_up_privileges, set_oom_score_adj, settle};
-use super::ends::{Ends, Stdio, control_terminal, take_terminal};
 use super::error::{LaunchError, Result};
 use super::plan::Plan;
 use super::reported;
+use super::streams::{StandardStreams, Stdio, control_terminal, take_terminal};
 
 /// The child outside of the pid namespace. Writes the program's pid to `number`; reasons why there is none,
 /// its sibling's too, go to `report`.
@@ -25,7 +25,7 @@ pub(super) fn run(
     plan: &Plan,
     cgroup: &Cgroup,
     first: BorrowedFd<'_>,
-    ends: &Ends,
+    streams: &StandardStreams,
     report: &File,
     mut number: &File,
 ) -> Result<()> {
@@ -39,9 +39,9 @@ pub(super) fn run(
     }
     // The root directory is the container's from here on; a new pid namespace is that of children.
     process::enter_namespace(first, plan.namespaces())?;
-    let take_stdio = || match ends {
-        Ends::Pipes(stdio) => take_pipes(stdio),
-        Ends::Terminal(socket) => take_terminal(plan.uid, socket),
+    let take_stdio = || match streams {
+        StandardStreams::Pipes(stdio) => take_pipes(stdio),
+        StandardStreams::Terminal(socket) => take_terminal(plan.uid, socket),
     };
     // A filter may forbid it later.
     let gate = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
@@ -51,7 +51,7 @@ pub(super) fn run(
     // Without what its filter took: the sibling is seen in the container.
     process::set_capabilities(plan.capabilities)?;
     process::set_undumpable()?;
-    let has_terminal = matches!(ends, Ends::Terminal(_));
+    let has_terminal = matches!(streams, StandardStreams::Terminal(_));
     let announce =
         |pid: i32| number.write_all(&pid.to_ne_bytes()).map_err(LaunchError::io("write the program's pid"));
     process::clone_sibling(gate, announce, || match last_steps(plan, has_terminal) {

@@ -21,10 +21,10 @@ use nix::errno::Errno;
 use nix::sched::CloneFlags;
 
 use super::Surroundings;
-use super::ends::{Ends, Stdio, control_terminal, take_terminal};
 use super::error::{ExecProblem, LaunchError, Result};
 use super::plan::Plan;
 use super::root::{Root, Source};
+use super::streams::{StandardStreams, Stdio, control_terminal, take_terminal};
 
 /// Returns only if the program does not run, with the reason, which goes to `report`.
 pub(super) fn run(
@@ -51,11 +51,11 @@ pub(super) fn run(
     }
     let null = build_root(plan, with)?;
     let take_stdio = || {
-        match &with.ends {
-            Ends::Pipes(Stdio { stdin, stdout, stderr }) => {
+        match &with.streams {
+            StandardStreams::Pipes(Stdio { stdin, stdout, stderr }) => {
                 process::set_stdio(stdin.as_ref().unwrap_or(&null), stdout, stderr)?;
             }
-            Ends::Terminal(socket) => {
+            StandardStreams::Terminal(socket) => {
                 take_terminal(plan.uid, socket)?;
                 control_terminal()?;
             }

@@ -47,7 +47,7 @@ pub(super) struct Blobs {
 
 /// What a manifest says of a blob.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted<'a> {
+pub(super) struct Announced<'a> {
     pub(super) digest: &'a str,
     pub(super) size: u64,
 }
@@ -76,15 +76,15 @@ impl Blobs {
         &self,
         domain: &str,
         client: &Client,
-        wanted: Wanted<'_>,
+        announced: Announced<'_>,
         progress: &Progress,
     ) -> Result<Arc<BlobFile>> {
-        let slot = self.slots.of(&(domain.to_owned(), wanted.digest.to_owned()));
+        let slot = self.slots.of(&(domain.to_owned(), announced.digest.to_owned()));
         let mut known = slot.lock().await;
         if let Some(blob) = known.upgrade() {
             return match blob.size {
-                size if size == wanted.size => Ok(blob),
-                found => Err(Problem::Length { announced: wanted.size, found }),
+                size if size == announced.size => Ok(blob),
+                found => Err(Problem::Length { announced: announced.size, found }),
             };
         }
         let name = linux::random::hexadecimal().map_err(|e| Problem::Store { source: e.source })?;
@@ -94,8 +94,8 @@ impl Blobs {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(|source| Problem::Store { source })?;
         // From here on it is removed if the download fails or is dropped.
-        let blob = Arc::new(BlobFile { path, size: wanted.size, _slot: Arc::clone(&slot) });
-        fetch(client, wanted, file, progress).await?;
+        let blob = Arc::new(BlobFile { path, size: announced.size, _slot: Arc::clone(&slot) });
+        fetch(client, announced, file, progress).await?;
         *known = Arc::downgrade(&blob);
         Ok(blob)
     }
@@ -103,15 +103,15 @@ impl Blobs {
 
 /// Reads while another thread computes the digest of what came before, and writes it. None is held while the
 /// registry sends nothing.
-async fn fetch(client: &Client, wanted: Wanted<'_>, file: File, progress: &Progress) -> Result<()> {
-    let mut answer = client.blob(wanted.digest, wanted.size).await?;
+async fn fetch(client: &Client, announced: Announced<'_>, file: File, progress: &Progress) -> Result<()> {
+    let mut answer = client.blob(announced.digest, announced.size).await?;
     let mut sink = Sink::new(file);
     let (mut piece, mut received) = (Vec::new(), 0);
     let (mut since, mut before) = (Instant::now(), 0);
     while let Some(bytes) = answer.next().await? {
         received += bytes.len() as u64;
-        if received > wanted.size {
-            return Err(Problem::TooLarge { most: wanted.size, flag: "as its manifest announces" });
+        if received > announced.size {
+            return Err(Problem::TooLarge { most: announced.size, flag: "as its manifest announces" });
         }
         progress.add(bytes.len());
         if since.elapsed() >= PACE {
@@ -127,11 +127,11 @@ async fn fetch(client: &Client, wanted: Wanted<'_>, file: File, progress: &Progr
     }
     sink.write(piece).await?;
     let found = sink.end().await?;
-    if received != wanted.size {
-        return Err(Problem::Length { announced: wanted.size, found: received });
+    if received != announced.size {
+        return Err(Problem::Length { announced: announced.size, found: received });
     }
-    if found != wanted.digest {
-        return Err(Problem::OtherDigest { wanted: wanted.digest.to_owned(), found });
+    if found != announced.digest {
+        return Err(Problem::OtherDigest { wanted: announced.digest.to_owned(), found });
     }
     Ok(())
 }

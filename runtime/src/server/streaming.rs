@@ -85,12 +85,12 @@ impl Carrier {
 
 /// What a URL is for.
 #[derive(Debug)]
-enum Wanted {
+enum Purpose {
     Command(Command),
     PortForward(Target),
 }
 
-impl Wanted {
+impl Purpose {
     /// The first part of the URL's path.
     fn kind(&self) -> &'static str {
         match self {
@@ -115,7 +115,7 @@ impl Wanted {
 #[derive(Debug)]
 struct Pending {
     until: Instant,
-    wanted: Wanted,
+    purpose: Purpose,
 }
 
 #[derive(Debug)]
@@ -140,27 +140,27 @@ impl Streaming {
     }
 
     pub(crate) fn exec(&self, request: ExecRequest) -> Result<String> {
-        self.url(Wanted::Command(Command::Exec(request)))
+        self.url(Purpose::Command(Command::Exec(request)))
     }
 
     pub(crate) fn attach(&self, request: AttachRequest) -> Result<String> {
-        self.url(Wanted::Command(Command::Attach(request)))
+        self.url(Purpose::Command(Command::Attach(request)))
     }
 
     /// `ports`: which; none: all.
     pub(crate) fn port_forward(&self, sandbox: Arc<Sandbox>, ports: Vec<u16>) -> Result<String> {
-        self.url(Wanted::PortForward(Target { sandbox, ports, places: Arc::clone(&self.connections) }))
+        self.url(Purpose::PortForward(Target { sandbox, ports, places: Arc::clone(&self.connections) }))
     }
 
-    fn url(&self, wanted: Wanted) -> Result<String> {
-        let kind = wanted.kind();
+    fn url(&self, purpose: Purpose) -> Result<String> {
+        let kind = purpose.kind();
         let token = linux::random::hexadecimal()?;
         let (now, mut pending) = (Instant::now(), self.locked());
         pending.retain(|_, pending| pending.until > now);
         if pending.len() >= MOST_PENDING {
             return Err(Error::Busy { what: "the streaming server: too many URLs that were not used yet" });
         }
-        pending.insert(token.clone(), Pending { until: now + VALID_FOR, wanted });
+        pending.insert(token.clone(), Pending { until: now + VALID_FOR, purpose });
         Ok(format!("http://{}/{kind}/{token}", self.address))
     }
 
@@ -170,16 +170,16 @@ impl Streaming {
         path: &str,
         carrier: Carrier,
         offers: impl Fn(&str) -> bool,
-    ) -> std::result::Result<(Wanted, &'static str), Refusal> {
+    ) -> std::result::Result<(Purpose, &'static str), Refusal> {
         let (kind, token) =
             path.strip_prefix('/').and_then(|path| path.split_once('/')).ok_or(Refusal::NoSuchUrl)?;
         let mut pending = self.locked();
         let found = pending.get(token).filter(|found| found.until > Instant::now());
-        let found = found.filter(|found| found.wanted.kind() == kind).ok_or(Refusal::NoSuchUrl)?;
-        let known = found.wanted.protocols(carrier);
+        let found = found.filter(|found| found.purpose.kind() == kind).ok_or(Refusal::NoSuchUrl)?;
+        let known = found.purpose.protocols(carrier);
         let protocol = known.iter().copied().find(|protocol| offers(protocol));
         let protocol = protocol.ok_or(Refusal::NoProtocol(known))?;
-        pending.remove(token).map(|pending| (pending.wanted, protocol)).ok_or(Refusal::NoSuchUrl)
+        pending.remove(token).map(|pending| (pending.purpose, protocol)).ok_or(Refusal::NoSuchUrl)
     }
 
     fn locked(&self) -> MutexGuard<'_, HashMap<String, Pending>> {
@@ -223,22 +223,22 @@ async fn accept(
 }
 
 async fn serve(known: Known, runtime: &Arc<Runtime>) {
-    let Known { accepted: Accepted { wanted, carrier, protocol, place: _place }, io } = known;
-    match (wanted, carrier) {
-        (Wanted::Command(command), Carrier::Spdy) => {
+    let Known { accepted: Accepted { purpose, carrier, protocol, place: _place }, io } = known;
+    match (purpose, carrier) {
+        (Purpose::Command(command), Carrier::Spdy) => {
             remote_command::by_spdy::serve(runtime, command, io).await;
         }
-        (Wanted::Command(command), Carrier::WebSocket) => {
+        (Purpose::Command(command), Carrier::WebSocket) => {
             let socket = websocket::server(io).await;
             remote_command::by_websocket::serve(runtime, command, protocol, socket).await;
         }
-        (Wanted::PortForward(target), Carrier::Spdy) => port_forward::by_spdy::serve(target, io).await,
-        (Wanted::PortForward(target), Carrier::WebSocket)
+        (Purpose::PortForward(target), Carrier::Spdy) => port_forward::by_spdy::serve(target, io).await,
+        (Purpose::PortForward(target), Carrier::WebSocket)
             if protocol == port_forward::by_tunnel::PROTOCOL =>
         {
             port_forward::by_tunnel::serve(target, websocket::server(io).await).await;
         }
-        (Wanted::PortForward(target), Carrier::WebSocket) => {
+        (Purpose::PortForward(target), Carrier::WebSocket) => {
             port_forward::by_websocket::serve(target, websocket::server(io).await).await;
         }
     }
@@ -251,7 +251,7 @@ struct Known {
 }
 
 struct Accepted {
-    wanted: Wanted,
+    purpose: Purpose,
     carrier: Carrier,
     /// Of its streams.
     protocol: &'static str,
@@ -349,7 +349,7 @@ fn negotiate(
     let place = Arc::clone(sessions).try_acquire_owned().map_err(|_| Refusal::Busy)?;
     // Last, since the URL works once.
     let offers = |known: &str| has_word(headers, &carrier.header(), known);
-    let (wanted, protocol) = streaming.take(request.uri().path(), carrier, offers)?;
+    let (purpose, protocol) = streaming.take(request.uri().path(), carrier, offers)?;
     let mut answer = Response::new(Full::default());
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = answer.headers_mut();
@@ -359,7 +359,7 @@ fn negotiate(
     if let Some(key) = key {
         headers.insert(SEC_WEBSOCKET_ACCEPT, key);
     }
-    Ok((Accepted { wanted, carrier, protocol, place }, answer))
+    Ok((Accepted { purpose, carrier, protocol, place }, answer))
 }
 
 /// Whether one of the header's values has the word, in any case, in its list.

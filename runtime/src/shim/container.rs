@@ -11,7 +11,7 @@ use super::log::{self, LogFile, Stream};
 use super::note;
 use super::outcome::Starting;
 use super::protocol::ShimStatus;
-use super::terminal::ShimEnds;
+use super::terminal::ShimStreams;
 use crate::error::chain;
 
 /// The largest pipe of an unprivileged process (/proc/sys/fs/pipe-max-size), and what arrives
@@ -27,7 +27,7 @@ pub(super) struct Container {
     pub(super) log: Option<LogFile>,
     pub(super) streams: Vec<Stream>,
     /// Its stdin and its terminal.
-    pub(super) ours: ShimEnds,
+    pub(super) ours: ShimStreams,
     pub(super) starting: Option<Starting>,
     pub(super) status: ShimStatus,
 }

@@ -17,7 +17,7 @@ use super::protocol::{Answer, Exec, Message, container_dir};
 use super::relay::{Relay, pipe};
 use super::{Caller, Container, Shim, note, refused, terminal};
 use crate::error::chain;
-use crate::launcher::{self, Ends, LaunchedBeside, Running as RunningContainer, Stdio};
+use crate::launcher::{self, LaunchedBeside, Running as RunningContainer, StandardStreams, Stdio};
 
 /// Programs at the same time, of all containers of the pod.
 const MOST_EXECS: usize = 1024;
@@ -143,8 +143,8 @@ impl Shim {
         let bundle = container_dir(&self.dir, &container);
         let spec =
             Spec::load(bundle.join("config.json")).map_err(|source| ShimError::Specification { source })?;
-        let Streams { ends, relays, terminal } = streams(sockets, stdin, terminal)?;
-        let launched = launcher::launch_beside(&spec, &args, running, &ends)
+        let Streams { programs, relays, terminal } = streams(sockets, stdin, terminal)?;
+        let launched = launcher::launch_beside(&spec, &args, running, &programs)
             .map_err(|problem| if has_ended(first) { ShimError::NotRunning } else { problem.into() })?;
         let LaunchedBeside { first, outcome, number } = launched;
         if let Err(e) = rustix::fs::fcntl_setfl(&number, rustix::fs::OFlags::NONBLOCK) {
@@ -314,7 +314,7 @@ fn open_child(pid: i32) -> linux::Result<Option<OwnedFd>> {
 
 /// What a program gets, and what connects it with the runtime's sockets.
 struct Streams {
-    ends: Ends,
+    programs: StandardStreams,
     relays: Vec<Relay>,
     terminal: Option<(UnixStream, OwnedFd)>,
 }
@@ -329,7 +329,11 @@ fn streams(sockets: Vec<OwnedFd>, has_stdin: bool, has_terminal: bool) -> Result
         let (ours, theirs) =
             UnixStream::pair().map_err(|source| ShimError::Pipe { name: "terminal", source })?;
         let terminal = Some((ours, socket));
-        return Ok(Streams { ends: Ends::Terminal(theirs.into()), relays: Vec::new(), terminal });
+        return Ok(Streams {
+            programs: StandardStreams::Terminal(theirs.into()),
+            relays: Vec::new(),
+            terminal,
+        });
     }
     let (Some(stdout), Some(stderr)) = (sockets.next(), sockets.next()) else { return Err(wrong(found)) };
     let mut relays = Vec::new();
@@ -349,7 +353,7 @@ fn streams(sockets: Vec<OwnedFd>, has_stdin: bool, has_terminal: bool) -> Result
     };
     let stdout = output(stdout, "stdout")?;
     let stderr = output(stderr, "stderr")?;
-    Ok(Streams { ends: Ends::Pipes(Stdio { stdin, stdout, stderr }), relays, terminal: None })
+    Ok(Streams { programs: StandardStreams::Pipes(Stdio { stdin, stdout, stderr }), relays, terminal: None })
 }
 
 /// A program's new terminal, and both directions between it and the runtime's socket.

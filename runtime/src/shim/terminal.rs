@@ -1,4 +1,4 @@
-//! A container's stdin, stdout, stderr and terminal: its ends, and the shim's.
+//! A container's stdin, stdout, stderr and terminal: its sides, and the shim's.
 
 use std::fs::File;
 use std::io;
@@ -14,11 +14,11 @@ use super::log::Stream;
 use super::relay::{Relay, pipe};
 use super::{descriptors, note};
 use crate::error::chain;
-use crate::launcher::{Ends, Stdio};
+use crate::launcher::{StandardStreams, Stdio};
 
-/// The shim's ends of a container's stdin and terminal.
+/// The shim's sides of a container's stdin and terminal.
 #[derive(Debug, Default)]
-pub(super) struct ShimEnds {
+pub(super) struct ShimStreams {
     /// Whether clients may write to its stdin.
     has_stdin: bool,
     /// Whether that ends with the first of them.
@@ -34,14 +34,15 @@ pub(super) struct ShimEnds {
 }
 
 /// Both sides.
-pub(super) struct ContainerEnds {
-    pub(super) ends: Ends,
-    pub(super) ours: ShimEnds,
-    pub(super) streams: Vec<Stream>,
+pub(super) struct ContainerStreams {
+    pub(super) programs: StandardStreams,
+    pub(super) ours: ShimStreams,
+    /// The container's output, where the shim reads it. A terminal comes later.
+    pub(super) output: Vec<Stream>,
 }
 
 /// What is wanted of a container's stdin.
-pub(super) struct Wanted {
+pub(super) struct StdinRequest {
     /// Clients write to it.
     pub(super) has_stdin: bool,
     pub(super) stdin_once: bool,
@@ -49,14 +50,18 @@ pub(super) struct Wanted {
     pub(super) given: Option<OwnedFd>,
 }
 
-pub(super) fn ends(spec: &Spec, wanted: Wanted) -> Result<ContainerEnds> {
-    let Wanted { has_stdin, stdin_once, given } = wanted;
-    let ours = ShimEnds { has_stdin, stdin_once, ..ShimEnds::default() };
+pub(super) fn streams(spec: &Spec, stdin: StdinRequest) -> Result<ContainerStreams> {
+    let StdinRequest { has_stdin, stdin_once, given } = stdin;
+    let ours = ShimStreams { has_stdin, stdin_once, ..ShimStreams::default() };
     let has_terminal = spec.process().as_ref().and_then(oci_spec::runtime::Process::terminal);
     if has_terminal.unwrap_or(false) {
         let (socket, theirs) = UnixStream::pair().map_err(failed)?;
-        let ours = ShimEnds { socket: Some(socket), ..ours };
-        return Ok(ContainerEnds { ends: Ends::Terminal(theirs.into()), ours, streams: Vec::new() });
+        let ours = ShimStreams { socket: Some(socket), ..ours };
+        return Ok(ContainerStreams {
+            programs: StandardStreams::Terminal(theirs.into()),
+            ours,
+            output: Vec::new(),
+        });
     }
     let (theirs, stdin) = match given {
         None if has_stdin => {
@@ -67,8 +72,12 @@ pub(super) fn ends(spec: &Spec, wanted: Wanted) -> Result<ContainerEnds> {
     };
     let (own_stdout, stdout) = output_pipe("stdout")?;
     let (own_stderr, stderr) = output_pipe("stderr")?;
-    let ends = Ends::Pipes(Stdio { stdin: theirs, stdout, stderr });
-    Ok(ContainerEnds { ends, ours: ShimEnds { stdin, ..ours }, streams: vec![own_stdout, own_stderr] })
+    let programs = StandardStreams::Pipes(Stdio { stdin: theirs, stdout, stderr });
+    Ok(ContainerStreams {
+        programs,
+        ours: ShimStreams { stdin, ..ours },
+        output: vec![own_stdout, own_stderr],
+    })
 }
 
 fn failed(source: impl Into<io::Error>) -> ShimError {
@@ -87,7 +96,7 @@ pub(super) fn receive(socket: &UnixStream) -> Result<OwnedFd> {
     Ok(terminal)
 }
 
-impl ShimEnds {
+impl ShimStreams {
     /// The container's output, if it has a terminal that was not taken yet.
     pub(super) fn take_terminal(&mut self) -> Result<Option<Stream>> {
         let Some(socket) = self.socket.take() else { return Ok(None) };
@@ -119,11 +128,11 @@ impl ShimEnds {
 
     /// A client's stdin has ended. Whether that ends the container's.
     pub(super) fn close_stdin_if_once(&mut self) -> bool {
-        let ends = self.stdin_once && self.terminal.is_none();
-        if ends {
+        let is_over = self.stdin_once && self.terminal.is_none();
+        if is_over {
             self.stdin = None;
         }
-        ends
+        is_over
     }
 
     /// The container has ended.

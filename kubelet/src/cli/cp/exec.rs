@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proto::kubelet::ExecRequest;
 use proto::kubelet::kubelet_client::KubeletClient;
-use runtime::spdy_client::{Output, Wanted};
+use runtime::spdy_client::{Output, StreamsRequest};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::transport::Channel;
@@ -54,11 +54,11 @@ impl Container {
             stdin: input.is_some(),
             tty: false,
         };
-        let wanted = Wanted { stdin: request.stdin, stdout: true, stderr: true, tty: false };
+        let streams = StreamsRequest { stdin: request.stdin, stdout: true, stderr: true, tty: false };
         let mut kubelet = self.kubelet.clone();
         let url = kubelet.exec(request.clone()).await?.into_inner().url;
         let again = async move || Ok(kubelet.exec(request).await?.into_inner().url);
-        let (to, from) = program::connect(url, again, wanted).await?;
+        let (to, from) = program::connect(url, again, streams).await?;
         let idle = Cell::new(Some(Instant::now()));
         tokio::select! {
             ended = receive(from, output, &idle) => ended,

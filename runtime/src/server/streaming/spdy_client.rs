@@ -20,7 +20,7 @@ const IDS: [(&str, u32); 5] = [(ERROR, 1), (STDIN, 3), (STDOUT, 5), (STDERR, 7),
 
 /// What the runtime was asked for: it waits for exactly these streams.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted {
+pub struct StreamsRequest {
     pub stdin: bool,
     pub stdout: bool,
     pub stderr: bool,
@@ -46,7 +46,7 @@ pub struct Sender<IO>(Writer<WriteHalf<IO>>);
 pub struct Receiver<IO>(Reader<ReadHalf<IO>>);
 
 /// Opens the streams on a connection that was upgraded.
-pub async fn open<IO>(io: IO, wanted: Wanted) -> io::Result<(Sender<IO>, Receiver<IO>)>
+pub async fn open<IO>(io: IO, request: StreamsRequest) -> io::Result<(Sender<IO>, Receiver<IO>)>
 where
     IO: AsyncRead + AsyncWrite,
 {
@@ -54,10 +54,10 @@ where
     let mut writer = Writer::new(to);
     for (name, id) in IDS {
         let is_wanted = match name {
-            STDIN => wanted.stdin,
-            STDOUT => wanted.stdout,
-            STDERR => wanted.stderr && !wanted.tty,
-            RESIZE => wanted.tty,
+            STDIN => request.stdin,
+            STDOUT => request.stdout,
+            STDERR => request.stderr && !request.tty,
+            RESIZE => request.tty,
             _ => true,
         };
         if is_wanted {
@@ -116,8 +116,8 @@ mod tests {
     #[tokio::test]
     async fn the_streams_of_both_sides_are_those_of_the_request() {
         let (near, far) = tokio::io::duplex(1 << 16);
-        let wanted = Wanted { stdin: true, stdout: true, stderr: true, tty: false };
-        let (mut sender, mut receiver) = open(near, wanted).await.unwrap();
+        let request = StreamsRequest { stdin: true, stdout: true, stderr: true, tty: false };
+        let (mut sender, mut receiver) = open(near, request).await.unwrap();
         sender.stdin(b"in").await.unwrap();
         sender.end_stdin().await.unwrap();
 

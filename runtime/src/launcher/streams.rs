@@ -8,7 +8,7 @@ use linux::terminal::{self, Terminal};
 use super::error::{LaunchError, Result};
 use crate::shim::descriptors;
 
-/// A program's ends of pipes.
+/// The program's sides of pipes.
 #[derive(Debug)]
 pub(crate) struct Stdio {
     /// `None`: a null device of the container's own, or an empty stream. The host's null device belongs to the root
@@ -18,8 +18,9 @@ pub(crate) struct Stdio {
     pub(crate) stderr: OwnedFd,
 }
 
+/// A program's stdin, stdout and stderr.
 #[derive(Debug)]
-pub(crate) enum Ends {
+pub(crate) enum StandardStreams {
     Pipes(Stdio),
     /// A new terminal of the container. Its other end is sent to this socket.
     Terminal(OwnedFd),

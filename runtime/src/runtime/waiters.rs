@@ -5,9 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// The callers that wait, by the id that the runtime has chosen, and how it ended.
+/// By the id that the runtime has chosen. `T`: how it ended.
 #[derive(Debug)]
-pub(crate) struct Ends<T>(Mutex<HashMap<String, Waiting<T>>>);
+pub(crate) struct Waiters<T>(Mutex<HashMap<String, Waiting<T>>>);
 
 #[derive(Debug)]
 struct Waiting<T> {
@@ -16,13 +16,13 @@ struct Waiting<T> {
     caller: oneshot::Sender<T>,
 }
 
-impl<T> Default for Ends<T> {
+impl<T> Default for Waiters<T> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<T> Ends<T> {
+impl<T> Waiters<T> {
     pub(crate) fn expect(&self, id: &str, sandbox: &str) -> oneshot::Receiver<T> {
         let (caller, ended) = oneshot::channel();
         self.locked().insert(id.to_owned(), Waiting { sandbox: sandbox.to_owned(), caller });

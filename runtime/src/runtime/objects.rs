@@ -14,7 +14,7 @@ const POD_UID: &str = "io.kubernetes.pod.uid";
 type Labels = HashMap<String, String>;
 
 #[derive(Debug)]
-pub(crate) struct Kept<T> {
+pub(crate) struct Objects<T> {
     by_id: BTreeMap<String, Entry<T>>,
     by_owner: Index,
     /// By the label `POD_UID`.
@@ -51,13 +51,13 @@ impl Index {
     }
 }
 
-impl<T> Default for Kept<T> {
+impl<T> Default for Objects<T> {
     fn default() -> Self {
         Self { by_id: BTreeMap::new(), by_owner: Index::default(), by_pod: Index::default() }
     }
 }
 
-impl<T> Kept<T> {
+impl<T> Objects<T> {
     /// `owner` and `labels` must not change as long as the object is here.
     pub(crate) fn insert(&mut self, id: &str, owner: &str, labels: &Labels, object: Arc<T>) {
         self.remove(id);
@@ -122,38 +122,38 @@ mod tests {
 
     #[test]
     fn those_of_one_pod_are_found_until_they_are_removed() {
-        let mut kept = Kept::default();
+        let mut objects = Objects::default();
         for (id, uid) in [("b", "one"), ("a", "one"), ("c", "two")] {
-            kept.insert(id, uid, &labels(uid), Arc::new(id));
+            objects.insert(id, uid, &labels(uid), Arc::new(id));
         }
-        kept.insert("d", "two", &Labels::new(), Arc::new("d"));
-        let found = |kept: &Kept<&'static str>, wanted: &Labels| -> Vec<&'static str> {
-            kept.candidates(wanted).iter().map(|object| **object).collect()
+        objects.insert("d", "two", &Labels::new(), Arc::new("d"));
+        let found = |objects: &Objects<&'static str>, wanted: &Labels| -> Vec<&'static str> {
+            objects.candidates(wanted).iter().map(|object| **object).collect()
         };
-        assert_eq!(found(&kept, &labels("one")), ["a", "b"]);
-        assert_eq!(found(&kept, &labels("three")), [""; 0]);
-        assert_eq!(found(&kept, &Labels::new()), ["a", "b", "c", "d"]);
-        kept.insert("a", "one", &labels("two"), Arc::new("again"));
-        assert_eq!(found(&kept, &labels("two")), ["again", "c"]);
-        let owned = |owner| kept.of_owner(owner).iter().map(|object| **object).collect::<Vec<_>>();
+        assert_eq!(found(&objects, &labels("one")), ["a", "b"]);
+        assert_eq!(found(&objects, &labels("three")), [""; 0]);
+        assert_eq!(found(&objects, &Labels::new()), ["a", "b", "c", "d"]);
+        objects.insert("a", "one", &labels("two"), Arc::new("again"));
+        assert_eq!(found(&objects, &labels("two")), ["again", "c"]);
+        let owned = |owner| objects.of_owner(owner).iter().map(|object| **object).collect::<Vec<_>>();
         assert_eq!(
             (owned("one"), owned("two"), owned("three")),
             (vec!["again", "b"], vec!["c", "d"], vec![])
         );
         for id in ["a", "b", "c", "d", "never"] {
-            kept.remove(id);
+            objects.remove(id);
         }
-        assert!(kept.by_id.is_empty() && kept.by_owner.0.is_empty() && kept.by_pod.0.is_empty());
+        assert!(objects.by_id.is_empty() && objects.by_owner.0.is_empty() && objects.by_pod.0.is_empty());
     }
 
     #[test]
     fn a_prefix_finds_one_object_or_none() {
-        let mut kept = Kept::default();
+        let mut objects = Objects::default();
         for id in ["ab", "abc", "b1"] {
-            kept.insert(id, "", &Labels::new(), Arc::new(id));
+            objects.insert(id, "", &Labels::new(), Arc::new(id));
         }
         for (asked, found) in [("ab", Some("ab")), ("a", None), ("b", Some("b1")), ("c", None), ("", None)] {
-            assert_eq!(kept.find(asked).map(|object| *object), found, "{asked}");
+            assert_eq!(objects.find(asked).map(|object| *object), found, "{asked}");
         }
     }
 }
