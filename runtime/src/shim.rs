@@ -18,10 +18,10 @@ mod oci;
 mod outcome;
 pub(crate) mod protocol;
 mod relay;
+mod start;
 mod terminal;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -35,23 +35,19 @@ use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sched::CloneFlags;
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
-use oci_spec::runtime::Spec;
 
 use crate::disk::record::{self, Unflushed};
 use crate::error::{Error, chain};
-use crate::launcher::device_control::WithoutControl;
-use crate::launcher::{self, StandardStreams, Stdio, Surroundings};
 use attach::Attachments;
 use client::{Client, Received};
 use container::Container;
 use error::{Result, ShimError};
 use exec::{Execs, Waits};
 use holder::Holder;
-use log::{LogFile, Stream};
+use log::LogFile;
 use oci::OciRuntime;
-use outcome::{Outcome, Starting};
-use protocol::{Answer, Call, Exited, Message, ShimConfig, ShimStatus, Start, container_dir, now};
-use terminal::{Console, ContainerStreams, StdinRequest, output_pipe};
+use outcome::Outcome;
+use protocol::{Answer, Call, Exited, Message, ShimConfig, container_dir, now};
 
 /// Limit of the reason why a container did not start.
 const MAX_PROBLEM_BYTES: usize = 4096;
@@ -336,104 +332,6 @@ impl Shim {
         Ok(Some(Answer::Done))
     }
 
-    fn start(&mut self, caller: Caller, start: Start, stdin: Option<OwnedFd>) -> Result<Option<Answer>> {
-        let Start { container: id, log, overlay, allow_without_device_control, stdin: has_stdin, stdin_once } =
-            start;
-        if self.containers.contains_key(&id) {
-            return Err(ShimError::StartedBefore);
-        }
-        // Forgets removed containers: otherwise the list could exceed an answer's limit.
-        let dir = &self.dir;
-        self.containers.retain(|id, c| c.status.exit.is_none() || container_dir(dir, id).is_dir());
-        let bundle = container_dir(&self.dir, &id);
-        let spec =
-            Spec::load(bundle.join("config.json")).map_err(|source| ShimError::Specification { source })?;
-        self.check_pid_namespace(&spec)?;
-        let log = LogFile::open(log.clone(), self.config.log_ceiling)
-            .map_err(|source| ShimError::OpenLog { path: log.unwrap_or_default(), source })?;
-        let ContainerStreams { programs, ours, mut output } =
-            terminal::streams(&spec, StdinRequest { has_stdin, stdin_once, given: stdin })?;
-        let Some(program) = self.config.oci_runtime.clone() else {
-            let without_device_control = match allow_without_device_control {
-                true => WithoutControl::StartWithoutMknod,
-                false => WithoutControl::Refuse,
-            };
-            let hierarchies = self.hierarchies()?;
-            let with = Surroundings {
-                overlay: &overlay,
-                hierarchies: &hierarchies,
-                mounts: &self.mounts,
-                streams: programs,
-                without_device_control,
-            };
-            let launched = launcher::launch(&spec, with)?;
-            let status = ShimStatus {
-                pid: launched.child.pid,
-                started_at: now(),
-                not_enforced: launched.not_enforced,
-                exit: None,
-            };
-            let starting = Starting::new(caller, File::from(launched.outcome), launched.warnings);
-            let container = Container {
-                pidfd: Some(launched.child.pidfd),
-                cgroup: launched.cgroup,
-                log: Some(log),
-                streams: output,
-                ours,
-                starting: Some(starting),
-                status,
-            };
-            self.containers.insert(id, container);
-            return Ok(None);
-        };
-        let state_dir = self.dir.join("oci");
-        let runtime = OciRuntime { program: &program, state_dir: &state_dir };
-        let (stdio, console) = match programs {
-            StandardStreams::Pipes(stdio) => (stdio, None),
-            StandardStreams::Terminal(_socket_of_the_launcher) => {
-                let (said, stderr) = output_pipe("stderr")?;
-                output.push(said);
-                let stdout = stderr.try_clone();
-                let stdout = stdout.map_err(|source| ShimError::Pipe { name: "stdout", source })?;
-                (Stdio { stdin: None, stdout, stderr }, Some(Console::listen(&bundle)?))
-            }
-        };
-        let created = runtime.create(&id, &bundle, &spec, &overlay, stdio, console.is_some());
-        let (pid, cgroup) = created.map_err(|error| {
-            // The OCI runtime writes its error message to the container's stderr.
-            let said = output.last_mut().map(Stream::read_raw).unwrap_or_default();
-            if said.is_empty() {
-                ShimError::Launch(error)
-            } else {
-                ShimError::OciRuntime { said: oci::last_message(&said) }
-            }
-        })?;
-        let pidfd = process::open_pidfd(pid)?.ok_or(ShimError::EndedEarly)?;
-        // An OCI runtime restricts devices itself, or refuses.
-        let status = ShimStatus { pid, started_at: now(), not_enforced: None, exit: None };
-        let mut container = Container {
-            pidfd: Some(pidfd),
-            cgroup,
-            log: Some(log),
-            streams: output,
-            ours,
-            starting: None,
-            status: status.clone(),
-        };
-        let connected = console.map(|console| container.connect_terminal(console.receive()?));
-        let started = connected.unwrap_or(Ok(())).and_then(|()| Ok(runtime.start(&id)?));
-        if let Err(problem) = started {
-            // `delete` kills its process, which is reaped as an orphan.
-            if let Err(also) = runtime.delete(&id, &bundle) {
-                note(&format!("container {id}: {}", chain(&also)));
-            }
-            return Err(problem);
-        }
-        self.containers.insert(id.clone(), container);
-        self.save(&id);
-        Ok(Some(Answer::Started { container: id, status, warnings: Vec::new() }))
-    }
-
     /// The outcome pipe of a starting container is readable or closed.
     fn learn_outcome(&mut self, id: &str) {
         let Some(container) = self.containers.get_mut(id) else { return };
@@ -502,7 +400,7 @@ impl Shim {
                 }
                 continue;
             };
-            // It ended before it had one, or just after.
+            // Fails if the container ended before it sent its terminal; then there is none to take.
             let _was_not_sent = container.take_terminal();
             let id = id.clone();
             container.drain(&id, &mut self.attachments);

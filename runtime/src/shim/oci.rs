@@ -23,31 +23,40 @@ pub(super) struct OciRuntime<'a> {
     pub(super) state_dir: &'a Path,
 }
 
+/// What an OCI runtime makes a container from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bundle<'a> {
+    /// The container's id.
+    pub(super) container: &'a str,
+    pub(super) dir: &'a Path,
+    pub(super) spec: &'a Spec,
+    pub(super) overlay: &'a Overlay,
+}
+
 impl OciRuntime<'_> {
-    /// `create`: returns the pid of the container's process, which waits, and its cgroup.
+    /// `create`: returns the pid of the container's process, which waits, and its cgroup. With
+    /// `console`, the process gets a terminal, which the OCI runtime sends there.
     pub(super) fn create(
         &self,
-        container: &str,
-        bundle: &Path,
-        spec: &Spec,
-        overlay: &Overlay,
+        bundle: &Bundle<'_>,
         stdio: Stdio,
-        has_terminal: bool,
+        console: Option<&Console>,
     ) -> Result<(i32, Cgroup)> {
-        mount_root(bundle, overlay)?;
-        if let Err(problem) = check_links(bundle, spec) {
-            unmount_root(bundle);
+        let Bundle { container, dir, spec, overlay } = *bundle;
+        mount_root(dir, overlay)?;
+        if let Err(problem) = check_links(dir, spec) {
+            unmount_root(dir);
             return Err(problem);
         }
-        let pid_file = bundle.join("pid");
+        let pid_file = dir.join("pid");
         let mut command = self.command(&["create"]);
-        if has_terminal {
+        if console.is_some() {
             // Relative to the bundle, which is the OCI runtime's working directory, too.
-            command.args(["--console-socket", Console::NAME]).current_dir(bundle);
+            command.args(["--console-socket", Console::NAME]).current_dir(dir);
         }
         let output = command
             .arg("--bundle")
-            .arg(bundle)
+            .arg(dir)
             .arg("--pid-file")
             .arg(&pid_file)
             .arg(container)
@@ -57,7 +66,7 @@ impl OciRuntime<'_> {
             .status()
             .map_err(|source| self.failed(source))?;
         if !output.success() {
-            unmount_root(bundle);
+            unmount_root(dir);
             return Err(LaunchError::Create { program: self.program.to_owned(), status: output });
         }
         let text = std::fs::read_to_string(&pid_file).map_err(|source| LaunchError::File {
