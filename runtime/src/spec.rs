@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use oci_spec::runtime::Spec;
 use proto::cri::security_profile::ProfileType;
 use proto::cri::{ContainerConfig, LinuxContainerResources, SecurityProfile};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
@@ -27,6 +28,8 @@ use mount_policy::MountPolicy;
 use user::User;
 
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Hidden from containers that are not privileged, unless the request lists other paths.
 const MASKED_PATHS: &[&str] = &[
     "/proc/asound",
     "/proc/acpi",
@@ -41,8 +44,11 @@ const MASKED_PATHS: &[&str] = &[
     "/sys/firmware",
     "/sys/devices/virtual/powercap",
 ];
+
+/// Read-only for the same containers, unless the request lists other paths.
 const READONLY_PATHS: &[&str] =
     &["/proc/bus", "/proc/dynamic_debug", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
 /// A rule of `linux.resources.devices`; `None` stands for every number.
 struct AllowedDevices {
     kind: &'static str,
@@ -149,26 +155,6 @@ pub(crate) fn build(
     let ambient = capabilities::resolve(&wanted.add_ambient_capabilities, &["ALL".to_owned()], false)?;
     let ambient = capabilities::names(ambient & capability_set);
     let devices = devices(config, context.privileged)?;
-    let mut namespaces = vec![json!({"type": "mount"})];
-    match sandbox.pids {
-        PidNamespace::Own => namespaces.push(json!({"type": "pid"})),
-        PidNamespace::Of(pid) => {
-            namespaces.push(json!({"type": "pid", "path": pid_namespace_of(pid)}));
-        }
-        PidNamespace::Node => {}
-    }
-    if !context.privileged {
-        namespaces.push(json!({"type": "cgroup"}));
-    }
-    for (kind, path) in [
-        ("network", sandbox.network_namespace),
-        ("ipc", sandbox.ipc_namespace),
-        ("uts", sandbox.uts_namespace),
-    ] {
-        if let Some(path) = path {
-            namespaces.push(json!({"type": kind, "path": path}));
-        }
-    }
     let mut spec = json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -186,7 +172,7 @@ pub(crate) fn build(
         "root": {"path": "rootfs", "readonly": context.readonly_rootfs},
         "linux": {
             "cgroupsPath": sandbox.cgroup_path,
-            "namespaces": namespaces,
+            "namespaces": namespaces(&sandbox, context.privileged),
             "devices": devices.nodes,
             "resources": resources_json(&resources, context.privileged, devices.rules, sandbox.cgroups),
             "rootfsPropagation": mounts::rootfs_propagation(config),
@@ -210,15 +196,41 @@ pub(crate) fn build(
     if let Some((name, value)) = MountPolicy::annotation(&config.annotations) {
         spec["annotations"] = json!({name: value});
     }
-    let policy = MountPolicy::of(&parsed(spec.clone())?);
+    let path = Path::new("config.json");
+    let policy = MountPolicy::of(&parsed(path, &spec)?);
     spec["mounts"] = mounts::build(config, context.privileged, &sandbox, &policy)?;
-    let spec = parsed(spec)?;
+    let spec = parsed(path, &spec)?;
     Ok(ContainerSpec { spec, user, warnings })
 }
 
-fn parsed(spec: Value) -> Result<Spec> {
-    serde_json::from_value(spec)
-        .map_err(|source| Error::Record { path: PathBuf::from("config.json"), source })
+/// `path`: where the specification is, for an error.
+pub(crate) fn parsed(path: &Path, config: &Value) -> Result<Spec> {
+    Spec::deserialize(config).map_err(|source| Error::Record { path: path.to_owned(), source })
+}
+
+/// The new namespaces of a container, and those that it shares.
+fn namespaces(sandbox: &SandboxView<'_>, privileged: bool) -> Vec<Value> {
+    let mut namespaces = vec![json!({"type": "mount"})];
+    match sandbox.pids {
+        PidNamespace::Own => namespaces.push(json!({"type": "pid"})),
+        PidNamespace::Of(pid) => {
+            namespaces.push(json!({"type": "pid", "path": pid_namespace_of(pid)}));
+        }
+        PidNamespace::Node => {}
+    }
+    if !privileged {
+        namespaces.push(json!({"type": "cgroup"}));
+    }
+    for (kind, path) in [
+        ("network", sandbox.network_namespace),
+        ("ipc", sandbox.ipc_namespace),
+        ("uts", sandbox.uts_namespace),
+    ] {
+        if let Some(path) = path {
+            namespaces.push(json!({"type": kind, "path": path}));
+        }
+    }
+    namespaces
 }
 
 fn refuse_unsupported(config: &ContainerConfig) -> Result<()> {

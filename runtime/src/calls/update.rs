@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use linux::cgroup::{Cgroup, Hierarchies, Limits};
-use oci_spec::runtime::Spec;
 use proto::cri::{
     LinuxContainerResources, UpdateContainerResourcesRequest, UpdatePodSandboxResourcesRequest,
 };
@@ -59,13 +58,13 @@ fn change(
 ) -> Result<()> {
     let config_path = dir.join("config.json");
     let mut config: Value = record::load(&config_path)?;
-    let limits_before = launcher::limits_of(&parsed(&config_path, config.clone())?);
+    let limits_before = launcher::limits_of(&spec::parsed(&config_path, &config)?);
     spec::limits_json(&mut config["linux"]["resources"], &wanted, runtime.cgroups);
     let mut warnings = Vec::new();
     if wanted.oom_score_adj != former.oom_score_adj {
         config["process"]["oomScoreAdj"] = json!(spec::oom_score_adj(wanted.oom_score_adj, &mut warnings));
     }
-    let limits = launcher::limits_of(&parsed(&config_path, config.clone())?);
+    let limits = launcher::limits_of(&spec::parsed(&config_path, &config)?);
     let new_score = (wanted.oom_score_adj != former.oom_score_adj).then_some(wanted.oom_score_adj);
     let updated = UpdatedResources { resources: wanted };
     let save = || {
@@ -104,10 +103,6 @@ fn change(
         tracing::warn!(container_id = container.id, "{warning}");
     }
     Ok(())
-}
-
-fn parsed(path: &Path, config: Value) -> Result<Spec> {
-    serde_json::from_value(config).map_err(|source| Error::Record { path: path.to_owned(), source })
 }
 
 /// The limits after an update that asks for `asked`.
