@@ -48,9 +48,21 @@ pub struct Serve {
     pub log_level: Level,
 }
 
+/// Whether the driver has a volume for a daemon that it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    Cold,
+    /// Before a volume needs the daemon.
+    Ahead,
+}
+
 impl Serve {
     pub(crate) fn isolation(&self) -> Isolation {
         if self.confine { Isolation::Own } else { Isolation::ByTheRuntime }
+    }
+
+    pub(crate) fn start(&self) -> Start {
+        if self.wait { Start::Ahead } else { Start::Cold }
     }
 }
 

@@ -49,37 +49,39 @@ pub(crate) fn check(wanted: Wanted, table: &StateTable, threads: usize) -> Resul
     terms::compare(&answer, &earlier.answer).map(drop)
 }
 
-/// `continues`: an earlier daemon has answered FUSE_INIT, as `table` records.
+/// How a connection comes to this daemon.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Beginning<'a> {
+    /// This daemon answers FUSE_INIT, and records that in the table for a successor.
+    New(Option<&'a StateTable>),
+    /// An earlier daemon has answered FUSE_INIT, as the table records.
+    Continued(&'a StateTable),
+}
+
 pub(crate) fn open<B: Backend>(
     filesystem: Adapter<B>,
     wanted: Wanted,
     device: &OwnedFd,
     threads: usize,
-    table: Option<&StateTable>,
-    continues: bool,
+    beginning: Beginning<'_>,
 ) -> Result<Opened<B>> {
-    let earlier = match (table, continues) {
-        (Some(table), true) => Some(table.take_over()?),
-        (None, true) => {
-            return Err(Error::StateTable { reason: "a connection to continue, without one".to_owned() });
+    let (session, has_resend, needs_new_stage) = match beginning {
+        Beginning::Continued(table) => {
+            let earlier = table.take_over()?;
+            let has_resend = check_init(&earlier.request)?;
+            let (session, answer) = handshake(filesystem, wanted, &earlier.request, threads)?;
+            (session, has_resend, terms::compare(&answer, &earlier.answer)?)
         }
-        (_, false) => None,
-    };
-    let request = match &earlier {
-        Some(earlier) => earlier.request.clone(),
-        None => read_init(device)?,
-    };
-    let has_resend = check_init(&request)?;
-    let (session, answer) = handshake(filesystem, wanted, &request, threads)?;
-    let needs_new_stage = match earlier {
-        Some(earlier) => terms::compare(&answer, &earlier.answer)?,
-        None => {
+        Beginning::New(table) => {
+            let request = read_init(device)?;
+            let has_resend = check_init(&request)?;
+            let (session, answer) = handshake(filesystem, wanted, &request, threads)?;
             let written = rustix::io::retry_on_intr(|| rustix::io::write(device, &answer));
             written.map_err(|e| Error::Handshake { source: e.into() })?;
             if let Some(table) = table {
                 table.record(&InitExchange { request, answer })?;
             }
-            Vec::new()
+            (session, has_resend, Vec::new())
         }
     };
     linux::descriptor::replace(session.as_fd(), device.as_fd())

@@ -157,7 +157,7 @@ impl<B: Backend> Control<B> {
             Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 })
         });
         let paused = self.pauses.event();
-        let mut fds = vec![PollFd::new(&paused, wanted(self.pauses.is_awaited())), self.listener.poll()];
+        let mut fds = vec![PollFd::new(&paused, interest_if(self.pauses.is_awaited())), self.listener.poll()];
         fds.extend(self.connections.iter().map(|one| PollFd::new(&one.fd, PollFlags::IN)));
         fds.extend(self.scrapes.fds());
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
@@ -323,6 +323,6 @@ impl<B: Backend> Control<B> {
     }
 }
 
-fn wanted(wanted: bool) -> PollFlags {
-    if wanted { PollFlags::IN } else { PollFlags::empty() }
+fn interest_if(reads: bool) -> PollFlags {
+    if reads { PollFlags::IN } else { PollFlags::empty() }
 }

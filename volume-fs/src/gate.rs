@@ -16,6 +16,8 @@ const MOST_ASIDE: usize = 16_384;
 /// A request that was set aside. Its size is the data that it keeps.
 type Job = Box<dyn FnOnce() + Send>;
 
+/// Shared by all event loops of a volume and by its control. Shut as long as the use is being
+/// counted or a pause lasts.
 pub struct Gate {
     state: Mutex<State>,
     opened: Condvar,
@@ -50,6 +52,8 @@ impl Gate {
         Self { state: Mutex::new(State { counting, ..State::default() }), opened: Condvar::new() }
     }
 
+    /// Begins a change, which lasts until the [`Pass`] is dropped. `Err`: the gate is shut; the caller
+    /// sets the change aside or waits.
     pub fn enter(&self) -> Result<Pass<'_>, Shut<'_>> {
         let mut state = self.state();
         if state.is_shut() {

@@ -20,12 +20,12 @@ use proto::handover::{
 use proto::versions::Versions;
 use rustix::net::SocketType;
 
-use crate::config;
+use crate::config::{self, Start};
 use crate::control::Listeners;
 use crate::descriptors::{self, Descriptors, Wrong, check_fuse_device, check_listener, check_packet_socket};
 use crate::error::{Error, Result};
 use crate::figures::Limits;
-use crate::service::Service;
+use crate::service::{Service, VolumeTerms};
 
 /// The driver waits for us, so it is slow only if the whole node is.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,36 +37,27 @@ type Checked<T> = std::result::Result<T, Wrong>;
 
 /// Connected; nothing is sent yet.
 #[derive(Debug)]
-pub(crate) struct Dialled {
+pub(crate) struct DriverConnection {
     socket: PacketSocket,
     path: PathBuf,
 }
 
 /// Hello is sent, and the Assignment received; the Answer is pending.
 #[derive(Debug)]
-pub(crate) struct Assigned {
+pub(crate) struct PendingAnswer {
     socket: PacketSocket,
 }
 
-/// The driver's assignment, checked; `A` is the part for the backend.
+/// The driver's assignment, checked; `T` is the part for the backend.
 #[derive(Debug)]
-pub(crate) struct Assignment<A> {
+pub(crate) struct Assignment<T> {
     pub(crate) volume_name: String,
     /// `None`: the default of this program.
     pub(crate) threads: Option<usize>,
     pub(crate) fuse_device: OwnedFd,
-    pub(crate) read_only: bool,
-    pub(crate) limits: Limits,
-    /// The limit above which the kernel is asked to forget inodes.
-    pub(crate) known_inode_limit: usize,
-    pub(crate) data_path: DataPath,
-    pub(crate) capacity: Capacity,
-    /// Other programs change the volume's directory.
-    pub(crate) changed_from_outside: bool,
-    /// The kernel keeps what is written and sends it later.
-    pub(crate) writeback_cache: bool,
+    pub(crate) terms: VolumeTerms,
     pub(crate) listeners: Listeners,
-    pub(crate) for_backend: A,
+    pub(crate) storage: T,
     pub(crate) succession: Option<Succession>,
 }
 
@@ -82,7 +73,7 @@ pub(crate) struct Succession {
     pub(crate) left: Vec<(Role, OwnedFd)>,
 }
 
-impl Dialled {
+impl DriverConnection {
     pub(crate) fn dial(path: &Path) -> Result<Self> {
         let socket = PacketSocket::connect(path).map_err(dial_error)?;
         socket.set_timeout(TIMEOUT).map_err(dial_error)?;
@@ -90,18 +81,19 @@ impl Dialled {
     }
 
     /// Sends Hello and waits for the Assignment, with no limit if the driver started this daemon
-    /// `ahead`. Answers Failed to one that cannot be served. `None`: a daemon that was started ahead ends without a
+    /// ahead. Answers Failed to one that cannot be served. `None`: a daemon that was started ahead ends without a
     /// volume, because the driver has ended or because of SIGTERM. In a pod the daemon is the first process of its
     /// pid namespace, which gets only the signals that it waits for: without this, the pod would take its whole
     /// grace period to end.
     pub(crate) fn receive_assignment<S: Service>(
         self,
         nonce: String,
-        ahead: bool,
+        start: Start,
         service: &S,
-    ) -> Result<Option<(Assignment<S::Assigned>, Assigned)>> {
+    ) -> Result<Option<(Assignment<S::Storage>, PendingAnswer)>> {
         let Versions { oldest: oldest_version, newest: newest_version } = VERSIONS;
         let hello = Hello { newest_version, nonce, oldest_version, release: config::RELEASE.to_owned() };
+        let ahead = start == Start::Ahead;
         let ending = ahead.then(|| SignalWait::block(Signal::SIGTERM)).transpose().map_err(dial_error)?;
         self.socket.send(&hello.encode_to_vec(), &[]).map_err(|e| self.refused_or(e))?;
         if ahead {
@@ -124,22 +116,22 @@ impl Dialled {
             Err(e) => return Err(self.refused_or(e)),
         };
         let checked = self.check(&packet, descriptors, |backend, rest| service.check(backend, rest));
-        let assigned = Assigned { socket: self.socket };
+        let pending = PendingAnswer { socket: self.socket };
         match checked {
-            Ok(assignment) => Ok(Some((assignment, assigned))),
+            Ok(assignment) => Ok(Some((assignment, pending))),
             Err(error) => {
-                assigned.failed(&error);
+                pending.failed(&error);
                 Err(error)
             }
         }
     }
 
-    fn check<A>(
+    fn check<T>(
         &self,
         packet: &[u8],
         descriptors: Vec<OwnedFd>,
-        check_backend: impl FnOnce(Option<assignment::Backend>, &mut Descriptors) -> Checked<A>,
-    ) -> Result<Assignment<A>> {
+        check_backend: impl FnOnce(Option<assignment::Backend>, &mut Descriptors) -> Checked<T>,
+    ) -> Result<Assignment<T>> {
         let wrong = |(field, reason)| Error::Assignment { socket: self.path.clone(), field, reason };
         let reply = HelloReply::decode(packet).map_err(|e| wrong(("packet", e.to_string())))?;
         match reply.kind {
@@ -165,7 +157,7 @@ impl Dialled {
     }
 }
 
-impl Assigned {
+impl PendingAnswer {
     /// Reports that this daemon can follow the one that still serves, and waits until that one has
     /// ended. Returns the socket to the keeper. `None`: the driver does not want this daemon.
     pub(crate) fn wait_for_proceed(&self) -> Result<Option<OwnedFd>> {
@@ -208,15 +200,15 @@ impl Assigned {
     }
 }
 
-impl<A> Assignment<A> {
+impl<T> Assignment<T> {
     fn check(
         wire: Wire,
         descriptors: Vec<OwnedFd>,
-        check_backend: impl FnOnce(Option<assignment::Backend>, &mut Descriptors) -> Checked<A>,
+        check_backend: impl FnOnce(Option<assignment::Backend>, &mut Descriptors) -> Checked<T>,
     ) -> Checked<Self> {
         let mut descriptors = Descriptors::new(&wire.descriptors, descriptors)?;
         let left = if descriptors.has(Role::StateTable) { descriptors.for_successor()? } else { Vec::new() };
-        let for_backend = check_backend(wire.backend, &mut descriptors)?;
+        let storage = check_backend(wire.backend, &mut descriptors)?;
         let threads = match usize::try_from(wire.threads) {
             Ok(0) => None,
             Ok(threads) if threads <= config::MAX_THREADS => Some(threads),
@@ -265,18 +257,20 @@ impl<A> Assignment<A> {
             volume_name: wire.volume_name,
             threads,
             fuse_device: descriptors.take(Role::FuseDevice, check_fuse_device)?,
-            read_only: wire.read_only,
-            limits: Limits { bytes: wire.capacity_bytes, inodes: wire.inode_limit },
-            known_inode_limit: match wire.known_inode_limit {
-                0 => KNOWN_INODE_LIMIT,
-                limit => usize::try_from(limit).unwrap_or(usize::MAX),
+            terms: VolumeTerms {
+                read_only: wire.read_only,
+                limits: Limits { bytes: wire.capacity_bytes, inodes: wire.inode_limit },
+                known_inode_limit: match wire.known_inode_limit {
+                    0 => KNOWN_INODE_LIMIT,
+                    limit => usize::try_from(limit).unwrap_or(usize::MAX),
+                },
+                data_path,
+                capacity,
+                changed_from_outside: wire.changed_from_outside,
+                writeback_cache,
             },
-            data_path,
-            capacity,
-            changed_from_outside: wire.changed_from_outside,
-            writeback_cache,
             listeners,
-            for_backend,
+            storage,
             succession,
         })
     }

@@ -57,13 +57,14 @@ pub use crate::error::{Error, Result};
 use crate::backend::Backend;
 use crate::config::{Arguments, Command, Serve};
 use crate::confine::Isolation;
+use crate::connection::Beginning;
 use crate::control::{Control, Subject};
 use crate::event_loops::EventLoops;
 use crate::filesystem::{Adapter, Wanted};
-use crate::handover::{Assigned, Assignment, Dialled};
+use crate::handover::{Assignment, DriverConnection, PendingAnswer};
 use crate::metrics::Metrics;
 use crate::notifications::{Kernel, MountPoints};
-use crate::service::{Service, Succession, Terms};
+use crate::service::{Process, Service, Succession, Terms};
 use crate::state::StateTable;
 
 /// Runs the command line. `Ok` once the volume is unmounted.
@@ -81,7 +82,7 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     confine::clear_umask();
     keep_small()?;
     let nonce = config::take_nonce()?;
-    let driver = Dialled::dial(&serve.socket)?;
+    let driver = DriverConnection::dial(&serve.socket)?;
     let descriptors = match serve.isolation() {
         Isolation::ByTheRuntime => confine::in_given_namespaces()?,
         Isolation::Own => confine::in_own_namespaces(S::NETWORK)?,
@@ -90,28 +91,16 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     confine::leave_groups()?;
     confine::drop_privileges(S::CAPABILITIES)?;
 
-    let Some((mut assignment, driver)) = driver.receive_assignment(nonce, serve.wait, &service)? else {
+    let Some((mut assignment, driver)) = driver.receive_assignment(nonce, serve.start(), &service)? else {
         return Ok(());
     };
     let name = assignment.volume_name.clone();
-    let terms = Terms {
-        succession: None,
-        read_only: assignment.read_only,
-        limits: assignment.limits,
-        known_inode_limit: assignment.known_inode_limit,
-        data_path: assignment.data_path,
-        capacity: assignment.capacity,
-        changed_from_outside: assignment.changed_from_outside,
-        writeback_cache: assignment.writeback_cache,
-        event_loops: assignment.threads.unwrap_or(serve.threads),
-        descriptors,
-        descriptor_limit,
-    };
-    let threads = terms.event_loops;
+    let threads = assignment.threads.unwrap_or(serve.threads);
+    let process = Process { event_loops: threads, descriptors, descriptor_limit };
     #[cfg(target_env = "gnu")]
     let is_followed = assignment.succession.is_some();
     let begun = match prepare(&mut assignment, threads, &driver) {
-        Ok(true) => start(service, assignment, terms),
+        Ok(true) => start(service, assignment, process),
         Ok(false) => {
             tracing::info!(volume = name, "the driver ended this daemon's wait: the earlier one serves");
             return Ok(());
@@ -148,19 +137,19 @@ fn serve<S: Service>(service: S, serve: &Serve) -> Result<()> {
     Ok(())
 }
 
-/// Whether the error says that the connection has ended. fuser knows only ENODEV. The kernel says
-/// ECONNABORTED to who reads a request while it ends (fuse_dev_do_read of fs/fuse/dev.c).
+/// Whether the error says that the connection has ended. fuser knows only ENODEV. Reading a request
+/// while the connection ends returns ECONNABORTED (fuse_dev_do_read of fs/fuse/dev.c).
 fn is_end(error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(libc::ECONNABORTED)
 }
 
 /// If an earlier daemon still serves: checks that this one can follow it, without changing anything, and
 /// waits until the earlier one has ended. False if this daemon is not wanted.
-fn prepare<A>(assignment: &mut Assignment<A>, threads: usize, driver: &Assigned) -> Result<bool> {
+fn prepare<T>(assignment: &mut Assignment<T>, threads: usize, driver: &PendingAnswer) -> Result<bool> {
     let Some(succession) = assignment.succession.as_mut().filter(|given| given.keeper.is_none()) else {
         return Ok(true);
     };
-    let wanted = Wanted::of(assignment.data_path, assignment.writeback_cache);
+    let wanted = Wanted::of(assignment.terms.data_path, assignment.terms.writeback_cache);
     connection::check(wanted, &StateTable::open(&succession.state_table)?, threads)?;
     succession.keeper = driver.wait_for_proceed()?;
     Ok(succession.keeper.is_some())
@@ -198,11 +187,11 @@ struct Started<B: Backend> {
 /// Afterwards the process can only serve.
 fn start<S: Service>(
     service: S,
-    assignment: Assignment<S::Assigned>,
-    terms: Terms,
+    assignment: Assignment<S::Storage>,
+    process: Process,
 ) -> Result<Started<S::Backend>> {
-    let (threads, wanted) = (terms.event_loops, Wanted::of(terms.data_path, terms.writeback_cache));
-    let Assignment { fuse_device, listeners, for_backend, succession, .. } = assignment;
+    let Assignment { fuse_device, terms: volume, listeners, storage, succession, .. } = assignment;
+    let (threads, wanted) = (process.event_loops, Wanted::of(volume.data_path, volume.writeback_cache));
     let continues = succession.as_ref().is_some_and(|succession| succession.continues);
     let (table, succession, left) = match succession {
         Some(handover::Succession { state_table, keeper, continues, left }) => {
@@ -218,7 +207,7 @@ fn start<S: Service>(
         }
         None => (None, None, Vec::new()),
     };
-    let backend = service.open(for_backend, Terms { succession, ..terms })?;
+    let backend = service.open(storage, Terms { volume, process, succession })?;
     let metrics = Arc::new(Metrics::default());
     let mount_points = Arc::new(MountPoints::default());
     // Beside the session's own: for notifications, and to see whether requests wait.
@@ -234,7 +223,11 @@ fn start<S: Service>(
         source: linux::Error::new("eventfd", "", errno),
     })?;
     let adapter = Adapter::new(wanted, Arc::clone(&backend), metrics, EventLoops::new(second));
-    let opened = connection::open(adapter, wanted, &fuse_device, threads, table.as_ref(), continues)?;
+    let beginning = match &table {
+        Some(table) if continues => Beginning::Continued(table),
+        table => Beginning::New(table.as_ref()),
+    };
+    let opened = connection::open(adapter, wanted, &fuse_device, threads, beginning)?;
     let can_be_continued = opened.has_resend && table.is_some();
     if can_be_continued {
         control.leave(left);

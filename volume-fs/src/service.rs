@@ -19,8 +19,8 @@ use crate::state::Region;
 /// One kind of daemon.
 pub trait Service: Sized {
     type Backend: Backend;
-    /// The backend's part of the assignment.
-    type Assigned;
+    /// The backend's part of the assignment: how it reaches the volume's data.
+    type Storage;
 
     /// All capabilities of the process while it serves.
     const CAPABILITIES: CapabilitySet;
@@ -33,13 +33,13 @@ pub trait Service: Sized {
     /// Takes and checks the backend's part of the driver's assignment.
     fn check(
         &self,
-        assigned: Option<assignment::Backend>,
+        backend: Option<assignment::Backend>,
         descriptors: &mut Descriptors,
-    ) -> std::result::Result<Self::Assigned, Wrong>;
+    ) -> std::result::Result<Self::Storage, Wrong>;
 
     /// Called after the process has dropped its privileges and before it answers FUSE_INIT. The
     /// system call filter is not installed yet.
-    fn open(self, assigned: Self::Assigned, terms: Terms) -> Result<Arc<Self::Backend>>;
+    fn open(self, storage: Self::Storage, terms: Terms) -> Result<Arc<Self::Backend>>;
 }
 
 /// What a daemon reaches from its network namespace.
@@ -54,6 +54,15 @@ pub enum Network {
 /// The conditions for serving a volume, with any backend.
 #[derive(Debug)]
 pub struct Terms {
+    pub volume: VolumeTerms,
+    pub process: Process,
+    /// `None`: no other daemon will continue this one's connection.
+    pub succession: Option<Succession>,
+}
+
+/// What the driver assigns of a volume.
+#[derive(Debug, Clone, Copy)]
+pub struct VolumeTerms {
     pub read_only: bool,
     pub limits: Limits,
     /// The limit above which the kernel is asked to forget inodes.
@@ -64,14 +73,17 @@ pub struct Terms {
     pub changed_from_outside: bool,
     /// The kernel keeps what is written and sends it later.
     pub writeback_cache: bool,
+}
+
+/// What the process has.
+#[derive(Debug)]
+pub struct Process {
     /// Most requests that are served at the same time.
     pub event_loops: usize,
     /// The process's own descriptors.
     pub descriptors: DescriptorDir,
     /// RLIMIT_NOFILE.
     pub descriptor_limit: u64,
-    /// `None`: no other daemon will continue this one's connection.
-    pub succession: Option<Succession>,
 }
 
 /// How a daemon continues the connection of an earlier one, and leaves it to a later one.

@@ -36,9 +36,9 @@ use crate::trust::{self, Access};
 use crate::usage_file::{BootId, UsageFile};
 use crate::volume::{NewXattr, Policies, Running, Shared, Volume};
 
-/// The driver's assignment, checked.
+/// Where the volume's data are, from the driver's assignment.
 #[derive(Debug)]
-pub struct Assigned {
+pub struct Storage {
     /// O_PATH descriptor of a detached mount's root.
     pub(crate) directory: OwnedFd,
     /// Keeps the use for the next daemon.
@@ -56,23 +56,23 @@ pub struct Local {
 }
 
 impl Local {
-    pub(crate) fn open(assigned: Assigned, terms: Terms, boot: Option<BootId>) -> volume_fs::Result<Self> {
-        let Terms { descriptors, read_only, changed_from_outside, succession, .. } = terms;
+    pub(crate) fn open(storage: Storage, terms: Terms, boot: Option<BootId>) -> volume_fs::Result<Self> {
+        let Terms { volume: terms, process, succession } = terms;
         let shared = succession.map(Shared::open).transpose()?;
         let continues = shared.as_ref().is_some_and(Shared::continues);
-        let usage_file = UsageFile::new(assigned.usage_file, boot);
+        let usage_file = UsageFile::new(storage.usage_file, boot);
         let capacity: Arc<dyn Policy> = match terms.capacity {
             Capacity::Daemon => Arc::new(CountedByDaemon::open(
                 usage_file,
                 Quota::new(
                     terms.limits,
-                    terms.event_loops,
+                    process.event_loops,
                     shared.as_ref().and_then(Shared::table_of_charges),
                 ),
                 shared.as_ref().and_then(Shared::earlier_charges),
             )?),
             Capacity::Kernel => {
-                let root = assigned.directory.try_clone().map_err(|e| volume_fs::Error::Kernel {
+                let root = storage.directory.try_clone().map_err(|e| volume_fs::Error::Kernel {
                     step: "volume directory",
                     source: linux::Error::new("duplicate", "its descriptor", e),
                 })?;
@@ -82,14 +82,14 @@ impl Local {
         };
         let gate = Arc::new(Gate::new(capacity.must_prepare()));
         let limits = NodeLimits {
-            descriptors: terms.descriptor_limit,
+            descriptors: process.descriptor_limit,
             known: terms.known_inode_limit,
-            event_loops: terms.event_loops,
+            event_loops: process.event_loops,
         };
         let (data_path, writeback_cache) = (terms.data_path, terms.writeback_cache);
         let policies = Policies { data_path, quota: capacity.quota(), writeback_cache };
-        let access = Access { read_only, changed_from_outside };
-        let volume = Volume::open(assigned.directory, access, descriptors, limits, policies, shared)?;
+        let access = Access { read_only: terms.read_only, changed_from_outside: terms.changed_from_outside };
+        let volume = Volume::open(storage.directory, access, process.descriptors, limits, policies, shared)?;
         Ok(Self { volume: Arc::new(volume), gate, capacity, continues })
     }
 

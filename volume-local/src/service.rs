@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use volume_fs::descriptors::{Descriptors, Wrong};
 use volume_fs::service::{Network, Service, Terms};
 
-use crate::backend::{Assigned, Local};
+use crate::backend::{Local, Storage};
 use crate::usage_file::BootId;
 
 /// To read and change files below descriptors, and to act as a caller with capabilities that are
@@ -76,7 +76,7 @@ impl Default for LocalService {
 
 impl Service for LocalService {
     type Backend = Local;
-    type Assigned = Assigned;
+    type Storage = Storage;
 
     /// Exactly what serving files of every owner needs: no CAP_SYS_ADMIN, CAP_MKNOD,
     /// CAP_DAC_READ_SEARCH or CAP_SETFCAP.
@@ -94,20 +94,20 @@ impl Service for LocalService {
 
     fn check(
         &self,
-        assigned: Option<assignment::Backend>,
+        backend: Option<assignment::Backend>,
         descriptors: &mut Descriptors,
-    ) -> Result<Assigned, Wrong> {
-        let Some(assignment::Backend::Local(Wire {})) = assigned else {
+    ) -> Result<Storage, Wrong> {
+        let Some(assignment::Backend::Local(Wire {})) = backend else {
             return Err(("backend", "not local, the only one that this daemon serves".to_owned()));
         };
-        Ok(Assigned {
+        Ok(Storage {
             directory: descriptors.take(Role::Directory, check_directory)?,
             usage_file: descriptors.take(Role::UsageFile, check_usage_file)?,
         })
     }
 
-    fn open(self, assigned: Assigned, terms: Terms) -> volume_fs::Result<Arc<Local>> {
-        Local::open(assigned, terms, self.boot).map(Arc::new)
+    fn open(self, storage: Storage, terms: Terms) -> volume_fs::Result<Arc<Local>> {
+        Local::open(storage, terms, self.boot).map(Arc::new)
     }
 }
 

@@ -10,7 +10,7 @@ use proto::handover::Role;
 use rustix::fs::MemfdFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::{Assignment, Dialled};
+use super::{Assignment, DriverConnection};
 use crate::config;
 use crate::descriptors::{self, check_fuse_device, check_listener};
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ pub fn hello_reply(input: &[u8]) {
     match checked {
         Ok(assignment) => {
             assert!(assignment.threads.is_none_or(|threads| (1..=config::MAX_THREADS).contains(&threads)));
-            assert!(assignment.known_inode_limit > 0);
+            assert!(assignment.terms.known_inode_limit > 0);
             let listeners = &assignment.listeners;
             let fit = check_fuse_device(&assignment.fuse_device)
                 .and_then(|()| check_listener(&listeners.control, SocketType::SEQPACKET))
@@ -42,8 +42,8 @@ fn checked(input: &[u8]) -> Option<Result<Assignment<[OwnedFd; 2]>>> {
     let (kinds, packet) = rest.split_at_checked(usize::from(*count) % (descriptors::MOST + 1))?;
     let descriptors = kinds.iter().map(|kind| descriptor(*kind)).collect();
     let (socket, _driver) = PacketSocket::pair().expect("a pair of sockets");
-    let dialled = Dialled { socket, path: PathBuf::from("/dial") };
-    Some(dialled.check(packet, descriptors, |_backend, rest| {
+    let driver = DriverConnection { socket, path: PathBuf::from("/dial") };
+    Some(driver.check(packet, descriptors, |_backend, rest| {
         Ok([rest.take(Role::Directory, |_| Ok(()))?, rest.take(Role::UsageFile, |_| Ok(()))?])
     }))
 }
