@@ -168,6 +168,7 @@ impl Hierarchies {
         found
     }
 
+    /// Whether the machine has `controller`, on v1 or on v2.
     pub fn has(&self, controller: &str) -> bool {
         self.controllers.contains_key(controller)
     }

@@ -37,6 +37,7 @@ pub struct PacketListener {
     path: PathBuf,
 }
 
+/// One side of a connection.
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: OwnedFd,
@@ -123,6 +124,8 @@ impl PacketSocket {
             .map_err(|e| Error::new("socketpair", "seqpacket", e))
     }
 
+    /// Sends one packet with these descriptors, whole or not at all. Blocks while the peer's queue is
+    /// full. `EPIPE`, without a signal, if the peer has closed the connection.
     pub fn send(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let rights = [ControlMessage::ScmRights(&raw)];
@@ -191,6 +194,8 @@ impl PacketSocket {
         Ok((packet, received.flags))
     }
 
+    /// The process that connected, or that listened, and not necessarily the one that holds the other
+    /// side now.
     pub fn peer(&self) -> Result<PeerCredentials> {
         let cred = socket::getsockopt(&self.fd, socket::sockopt::PeerCredentials)
             .map_err(|e| Error::new("getsockopt", "SO_PEERCRED", e))?;

@@ -1,8 +1,20 @@
-//! The kernel as safe Rust: mounts, mountinfo, fd passing, namespaces, cgroups,
-//! netlink, atomic files and locks.
+//! The kernel as safe Rust. The modules, by what they are about:
 //!
-//! Invariant: this is the only crate with `unsafe`, and each module that needs it has its own
-//! `#![expect(unsafe_code)]`. No module knows CNI, CSI or Kubernetes.
+//! - Mounts: `mount`, `mountinfo`, `rootfs` (a container's root).
+//! - Processes: `process`, `program` and `bare_start` (short-lived ones), `pid_namespace`,
+//!   `credentials`, `peer_process`, `disk_wait`, `memory` (of this process), `procfs`.
+//! - Control groups: `cgroup`; `device_rules` and `bpf` for the devices of a group.
+//! - Network: `netns`, `netlink`, `interface`; `sysctl` for kernel settings of all kinds.
+//! - Files: `atomic_file`, `lock`, `shared_file`; by descriptor or in trees that others change:
+//!   `fs_at`, `beneath`, `tree`, `disk_usage`.
+//! - File systems: `project_quota`, `fsxattr`, `btrfs`, `xfs`, `fuse_backing`.
+//! - Descriptors and data between processes: `fd_passing`, `descriptor`, `pipes`, `shared_memory`,
+//!   `terminal`.
+//! - For the others: `error`, `ioctl`, `random`.
+//!
+//! Invariant: of the products, only this crate has `unsafe`, except for one call of fuser's
+//! (`volume-fs/src/filesystem/passthrough.rs`); `xtask/tests/dependencies.rs` tests that. Each module
+//! that needs it has its own `#![expect(unsafe_code)]`. No module knows CNI, CSI or Kubernetes.
 
 pub mod atomic_file;
 pub mod bare_start;

@@ -309,6 +309,7 @@ impl Netlink {
         self.set_port("unlock bridge port", link_message(index), vec![InfoBridgePort::Locked(false)])
     }
 
+    /// Sets IFF_UP by RTM_SETLINK. A link that is up stays so.
     pub fn set_up(&self, index: u32) -> Result<()> {
         self.set_link("set link up", up_message(index))
     }
@@ -334,12 +335,15 @@ impl Netlink {
         self.set_link("set link up", message)
     }
 
+    /// Clears IFF_UP by RTM_SETLINK. A link that is down stays so.
     pub fn set_down(&self, index: u32) -> Result<()> {
         let mut message = link_message(index);
         message.header.change_mask = LinkFlags::Up;
         self.set_link("set link down", message)
     }
 
+    /// Sets or clears IFF_PROMISC by RTM_SETLINK. The kernel counts at most one such request for each
+    /// link: to repeat it changes nothing, and to clear it leaves the requests of others.
     pub fn set_promiscuous(&self, index: u32, on: bool) -> Result<()> {
         let mut message = link_message(index);
         message.header.flags = if on { LinkFlags::Promisc } else { LinkFlags::empty() };
@@ -362,6 +366,8 @@ impl Netlink {
             .map_err(|e| Error::new("set no_linklocal_learn of bridge", index, e))
     }
 
+    /// Sets IFLA_ADDRESS by RTM_SETLINK, also to the MAC that the link has. `EBUSY` for a link that is up
+    /// and cannot change it then (net/ethernet/eth.c, `eth_prepare_mac_addr_change`).
     pub fn set_mac(&self, index: u32, mac: Mac) -> Result<()> {
         let mut message = link_message(index);
         message.attributes.push(LinkAttribute::Address(mac.to_vec()));

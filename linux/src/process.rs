@@ -1,24 +1,30 @@
-//! Processes of a container launcher: clone3(2) into new namespaces, pidfds,
-//! reaping, and every privilege that is given up before execve(2).
+//! Starting and reaping processes: clone3(2) into new namespaces, what a process takes and gives up
+//! between clone and execve(2) (session, user, capabilities, limits, descriptors), and reaping.
+//!
+//! `watch` examines, signals and awaits processes by pid and pidfd. `signals` is about the signals
+//! that this process gets.
 //!
 //! Invariant: [`clone_child`] refuses to run in a process with threads, so its child need not be
 //! async-signal-safe.
 
 #![expect(unsafe_code, reason = "clone3, prctl, seccomp and close_range have no safe wrapper")]
 
+mod signals;
+mod watch;
+
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sched::CloneFlags;
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal};
+use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus};
 use nix::unistd::{Gid, Pid, Uid};
 
-use crate::{Error, Result, procfs};
+use crate::{Error, Result};
+pub use signals::{SignalWait, reset_signals, signal_descriptor};
+pub use watch::{ThreadStatus, is_killed, open_pidfd, signal_pidfd, start_time, wait_for_end};
 
 /// include/uapi/linux/sched.h; in `libc` it is an `int`, which is too small for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -160,130 +166,6 @@ pub fn kill_with_group(leader: &Child) -> Result<()> {
     killed
 }
 
-/// Sends `signal` to the process behind `pidfd`; `false` if it has ended already.
-pub fn signal_pidfd(pidfd: impl AsFd, signal: i32) -> Result<bool> {
-    // SAFETY: the descriptor is open for as long as it is borrowed; a null
-    // siginfo asks for what kill(2) sends.
-    let sent = unsafe {
-        libc::syscall(
-            libc::SYS_pidfd_send_signal,
-            pidfd.as_fd().as_raw_fd(),
-            signal,
-            std::ptr::null::<u8>(),
-            0,
-        )
-    };
-    match Errno::result(sent) {
-        Ok(_) => Ok(true),
-        Err(Errno::ESRCH) => Ok(false),
-        Err(e) => Err(Error::new("send signal", signal, e)),
-    }
-}
-
-/// A pidfd of a process that is not our child; `None` if no process has this pid.
-pub fn open_pidfd(pid: i32) -> Result<Option<OwnedFd>> {
-    let Some(rustix_pid) = rustix::process::Pid::from_raw(pid) else { return Ok(None) };
-    match rustix::process::pidfd_open(rustix_pid, rustix::process::PidfdFlags::empty()) {
-        Ok(fd) => Ok(Some(fd)),
-        Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => Ok(None),
-        Err(e) => Err(Error::new("pidfd_open", pid, e)),
-    }
-}
-
-/// Blocks until the process behind `pidfd` has ended, child or not; `false` if it has not within
-/// `timeout`.
-pub fn wait_for_end(pidfd: impl AsFd, timeout: Duration) -> Result<bool> {
-    let deadline = Instant::now() + timeout;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // Rounded up: a last call with 0 ms would not wait for the last millisecond.
-        let left = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-        let mut fds = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
-        match nix::poll::poll(&mut fds, left) {
-            Ok(0) if Instant::now() >= deadline => return Ok(false),
-            Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => return Ok(true),
-            Err(e) => return Err(Error::new("poll", "pidfd", e)),
-        }
-    }
-}
-
-/// Field 22 of /proc/PID/stat: the start time in clock ticks since boot. With the pid it identifies
-/// a process uniquely. `None` if the process is gone. An error if that is unknown: a process that
-/// cannot be examined may be alive.
-pub fn start_time(pid: i32) -> Result<Option<u64>> {
-    let path = format!("/proc/{pid}/stat");
-    let stat = match procfs::read(Path::new(&path)) {
-        Ok(stat) => stat,
-        // ESRCH: it ended between the open and the read.
-        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Ok(None),
-        Err(e) => return Err(Error::new("read", path, e)),
-    };
-    parse_start_time(&stat).map(Some).ok_or_else(|| Error::new("understand", path, Errno::EINVAL))
-}
-
-/// Field 22 of proc_pid_stat(5). The fields follow the last bracket of the name, which may contain
-/// any other characters.
-fn parse_start_time(stat: &str) -> Option<u64> {
-    stat.rsplit_once(") ")?.1.split_whitespace().nth(19)?.parse().ok()
-}
-
-/// A thread's state, from proc_pid_status(5). The kernel makes no reader of that file wait, as it
-/// does with other files of a process that executes a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ThreadStatus {
-    /// In uninterruptible sleep (D).
-    pub is_asleep: bool,
-    /// SIGKILL is pending for the thread or its process.
-    pub is_killed: bool,
-    /// It has ended, or has given up its memory and is closing its files.
-    pub is_exiting: bool,
-    /// How often another thread got the processor after it.
-    pub context_switches: u64,
-}
-
-impl ThreadStatus {
-    /// `None` if a field is missing.
-    pub fn parse(status: &str) -> Option<Self> {
-        const KTHREADD: &str = "2";
-        const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
-        let field = |name: &str| {
-            let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            value.map(str::trim)
-        };
-        let number = |name| field(name)?.parse::<u64>().ok();
-        let has_sigkill = |name| Some(u64::from_str_radix(field(name)?, 16).ok()? & SIGKILL != 0);
-        // Linux 6.11 has the field.
-        let is_kernel_thread = match field("Kthread") {
-            Some(is_kernel_thread) => is_kernel_thread == "1",
-            None => field("PPid")? == KTHREADD,
-        };
-        let state = field("State")?.get(..1)?;
-        let has_memory = field("VmSize").is_some();
-        Some(Self {
-            is_asleep: state == "D",
-            is_killed: has_sigkill("SigPnd")? || has_sigkill("ShdPnd")?,
-            is_exiting: matches!(state, "Z" | "X") || (!has_memory && !is_kernel_thread),
-            context_switches: number("voluntary_ctxt_switches")? + number("nonvoluntary_ctxt_switches")?,
-        })
-    }
-}
-
-/// Whether a process was killed and still has threads that wait in the kernel: each has SIGKILL
-/// pending, is exiting, or is a zombie. False for a process
-/// that is gone.
-pub fn is_killed(pid: i32) -> bool {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    let mut states = tasks.flatten().filter_map(|task| is_killed_or_ends(&task.path())).peekable();
-    states.peek().is_some() && states.all(|ends| ends)
-}
-
-/// [`is_killed`] for one thread; `None` if it is gone.
-fn is_killed_or_ends(task: &Path) -> Option<bool> {
-    let status = ThreadStatus::parse(&procfs::read(&task.join("status")).ok()?)?;
-    Some(status.is_exiting || status.is_killed)
-}
-
 /// Reaps the next child that has ended, if any.
 pub fn reap() -> Result<Option<(i32, Exit)>> {
     loop {
@@ -313,71 +195,6 @@ pub fn new_session() -> Result<()> {
         Err(Errno::EPERM) => Ok(()),
         Err(e) => Err(Error::new("setsid", "", e)),
     }
-}
-
-/// Blocks `signals` and returns a non-blocking descriptor that is readable when one is pending.
-pub fn signal_descriptor(signals: &[Signal]) -> Result<nix::sys::signalfd::SignalFd> {
-    use nix::sys::signalfd::{SfdFlags, SignalFd};
-    let set: SigSet = signals.iter().copied().collect();
-    set.thread_block().map_err(|e| Error::new("block signals", format!("{signals:?}"), e))?;
-    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
-        .map_err(|e| Error::new("signalfd", format!("{signals:?}"), e))
-}
-
-/// A signal that this thread waits for. It may be one that has no effect otherwise, as for the first process of a pid
-/// namespace. The signal is blocked until the drop, which must be on the same thread.
-#[derive(Debug)]
-pub struct SignalWait {
-    signal: Signal,
-    pending: nix::sys::signalfd::SignalFd,
-}
-
-impl SignalWait {
-    pub fn block(signal: Signal) -> Result<Self> {
-        Ok(Self { signal, pending: signal_descriptor(&[signal])? })
-    }
-
-    /// Blocks until the signal is pending, which is then taken (`true`), or until `fd` is readable or closed (`false`).
-    /// If both are so, the result is `false`, and the signal has its usual effect after the drop.
-    pub fn precedes(&self, fd: impl AsFd) -> Result<bool> {
-        let mut waited = [fd.as_fd(), self.pending.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        let polled = loop {
-            match nix::poll::poll(&mut waited, PollTimeout::NONE) {
-                Err(Errno::EINTR) => {}
-                polled => break polled,
-            }
-        };
-        polled.map_err(|e| Error::new("poll", format!("for {}", self.signal), e))?;
-        if waited[0].any().unwrap_or(true) {
-            return Ok(false);
-        }
-        let taken = self.pending.read_signal().map_err(|e| Error::new("read", "signalfd", e))?;
-        Ok(taken.is_some())
-    }
-}
-
-impl Drop for SignalWait {
-    fn drop(&mut self) {
-        let blocked: SigSet = [self.signal].into_iter().collect();
-        // It fails only for an invalid argument.
-        let _unblocked = blocked.thread_unblock();
-    }
-}
-
-/// Unblocks every signal and resets it to its default, as programs expect: Rust's runtime ignores
-/// SIGPIPE, and ignored signals survive execve(2).
-pub fn reset_signals() -> Result<()> {
-    for signal in Signal::iterator() {
-        if matches!(signal, Signal::SIGKILL | Signal::SIGSTOP) {
-            continue;
-        }
-        let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-        // SAFETY: SIG_DFL runs no code of ours.
-        unsafe { nix::sys::signal::sigaction(signal, &default) }
-            .map_err(|e| Error::new("reset signal", signal, e))?;
-    }
-    nix::sys::signal::sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)
-        .map_err(|e| Error::new("unblock signals", "", e))
 }
 
 /// setns(2): `namespace` is an open nsfs file or `/proc/PID/ns/X`.
@@ -598,9 +415,6 @@ fn prctl_ambient(operation: i32, capability: u64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-    use std::process::Stdio;
-
     use super::*;
 
     #[test]
@@ -614,65 +428,10 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_known_though_its_name_is_no_text() {
-        let script = r"printf '\377) D 1' >/proc/$$/comm; echo named; read end";
-        let mut sh = std::process::Command::new("sh");
-        let mut child = sh.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
-        let pid = child.id().cast_signed();
-        assert!(std::fs::read_to_string(format!("/proc/{pid}/comm")).is_err(), "no UTF-8");
-        assert!(start_time(pid).unwrap().unwrap() > 0);
-        assert!(!is_killed(pid) && !crate::disk_wait::waits_for_disk(pid).unwrap());
-        child.kill().unwrap();
-        // Not reaped yet: a zombie.
-        wait_for_end(open_pidfd(pid).unwrap().unwrap(), Duration::from_secs(10)).unwrap();
-        assert!(is_killed(pid));
-        child.wait().unwrap();
-        assert!(!is_killed(pid));
-    }
-
-    #[test]
-    fn the_start_time_is_found_after_any_name() {
-        let stat = "7 (a) S (b) D 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 1 0 4711 0";
-        assert_eq!(parse_start_time(stat), Some(4711));
-        assert_eq!(parse_start_time("7 (a) D 1 7"), None);
-    }
-
-    #[test]
-    fn a_thread_that_was_killed_or_ends_is_told_from_others() {
-        let status = |state: &str, parent: u32, of_memory: &str, pending: u64| {
-            let text = format!(
-                "Name:\tState:\tx\nState:\t{state} (x)\nPPid:\t{parent}\n{of_memory}SigPnd:\t0000000000000000\n\
-                 ShdPnd:\t{pending:016x}\nvoluntary_ctxt_switches:\t40\nnonvoluntary_ctxt_switches:\t2\n"
-            );
-            let status = ThreadStatus::parse(&text).unwrap();
-            assert_eq!(status.context_switches, 42);
-            (status.is_asleep, status.is_killed, status.is_exiting)
-        };
-        let memory = "VmSize:\t    5784 kB\n";
-        assert_eq!(status("D", 1, memory, 0x4000), (true, false, false), "another signal");
-        assert_eq!(status("D", 1, memory, 0x100), (true, true, false));
-        assert_eq!(status("D", 1, "", 0), (true, false, true));
-        assert_eq!(status("D", 2, "", 0), (true, false, false), "a kernel thread");
-        assert_eq!(status("D", 2, "Kthread:\t0\n", 0), (true, false, true), "pid 2 of a namespace");
-        assert_eq!(status("D", 1, "Kthread:\t1\n", 0), (true, false, false), "of a kernel process");
-        assert_eq!(status("Z", 1, "", 0), (false, false, true));
-        assert!(ThreadStatus::parse("Name:\tx\nState:\tD (x)\n").is_none());
-        assert!(!is_killed(std::process::id().cast_signed()), "this one runs");
-    }
-
-    #[test]
     fn clone_is_refused_in_a_process_with_threads() {
         // The test harness runs this body on a thread of its own.
         let err = clone_child(CloneFlags::empty(), None, || 0).unwrap_err();
         assert_eq!(err.errno(), Errno::EBUSY);
-    }
-
-    #[test]
-    fn a_process_has_a_start_time_and_a_missing_one_has_none() {
-        assert!(start_time(std::process::id().cast_signed()).unwrap().unwrap() > 0);
-        assert_eq!(start_time(i32::MAX).unwrap(), None);
-        assert!(open_pidfd(i32::MAX).unwrap().is_none());
     }
 
     #[test]

@@ -123,7 +123,7 @@ fn mount_layers_at_once(lower: &[PathBuf], writable: &[(&str, &Path)]) -> Result
             options.push(VOLATILE.to_owned());
         }
         mount::mount_fs(OVERLAY, OVERLAY, &lower[0], MountFlags::default(), &options.join(","))?;
-        clone_tree(&lower[0], false)
+        clone_tree(&lower[0], MountsBelow::Without)
     };
     // A thread's mount namespace ends with it.
     std::thread::scope(|scope| {
@@ -175,29 +175,35 @@ fn create_fs(config: &OwnedFd, fs_type: &str) -> Result<OwnedFd> {
         .map_err(|e| Error::new("fsmount", fs_type, e))
 }
 
-/// A detached copy of the mount at `path`, in the same peer groups; with the mounts below if
-/// `recursive`.
-pub fn clone_tree(path: &Path, recursive: bool) -> Result<OwnedFd> {
-    clone_tree_at(rustix::fs::CWD, path, recursive)
+/// Whether a copy of a mount has copies of the mounts below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MountsBelow {
+    With,
+    Without,
+}
+
+/// A detached copy of the mount at `path`, in the same peer groups.
+pub fn clone_tree(path: &Path, below: MountsBelow) -> Result<OwnedFd> {
+    clone_tree_at(rustix::fs::CWD, path, below)
 }
 
 /// [`clone_tree`] for an open file or directory (`O_PATH` suffices).
-pub fn clone_opened(found: impl AsFd, recursive: bool) -> Result<OwnedFd> {
-    clone_tree_at(found.as_fd(), Path::new(""), recursive)
+pub fn clone_opened(found: impl AsFd, below: MountsBelow) -> Result<OwnedFd> {
+    clone_tree_at(found.as_fd(), Path::new(""), below)
 }
 
 /// [`clone_tree`] for a path that had no link when it was checked: a link that was added since is
 /// `ELOOP`.
-pub fn clone_tree_without_links(path: &Path, recursive: bool) -> Result<OwnedFd> {
+pub fn clone_tree_without_links(path: &Path, below: MountsBelow) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let found = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
         .map_err(|e| Error::at("open mount source", path, e))?;
-    clone_tree_at(found.as_fd(), Path::new(""), recursive)
+    clone_tree_at(found.as_fd(), Path::new(""), below)
 }
 
-fn clone_tree_at(dir: BorrowedFd<'_>, path: &Path, recursive: bool) -> Result<OwnedFd> {
+fn clone_tree_at(dir: BorrowedFd<'_>, path: &Path, below: MountsBelow) -> Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);
+    flags.set(OpenTreeFlags::AT_RECURSIVE, below == MountsBelow::With);
     flags.set(OpenTreeFlags::AT_EMPTY_PATH, path.as_os_str().is_empty());
     rustix::mount::open_tree(dir, path, flags).map_err(|e| Error::at("open_tree", path, e))
 }

@@ -74,7 +74,7 @@ pub(crate) fn own_program() -> linux::Result<String> {
         Some(mount) => mount,
         None => {
             let read_only = rootfs::Attributes { read_only: true, ..rootfs::Attributes::default() };
-            let tree = rootfs::clone_tree(Path::new(OWN_PROGRAM), false)?;
+            let tree = rootfs::clone_tree(Path::new(OWN_PROGRAM), rootfs::MountsBelow::Without)?;
             rootfs::set_attributes(&tree, read_only)?;
             MOUNT.get_or_init(|| tree)
         }

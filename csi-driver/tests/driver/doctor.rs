@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use linux::mount::{FuseMountOptions, FuseName, MountFlags};
+use linux::rootfs::MountsBelow;
 use serde_json::Value;
 use tests::csi::scene::{Flags, NODE, Scene, create_request, mounted, retried};
 use tests::csi::snapshots::{
@@ -284,7 +285,7 @@ fn mounts_in_another_view_of_kubelets_directory_are_not_found() {
     caller.stage(&volume).unwrap();
     caller.publish(&volume, "one").unwrap();
     let view = scene.sandbox.make_dir("elsewhere").unwrap();
-    let tree = linux::rootfs::clone_tree(&scene.sandbox.path("k"), true).unwrap();
+    let tree = linux::rootfs::clone_tree(&scene.sandbox.path("k"), MountsBelow::With).unwrap();
     linux::rootfs::attach(&tree, linux::rootfs::open_root(&view).unwrap(), &view).unwrap();
     let copies = linux::mountinfo::read().unwrap();
     let copies = copies
@@ -294,7 +295,7 @@ fn mounts_in_another_view_of_kubelets_directory_are_not_found() {
     assert_eq!(found(&scene, &[]), (0, vec![]));
     // The same mounts outside of such a view are still found.
     let stray = scene.sandbox.make_dir("stray").unwrap();
-    let tree = linux::rootfs::clone_tree(&caller.target_path("one"), false).unwrap();
+    let tree = linux::rootfs::clone_tree(&caller.target_path("one"), MountsBelow::Without).unwrap();
     linux::rootfs::attach(&tree, linux::rootfs::open_root(&stray).unwrap(), &stray).unwrap();
     assert_eq!(found(&scene, &[]), (1, expected(&[("unknown mount", stray.to_str().unwrap())])));
     for path in [&stray, &view] {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use linux::mount::{self, UnmountMode};
 use linux::mountinfo::{self, MountEntry};
-use linux::rootfs;
+use linux::rootfs::{self, MountsBelow};
 use serde::{Deserialize, Serialize};
 
 const RECORD: &str = "hawser/own_mount.json";
@@ -27,7 +27,7 @@ struct Record {
 pub(super) fn share(root: &Path) -> linux::Result<()> {
     if mountinfo::at(root)?.is_none() {
         // Recursive, so that mounts below it stay visible.
-        let tree = rootfs::clone_tree(root, true)?;
+        let tree = rootfs::clone_tree(root, MountsBelow::With)?;
         let record = Record { boot_id: boot_id()?, mount_id: mount::id_of(&tree)? };
         let text = serde_json::to_vec(&record).map_err(|e| linux::Error::at("write", root, e))?;
         linux::atomic_file::replace(&root.join(RECORD), &text, 0o600)?;

@@ -16,6 +16,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use linux::mount::{self, UnmountMode};
+use linux::rootfs::MountsBelow;
 use linux::{beneath, rootfs};
 use nix::errno::Errno;
 use runtime::Locks;
@@ -129,7 +130,7 @@ fn open_root(root: &Path) -> Result<OwnedFd, Error> {
 
 /// Like kubelet's bind mount, without the mounts below.
 fn clone(found: &OwnedFd) -> Result<OwnedFd, Error> {
-    rootfs::clone_opened(found, false).map_err(Error::Kernel)
+    rootfs::clone_opened(found, MountsBelow::Without).map_err(Error::Kernel)
 }
 
 /// Puts a detached mount at `place`, on a new directory or file; without one, only the directory.

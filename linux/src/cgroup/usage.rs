@@ -43,6 +43,7 @@ impl Memory {
     }
 }
 
+/// In bytes, with the groups below.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Swap {
     pub usage: u64,

@@ -14,7 +14,9 @@ use nix::errno::Errno;
 use rustix::fs::{FsWord, Mode, OFlags, PROC_SUPER_MAGIC, ResolveFlags, StatVfsMountFlags};
 
 use super::device::{self, NULL};
-use super::{Attributes, attach, clone_tree_at, is_directory, new_fs, open_in_root, set_attributes};
+use super::{
+    Attributes, MountsBelow, attach, clone_tree_at, is_directory, new_fs, open_in_root, set_attributes,
+};
 use crate::mount::AccessTimes;
 use crate::{Error, Result};
 
@@ -80,7 +82,7 @@ impl Masks {
         let cover = if is_directory(&target)? {
             new_fs("tmpfs", &["nr_blocks=1", "nr_inodes=1"].map(str::to_owned))?
         } else {
-            let cover = clone_tree_at(self.null.as_fd(), Path::new(""), false)?;
+            let cover = clone_tree_at(self.null.as_fd(), Path::new(""), MountsBelow::Without)?;
             NULL.verify(&cover, path)?;
             cover
         };
@@ -93,7 +95,7 @@ impl Masks {
     /// Makes `path` in `root` read-only, with the mounts below. A missing path is a success.
     pub fn make_read_only(&mut self, root: impl AsFd, path: &Path) -> Result<()> {
         let Some(target) = find(&root, path)? else { return Ok(()) };
-        let tree = clone_tree_at(target.as_fd(), Path::new(""), true)?;
+        let tree = clone_tree_at(target.as_fd(), Path::new(""), MountsBelow::With)?;
         set_attributes(&tree, Attributes { read_only: true, recursive: true, ..Attributes::default() })?;
         attach(tree, target, path)?;
         self.read_only.push(path.to_owned());

@@ -10,7 +10,7 @@
 use std::os::fd::OwnedFd;
 
 use linux::cgroup::view::View;
-use linux::rootfs::{self, Attributes, Propagation};
+use linux::rootfs::{self, Attributes, MountsBelow, Propagation};
 use rustix::fs::{Mode, OFlags};
 
 use super::error::{LaunchError, Result};
@@ -25,7 +25,7 @@ pub(super) struct CgroupTree {
 impl CgroupTree {
     pub(super) fn new(view: &View, attributes: Attributes) -> Result<Self> {
         let bind = |dir| {
-            let tree = rootfs::clone_tree(dir, false)?;
+            let tree = rootfs::clone_tree(dir, MountsBelow::Without)?;
             let change = Attributes { propagation: Some(Propagation::Private), ..attributes };
             rootfs::set_attributes(&tree, change)?;
             Ok::<_, LaunchError>(tree)

@@ -8,7 +8,7 @@ use linux::cgroup::Limits;
 use linux::cgroup::view::View;
 use linux::device_rules::Policy;
 use linux::process::{BpfInstruction, Capabilities};
-use linux::rootfs::{Attributes, Propagation};
+use linux::rootfs::{Attributes, MountsBelow, Propagation};
 use nix::sched::CloneFlags;
 use oci_spec::runtime::{
     LinuxDeviceType, LinuxNamespaceType, LinuxResources, Mount, PosixRlimit, PosixRlimitType, Process, Spec,
@@ -68,7 +68,7 @@ pub(super) struct PlannedMount {
 pub(super) enum What {
     Bind {
         source: PathBuf,
-        recursive: bool,
+        below: MountsBelow,
     },
     FileSystem {
         fs_type: String,
@@ -201,11 +201,11 @@ fn planned_mount(mount: &Mount) -> Result<PlannedMount> {
     let mut propagation = None;
     let mut fs_options = Vec::new();
     let mut bind = mount.typ().as_deref() == Some("bind");
-    let mut recursive = false;
+    let mut below = MountsBelow::Without;
     for option in mount.options().iter().flatten() {
         match option.as_str() {
             "bind" => bind = true,
-            "rbind" => (bind, recursive) = (true, true),
+            "rbind" => (bind, below) = (true, MountsBelow::With),
             "ro" => attributes.read_only = true,
             "rro" => (attributes.read_only, attributes.recursive) = (true, true),
             "nosuid" => attributes.nosuid = true,
@@ -225,7 +225,7 @@ fn planned_mount(mount: &Mount) -> Result<PlannedMount> {
             return Err(LaunchError::BindOption { option: option.clone() }.mounting(target));
         }
         let source = mount.source().clone().ok_or_else(|| LaunchError::NoSource.mounting(&target))?;
-        What::Bind { source, recursive }
+        What::Bind { source, below }
     } else {
         let fs_type = mount.typ().clone().ok_or_else(|| LaunchError::NoType.mounting(&target))?;
         match fs_type.as_str() {

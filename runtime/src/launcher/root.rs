@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use linux::mount::AccessTimes;
-use linux::rootfs::{self, Attributes, EmptyMounts, KernelFs, Kind, Masks, Propagation};
+use linux::rootfs::{self, Attributes, EmptyMounts, KernelFs, Kind, Masks, MountsBelow, Propagation};
 
 use super::cgroup_mount::CgroupTree;
 use super::error::{LaunchError, Result};
@@ -66,16 +66,17 @@ impl Source {
                 rootfs::new_fs(fs_type, options).map(Self::FileSystem).map_err(LaunchError::from)
             }
             What::Cgroup => CgroupTree::new(&plan.cgroup_view, mount.attributes).map(Self::Cgroups),
-            What::Bind { source, recursive } => bind_source(mount, source, *recursive).map(Self::Bind),
+            What::Bind { source, below } => bind_source(mount, source, *below).map(Self::Bind),
         };
         opened.map_err(|problem| problem.mounting(&mount.target))
     }
 }
 
-fn bind_source(mount: &PlannedMount, source: &Path, recursive: bool) -> Result<OwnedFd> {
-    let tree = rootfs::clone_tree_without_links(source, recursive)?;
+fn bind_source(mount: &PlannedMount, source: &Path, below: MountsBelow) -> Result<OwnedFd> {
+    let tree = rootfs::clone_tree_without_links(source, below)?;
     if let Some(propagation) = mount.propagation.filter(|p| *p != Propagation::Shared) {
         // A shared tree is left unchanged: it is already in its source's peer group.
+        let recursive = below == MountsBelow::With;
         let change = Attributes { propagation: Some(propagation), recursive, ..Attributes::default() };
         rootfs::set_attributes(&tree, change)?;
     }
