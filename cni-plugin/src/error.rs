@@ -9,16 +9,23 @@ use serde_json::{Map, Value};
 
 use crate::conf::Fields;
 
-/// Codes of the CNI specification ("Error") and of the reference library.
+/// Codes of the CNI specification (section 5, "Error") and of the reference library.
 pub mod code {
+    /// `cniVersion` is one that the plugin does not know.
     pub const INCOMPATIBLE_CNI_VERSION: u32 = 1;
+    /// The network configuration has a field that is not supported; the message must name it with its value.
     pub const UNSUPPORTED_FIELD: u32 = 2;
+    /// A necessary variable, such as CNI_COMMAND or CNI_CONTAINERID, is missing or invalid.
     pub const INVALID_ENVIRONMENT_VARIABLES: u32 = 4;
+    /// For example, stdin could not be read.
     pub const IO_FAILURE: u32 = 5;
+    /// The network configuration is no JSON, or its version cannot be parsed.
     pub const DECODING_FAILURE: u32 = 6;
+    /// A check of the network configuration failed.
     pub const INVALID_NETWORK_CONFIG: u32 = 7;
     /// The reference's code: the plugin's own namespace was given as the container's.
     pub const INVALID_NETNS: u32 = 8;
+    /// A condition that passes, so that the runtime should try again.
     pub const TRY_AGAIN_LATER: u32 = 11;
     /// STATUS: the plugin cannot serve ADD.
     pub const PLUGIN_NOT_AVAILABLE: u32 = 50;
