@@ -8,7 +8,7 @@ use anyhow::Context;
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// A CRI v1 runtime without a daemon or a dependency.
+/// Container runtime: serves CRI v1 on a unix socket, for kubelet or crictl.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -36,10 +36,10 @@ struct Args {
     /// Where the kernel refuses to restrict a container's devices, start it without CAP_MKNOD
     #[arg(long, conflicts_with = "oci_runtime")]
     allow_without_device_control: bool,
-    /// Bytes of one log file beyond which the runtime rotates it itself; 0: never
+    /// Size in bytes at which the runtime itself rotates a log file; 0: never
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     log_ceiling: u64,
-    /// Log files of a container, with the one that is written, when the runtime rotates itself
+    /// Number of log files that the runtime keeps per container, including the current one
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..))]
     log_ceiling_files: u16,
     /// Leave the images of --images out of ImageStatus and ListImages until a client pulls them
