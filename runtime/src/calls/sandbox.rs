@@ -30,6 +30,7 @@ use crate::spec::pod::{POD_INTERFACE, cgroup_parent, hostname, sharing};
 /// RunPodSandbox: returns the new sandbox's id. Leaves nothing after a failure.
 pub(crate) async fn run(runtime: &Arc<Runtime>, request: RunPodSandboxRequest) -> Result<String> {
     let config = request.config.ok_or_else(|| Error::invalid("config", "missing"))?;
+    check_handler(&request.runtime_handler)?;
     check(&config)?;
     let id = new_id()?;
     let dir = runtime.root_dir.join("sandboxes").join(&id);
@@ -60,6 +61,18 @@ pub(crate) async fn run(runtime: &Arc<Runtime>, request: RunPodSandboxRequest) -
     runtime.announce(&id, &id, ContainerEventType::ContainerCreatedEvent);
     runtime.announce(&id, &id, ContainerEventType::ContainerStartedEvent);
     Ok(id)
+}
+
+/// A RuntimeClass names a handler for a reason, such as a kernel of the pod's own: another one must not take its
+/// place.
+fn check_handler(handler: &str) -> Result<()> {
+    if handler.is_empty() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "runtime_handler",
+        format!("{handler:?}: this runtime has only the default one, \"\""),
+    ))
 }
 
 fn check(config: &PodSandboxConfig) -> Result<()> {

@@ -119,6 +119,21 @@ async fn an_incomplete_request_names_its_field() {
 }
 
 #[tokio::test]
+async fn a_handler_that_the_runtime_does_not_have_is_refused() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let request =
+        RunPodSandboxRequest { config: Some(host.pod("sandboxed")), runtime_handler: "runsc".to_owned() };
+    let error = cri.runtime.run_pod_sandbox(request).await.unwrap_err();
+    let message = "runtime_handler: \"runsc\": this runtime has only the default one, \"\"";
+    assert_eq!((error.code(), error.message()), (Code::InvalidArgument, message));
+    // The refused call has not taken the pod's name.
+    let pod = cri.run_pod(&host.pod("sandboxed")).await.unwrap();
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
 async fn network_none_is_an_empty_namespace_with_lo_down() {
     let mut host = Host::new();
     let mut cri = host.start().await;
