@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
-pub use device::{Device, make_device, make_link, verify_device};
+pub use device::{Device, make_device, make_device_of, make_link, verify_device};
 pub use empty_mounts::EmptyMounts;
 pub(crate) use mask::verify_magic;
 pub use mask::{KernelFs, Masks, open_kernel_fs};

@@ -7,6 +7,8 @@
 mod attach;
 #[path = "cri/containers.rs"]
 mod containers;
+#[path = "cri/devices.rs"]
+mod devices;
 #[path = "cri/exec.rs"]
 mod exec;
 #[path = "cri/exec_limits.rs"]

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use nix::errno::Errno;
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 
 use crate::{Error, Result};
 
@@ -53,12 +53,36 @@ impl Device {
 
 /// Makes a device node in a directory with exactly `mode`: the caller's umask must be 0.
 pub fn make_device(dir: impl AsFd, name: &str, device: Device, mode: u32) -> Result<()> {
+    make_device_of(dir, name, device, mode, (0, 0))
+}
+
+/// [`make_device`] for a user and a group. A node that exists keeps its own.
+pub fn make_device_of(
+    dir: impl AsFd,
+    name: &str,
+    device: Device,
+    mode: u32,
+    owner: (u32, u32),
+) -> Result<()> {
     let number = rustix::fs::makedev(device.major, device.minor);
     match rustix::fs::mknodat(&dir, name, device.file_type(), Mode::from(mode), number) {
+        Ok(()) if owner == (0, 0) => {}
+        Ok(()) => give_to(&dir, name, mode, owner)?,
         // The image may have the node; it is verified like the others.
-        Ok(()) | Err(rustix::io::Errno::EXIST) => verify_device(dir, Path::new(name), device),
-        Err(e) => Err(Error::new("mknod", name, e)),
+        Err(rustix::io::Errno::EXIST) => {}
+        Err(e) => return Err(Error::new("mknod", name, e)),
     }
+    verify_device(dir, Path::new(name), device)
+}
+
+/// Of a new node, which no other process can have replaced yet.
+fn give_to(dir: impl AsFd, name: &str, mode: u32, (uid, gid): (u32, u32)) -> Result<()> {
+    let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+    rustix::fs::chownat(&dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(|e| Error::new("chown", name, e))?;
+    // chown(2) removes the bits of set-user-ID and set-group-ID.
+    rustix::fs::chmodat(&dir, name, Mode::from(mode), AtFlags::empty())
+        .map_err(|e| Error::new("chmod", name, e))
 }
 
 /// Checks that `path` in `root` is that device, and not a link.
@@ -104,6 +128,22 @@ mod tests {
         assert!(crate::reason(&error.source).ends_with("but CharacterDevice 1:3"), "{error:?}");
         std::fs::write(dir.path().join("zero"), "").unwrap();
         make_device(&root, "zero", ZERO, 0o666).unwrap_err();
+    }
+
+    #[test]
+    fn a_new_device_gets_its_owner_and_mode_and_an_existing_one_keeps_them() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let root = open_root(dir.path()).unwrap();
+        let found = || {
+            let stat = std::fs::symlink_metadata(dir.path().join("null")).unwrap();
+            (stat.uid(), stat.gid(), stat.mode() & 0o7777)
+        };
+        // The umask of a test process is not 0.
+        for (mode, owner) in [(0o2640, (12, 34)), (0o600, (56, 78))] {
+            make_device_of(&root, "null", NULL, mode, owner).unwrap();
+            assert_eq!(found(), (12, 34, 0o2640));
+        }
     }
 
     #[test]

@@ -83,6 +83,8 @@ pub(super) struct WantedDevice {
     pub(super) path: PathBuf,
     pub(super) device: linux::rootfs::Device,
     pub(super) mode: u32,
+    /// User and group.
+    pub(super) owner: (u32, u32),
 }
 
 /// The arguments of setrlimit(2).
@@ -248,6 +250,7 @@ fn device(device: &oci_spec::runtime::LinuxDevice) -> Result<WantedDevice> {
             minor: number(device.minor())?,
         },
         mode: device.file_mode().unwrap_or(0o666),
+        owner: (device.uid().unwrap_or(0), device.gid().unwrap_or(0)),
     })
 }
 

@@ -166,7 +166,7 @@ impl<'a> Root<'a> {
                 return Err(LaunchError::DevicePath { path: wanted.path.clone() });
             };
             let dir = rootfs::ensure_target(&self.fd, dir, Kind::Directory)?;
-            rootfs::make_device(dir.fd, name, wanted.device, wanted.mode)?;
+            rootfs::make_device_of(dir.fd, name, wanted.device, wanted.mode, wanted.owner)?;
         }
         Ok(())
     }

@@ -583,7 +583,7 @@ fn freezer_of(pid: i32) -> (PathBuf, &'static str, &'static str) {
 }
 
 /// As the shim recorded it.
-fn container_pid(host: &Host, pod: &str, id: &str) -> Option<i32> {
+pub(crate) fn container_pid(host: &Host, pod: &str, id: &str) -> Option<i32> {
     let path = host.path("root/sandboxes").join(pod).join("containers").join(id).join("status.json");
     let status: serde_json::Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
     i32::try_from(status["pid"].as_i64()?).ok()
