@@ -404,9 +404,21 @@ pub(crate) fn running(status: &ShimStatus) -> RunState {
     }
 }
 
+/// The reason of a container whose program never ran, as in containerd.
+pub(crate) const START_ERROR: &str = "StartError";
+
 /// A container's exit, as CRI describes it; `None` while it runs.
 pub(crate) fn ended(status: &ShimStatus) -> Option<Ended> {
     let exit = status.exit.as_ref()?;
+    if let Some(problem) = &exit.start_problem {
+        return Some(Ended {
+            started_at: 0,
+            finished_at: exit.finished_at,
+            code: exit.code,
+            reason: START_ERROR.to_owned(),
+            message: problem.clone(),
+        });
+    }
     let reason = match (exit.oom_killed, exit.code) {
         (true, _) => "OOMKilled",
         (false, 0) => "Completed",

@@ -49,8 +49,6 @@ use oci::OciRuntime;
 use outcome::Outcome;
 use protocol::{Answer, Call, Exited, Message, ShimConfig, container_dir, now};
 
-/// Limit of the reason why a container did not start.
-const MAX_PROBLEM_BYTES: usize = 4096;
 /// How long no client is accepted after that has failed: this process, or the machine, has too many descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longer waits after SIGKILL mean that the process hangs in the kernel.
@@ -358,6 +356,9 @@ impl Shim {
                 let container = self.containers.remove(id);
                 self.reap();
                 remove_cgroup(container.as_ref().map(|c| &c.cgroup));
+                if let Some(container) = container {
+                    self.report_failed_start(id, container.status, &problem, starting.caller);
+                }
                 refused(&problem)
             }
         };
@@ -405,7 +406,8 @@ impl Shim {
             let id = id.clone();
             container.drain(&id, &mut self.attachments);
             let oom_killed = exit != Exit::Code(0) && container.cgroup.oom_kills() > 0;
-            container.status.exit = Some(Exited { code: exit.shell_code(), finished_at: now(), oom_killed });
+            let (code, start_problem) = (exit.shell_code(), None);
+            container.status.exit = Some(Exited { code, finished_at: now(), oom_killed, start_problem });
             container.close_descriptors();
             self.settle(&id);
             // After the report: a client that sees the end finds the exit code.
@@ -465,10 +467,8 @@ fn timeout(until: Option<Instant>) -> PollTimeout {
     PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
 }
 
-/// Shortens the text: it may contain megabytes from an image, and an answer is one line of limited
-/// length.
 fn refused(error: &ShimError) -> Answer {
-    Answer::Refused { problem: trace::shortened(chain(error), MAX_PROBLEM_BYTES) }
+    Answer::Refused { problem: error.shortened() }
 }
 
 /// A container with its own pid namespace has no process left. Processes of a hostPID container

@@ -14,18 +14,16 @@ use crate::disk::record::new_id;
 use crate::error::{Error, Result, chain};
 use crate::images::Image;
 use crate::launcher::Overlay;
-use crate::runtime::Runtime;
 use crate::runtime::group;
 use crate::runtime::state::{Container, ContainerRecord, Ended, Phase, RunState, Sandbox, save_container};
-use crate::shim::protocol::{Answer, Call, Start, now};
+use crate::runtime::{Runtime, START_ERROR};
+use crate::shim::protocol::{Answer, Call, START_ERROR_CODE, Start, now};
 use crate::shim_client::error::ShimProblem;
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
 use crate::spec::pod;
 use crate::spec::stop_signal::stop_signal;
 use crate::spec::{self, PidNamespace, SandboxView};
 
-/// containerd's exit code for a container whose process never ran.
-const START_ERROR_CODE: i32 = 128;
 /// Longer waits after SIGKILL mean that the process hangs in the kernel.
 const KILL_DEADLINE: Duration = Duration::from_secs(30);
 /// Interval between rounds of SIGKILL: on cgroup v1, the processes may freeze themselves again.
@@ -229,7 +227,7 @@ fn start_failed(runtime: &Runtime, sandbox: &Sandbox, container: &Container, sou
         started_at: 0,
         finished_at: now(),
         code: START_ERROR_CODE,
-        reason: "StartError".to_owned(),
+        reason: START_ERROR.to_owned(),
         message: chain(&source),
     };
     keep_end(sandbox, container, &ended);

@@ -5,7 +5,11 @@ use std::path::PathBuf;
 
 use oci_spec::OciSpecError;
 
+use crate::error::chain;
 use crate::launcher::error::LaunchError;
+
+/// Limit of the reason why a container did not start.
+const MAX_PROBLEM_BYTES: usize = 4096;
 
 pub(super) type Result<T> = std::result::Result<T, ShimError>;
 
@@ -70,4 +74,11 @@ pub(super) enum ShimError {
     EndedEarly,
     #[error(transparent)]
     Kernel(#[from] linux::Error),
+}
+
+impl ShimError {
+    /// The text may contain megabytes from an image, and an answer is one line of limited length.
+    pub(super) fn shortened(&self) -> String {
+        trace::shortened(chain(self), MAX_PROBLEM_BYTES)
+    }
 }

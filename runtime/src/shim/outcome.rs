@@ -4,8 +4,11 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::Caller;
 use super::error::ShimError;
+use super::protocol::{Exited, Message, START_ERROR_CODE, ShimStatus, container_dir, now};
+use super::{Caller, Shim, note};
+use crate::disk::record;
+use crate::error::chain;
 
 const MOST_SAID_BYTES: usize = 4 << 20;
 
@@ -56,5 +59,30 @@ impl Starting {
 impl AsFd for Starting {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.outcome.as_fd()
+    }
+}
+
+impl Shim {
+    /// A runtime that has connected since the call takes the container for a running one; the record is for
+    /// one that connects later. The caller gets an answer.
+    pub(super) fn report_failed_start(
+        &mut self,
+        id: &str,
+        status: ShimStatus,
+        problem: &ShimError,
+        caller: Caller,
+    ) {
+        let start_problem = Some(problem.shortened());
+        let exit = Exited { code: START_ERROR_CODE, finished_at: now(), oom_killed: false, start_problem };
+        let status = ShimStatus { exit: Some(exit), ..status };
+        let path = container_dir(&self.dir, id).join("status.json");
+        if let Err(error) = record::save(&path, &status) {
+            note(&chain(&error));
+        }
+        let others = self.clients.keys().copied().filter(|client| *client != caller.client);
+        let message = Message::Exited { container: id.to_owned(), status };
+        for client in others.collect::<Vec<_>>() {
+            self.send(client, &message);
+        }
     }
 }

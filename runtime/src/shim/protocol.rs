@@ -237,7 +237,13 @@ pub(crate) struct Exited {
     /// Nanoseconds since 1970.
     pub(crate) finished_at: i64,
     pub(crate) oom_killed: bool,
+    /// Why its program never ran. The code is [`START_ERROR_CODE`] then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) start_problem: Option<String>,
 }
+
+/// containerd's exit code for a container whose process never ran.
+pub(crate) const START_ERROR_CODE: i32 = 128;
 
 pub(crate) fn container_dir(sandbox_dir: &Path, container: &str) -> PathBuf {
     sandbox_dir.join("containers").join(container)

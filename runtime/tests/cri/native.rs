@@ -21,12 +21,17 @@ fn require_native() {
 /// A container that was not started, and its pod. Process 1 of a pod would need a handler before a signal arrives;
 /// the container's process is another.
 async fn created() -> (Host, Cri, String, String) {
+    created_for(&SLEEP).await
+}
+
+/// For this program.
+async fn created_for(command: &[&str]) -> (Host, Cri, String, String) {
     require_native();
     let mut host = Host::new();
     let mut cri = host.start().await;
     cri.pull(IMAGE).await.unwrap();
     let pod = cri.run_pod(&pod_with(&host, options(NamespaceMode::Pod))).await.unwrap();
-    let id = cri.create(&pod, seeing("c", NamespaceMode::Pod, &SLEEP)).await.unwrap();
+    let id = cri.create(&pod, seeing("c", NamespaceMode::Pod, command)).await.unwrap();
     (host, cri, pod, id)
 }
 
@@ -100,6 +105,31 @@ async fn a_stop_after_a_restart_of_the_runtime_waits_for_the_program_too() {
     let stopped = tokio::time::timeout(Duration::from_secs(20), stopping).await;
     stopped.expect("the signal arrives long before SIGKILL").unwrap().unwrap();
     assert_eq!(cri.status(&id).await.exit_code, 143);
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_start_that_fails_after_a_restart_of_the_runtime_is_the_containers_end() {
+    let (mut host, cri, pod, id) = created_for(&["/nope"]).await;
+    let (starting, file, thawed) = start_frozen(&host, &cri, &id).await;
+    host.kill();
+    starting.await.unwrap().unwrap_err();
+    let mut cri = host.start().await;
+    assert_eq!(cri.status(&id).await.state(), ContainerState::ContainerRunning);
+    std::fs::write(&file, thawed).unwrap();
+    let mut status = cri.ended(&id).await;
+    for restart in [false, true] {
+        if restart {
+            host.kill();
+            cri = host.start().await;
+            status = cri.status(&id).await;
+        }
+        assert_eq!((status.state(), status.exit_code), (ContainerState::ContainerExited, 128), "{restart}");
+        assert_eq!(status.reason, "StartError");
+        assert_eq!(status.message, "exec: \"/nope\": no such file or directory");
+        assert!(status.started_at == 0 && status.finished_at > 0, "{status:?}");
+    }
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }
