@@ -120,6 +120,7 @@ fn make(
         created_at: now(),
         image_id: image.id.clone(),
         image_ref: image.repo_digests.first().cloned().unwrap_or(image.id),
+        image_tag: image.repo_tags.first().cloned().unwrap_or_default(),
         layers: image.layers,
         user: built.user,
         cgroup_path,

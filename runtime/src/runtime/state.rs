@@ -210,6 +210,9 @@ pub(crate) struct ContainerRecord {
     pub(crate) image_id: String,
     /// Name and digest.
     pub(crate) image_ref: String,
+    /// The image's first name with a tag; empty if it had none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) image_tag: String,
     /// Digests, lowest first.
     pub(crate) layers: Vec<String>,
     pub(crate) user: User,

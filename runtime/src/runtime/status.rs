@@ -1,11 +1,12 @@
 //! Sandboxes and containers as CRI messages.
 
 use proto::cri::{
-    Container as CriContainer, ContainerResources, ContainerStatus, ContainerUser, LinuxContainerUser,
-    LinuxPodSandboxStatus, Namespace, PodIp, PodSandbox, PodSandboxNetworkStatus, PodSandboxStatus,
+    Container as CriContainer, ContainerResources, ContainerStatus, ContainerUser, ImageSpec,
+    LinuxContainerUser, LinuxPodSandboxStatus, Namespace, PodIp, PodSandbox, PodSandboxNetworkStatus,
+    PodSandboxStatus,
 };
 
-use crate::runtime::state::{Container, RunState, Sandbox, SandboxRecord};
+use crate::runtime::state::{Container, ContainerRecord, RunState, Sandbox, SandboxRecord};
 use crate::spec::stop_signal::cri_signal;
 
 /// Reason in the status of a running container if this machine does not enforce its whole
@@ -68,7 +69,7 @@ pub(crate) fn container_status(container: &Container) -> ContainerStatus {
         metadata: config.metadata.clone(),
         state: state.cri().into(),
         created_at: record.created_at,
-        image: config.image.clone(),
+        image: image(record),
         image_ref: record.image_ref.clone(),
         image_id: record.image_id.clone(),
         labels: config.labels.clone(),
@@ -104,6 +105,16 @@ pub(crate) fn container_status(container: &Container) -> ContainerStatus {
         }
     }
     status
+}
+
+/// By a name, as in containerd: kubelet asks for an id, and pods show what is here.
+fn image(record: &ContainerRecord) -> Option<ImageSpec> {
+    let mut spec = record.config.image.clone()?;
+    let names = [&record.image_tag, &spec.user_specified_image];
+    if let Some(name) = names.into_iter().find(|name| !name.is_empty()) {
+        spec.image = name.clone();
+    }
+    Some(spec)
 }
 
 pub(crate) fn container_item(container: &Container) -> CriContainer {

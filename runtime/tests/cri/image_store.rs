@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use proto::cri::{ImageStatusRequest, RemoveImageRequest};
+use proto::cri::{ContainerConfig, ImageSpec, ImageStatusRequest, ListContainersRequest, RemoveImageRequest};
 use serde_json::{Value, json};
-use tests::cri::{Cri, Host, IMAGE, digest_of, image_spec, layer, write_layout};
+use tests::cri::{Cri, Host, IMAGE, container, digest_of, image_spec, layer, write_layout};
 use tonic::Code;
 
 #[tokio::test]
@@ -25,6 +25,34 @@ async fn an_image_is_present_only_after_it_was_pulled_and_gone_after_it_was_remo
     }
     assert!(cri.images.image_status(status(IMAGE)).await.unwrap().into_inner().image.is_none());
     assert_eq!(std::fs::read_dir(host.path("root/images/layers")).unwrap().count(), 0, "layers");
+}
+
+/// kubelet shows the status's image as that of the pod.
+#[tokio::test]
+async fn the_status_of_a_container_has_its_images_name_although_it_was_asked_for_by_id() {
+    let mut host = Host::new();
+    write_layout(&host.path("images/other"), "other:1", &layer(&[("file", 0o644, b"x")]));
+    let digest = manifest_digest(&host.path("images/other"));
+    let mut cri = host.start().await;
+    let id = cri.pull(IMAGE).await.unwrap();
+    let without_tag = cri.pull(&format!("other@{digest}")).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    for (name, id, shown) in [("c", id, "docker.io/library/demo:latest"), ("d", without_tag, "as:asked")] {
+        let user_specified_image = "as:asked".to_owned();
+        let image = Some(ImageSpec { user_specified_image: user_specified_image.clone(), ..image_spec(&id) });
+        let config = ContainerConfig { image, ..container(name, &["/demo-app"]) };
+        let container_id = cri.create(&pod, config).await.unwrap();
+        let status = cri.status(&container_id).await;
+        let image = status.image.unwrap();
+        assert_eq!((image.image.as_str(), &image.user_specified_image), (shown, &user_specified_image));
+        assert_eq!(status.image_id, id);
+        let listed =
+            cri.runtime.list_containers(ListContainersRequest::default()).await.unwrap().into_inner();
+        let item = listed.containers.iter().find(|item| item.id == container_id).unwrap();
+        assert_eq!(item.image.as_ref().unwrap().image, id);
+    }
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
 }
 
 fn pack(layout: &Path, archive: &Path) {
