@@ -4,6 +4,7 @@
 //! Invariant: pure, except for reading the image's passwd file and this machine's limits. Values
 //! that the machine does not allow are clamped here and listed in `warnings`.
 
+pub(crate) mod bandwidth;
 pub(crate) mod capabilities;
 pub(crate) mod host_path;
 pub(crate) mod mount_policy;

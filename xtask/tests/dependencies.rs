@@ -71,7 +71,7 @@ const RULES: &[Rule] = &[
         may_use: &["keeper", "linux", "proto", "quantity", "trace"],
         must_not_use: &["fuser"],
     },
-    Rule { package: "runtime", may_use: &["linux", "proto", "trace"], must_not_use: &["fuser"] },
+    Rule { package: "runtime", may_use: &["linux", "proto", "quantity", "trace"], must_not_use: &["fuser"] },
     // The kubelet reaches plugins and drivers by exec and by socket.
     Rule {
         package: "kubelet",

@@ -25,6 +25,7 @@ use crate::runtime::group;
 use crate::runtime::state::{Phase, Sandbox, SandboxRecord, former_shm};
 use crate::shim::protocol::{ShimConfig, now};
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
+use crate::spec::bandwidth;
 use crate::spec::pod::{POD_INTERFACE, cgroup_parent, hostname, sharing};
 
 /// RunPodSandbox: returns the new sandbox's id. Leaves nothing after a failure.
@@ -98,6 +99,9 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
         ));
     }
     namespaces::check(config)?;
+    if !sharing(config).host_network {
+        bandwidth::capability(config)?;
+    }
     match config.annotations.get(NETWORK_ANNOTATION).map(String::as_str) {
         None | Some("none" | "") => Ok(()),
         Some(other) => Err(Error::invalid(
@@ -266,6 +270,10 @@ fn capabilities(config: &PodSandboxConfig) -> Map<String, Value> {
     }
     if let Some(linux) = config.linux.as_ref().filter(|l| !l.cgroup_parent.is_empty()) {
         offered.insert("cgroupPath".to_owned(), json!(linux.cgroup_parent));
+    }
+    // A pod of an earlier version may have a value that is refused now.
+    if let Ok(Some(limits)) = bandwidth::capability(config) {
+        offered.insert("bandwidth".to_owned(), limits);
     }
     offered.insert("io.kubernetes.cri.pod-annotations".to_owned(), json!(config.annotations));
     offered

@@ -11,6 +11,7 @@ use proto::cri::{
 use serde_json::{Value, json};
 use tests::binaries;
 use tests::cri::{Cri, Host, IMAGE, eventually};
+use tonic::Code;
 
 const RESULT: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.0.2/24","interface":0},{"address":"fd00:9::2/64","interface":0}]}"#;
 
@@ -91,6 +92,37 @@ async fn plugins_run_in_order_and_back_with_results_and_capabilities() {
     for name in ["cni.first.ADD", "cni.loopback.ADD", "cri.RunPodSandbox"] {
         assert!(spans.contains(&format!("\"name\":\"{name}\"")), "{name}");
     }
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn annotations_limit_the_bandwidth_of_a_pod() {
+    const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
+    let mut host = Host::new();
+    plugin(&host, "loopback", r#"{"cniVersion":"1.0.0"}"#, 0);
+    plugin(&host, "first", RESULT, 0);
+    plugin(&host, "limits", RESULT, 0);
+    conflist(&host, json!([{"type": "first"}, {"type": "limits", "capabilities": {"bandwidth": true}}]));
+    let mut cri = host.start().await;
+    let mut config = networked(&host, "p");
+    config.annotations.insert(INGRESS.to_owned(), "10".to_owned());
+    let error = cri.run_pod(&config).await.unwrap_err();
+    let message = format!("config.annotations[{INGRESS}]: \"10\": must be 1k to 1P bits per second");
+    assert_eq!((error.code(), error.message()), (Code::InvalidArgument, &*message));
+    assert!(calls(&host, "eth0").is_empty());
+
+    config.annotations.insert(INGRESS.to_owned(), "10M".to_owned());
+    let pod = cri.run_pod(&config).await.unwrap();
+    cri.remove_pod(&pod).await;
+    let limits = json!({"ingressRate": 10_000_000, "ingressBurst": 4_294_967_295_u32});
+    let calls = calls(&host, "eth0");
+    let passed: Vec<_> =
+        calls.iter().map(|(call, input)| (call.as_str(), &input["runtimeConfig"]["bandwidth"])).collect();
+    let nothing = &Value::Null;
+    assert_eq!(
+        passed,
+        [("first ADD", nothing), ("limits ADD", &limits), ("limits DEL", &limits), ("first DEL", nothing)]
+    );
     host.assert_clean();
 }
 
