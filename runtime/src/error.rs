@@ -68,6 +68,11 @@ pub enum Error {
         #[source]
         source: MountRefusal,
     },
+    #[error(
+        "{field}: {wanted} has no effect, since the mount of {} is not shared: run mount --make-rshared {}",
+        .path.display(), .mount_point.display()
+    )]
+    NotShared { field: String, wanted: &'static str, path: PathBuf, mount_point: PathBuf },
     #[error("cni: {problem}")]
     NetworkConfig { problem: String },
     #[error("cni: read {}", .path.display())]
@@ -189,7 +194,9 @@ impl Error {
             Self::Unsupported { .. } => Code::Unimplemented,
             Self::NotFound { .. } | Self::ImageMissing { .. } => Code::NotFound,
             Self::AlreadyExists { .. } => Code::AlreadyExists,
-            Self::WrongState { .. } | Self::ImageAmbiguous { .. } => Code::FailedPrecondition,
+            Self::WrongState { .. } | Self::ImageAmbiguous { .. } | Self::NotShared { .. } => {
+                Code::FailedPrecondition
+            }
             Self::Pull { source } | Self::ImageNotPulled { source, .. } if source.is_missing() => {
                 Code::NotFound
             }

@@ -10,6 +10,7 @@ pub(crate) mod host_path;
 pub(crate) mod mount_policy;
 mod mounts;
 pub(crate) mod pod;
+mod propagation;
 pub(crate) mod seccomp;
 pub(crate) mod stop_signal;
 pub(crate) mod user;

@@ -33,6 +33,8 @@ mod namespaces;
 mod native;
 #[path = "cri/network.rs"]
 mod network;
+#[path = "cri/propagation.rs"]
+mod propagation;
 #[path = "cri/registries.rs"]
 mod registries;
 #[path = "cri/registry_faults.rs"]

@@ -10,9 +10,9 @@ use proto::cri::{ContainerConfig, MountPropagation};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde_json::{Value, json};
 
-use super::SandboxView;
 use super::host_path::HostPathProblem;
 use super::mount_policy::{MountPolicy, Source, cleaned};
+use super::{SandboxView, propagation};
 use crate::error::{Error, Result};
 
 /// All mounts, in the order in which they are made.
@@ -126,6 +126,10 @@ impl<'a> Requested<'a> {
         policy
             .check(&target, kind)
             .map_err(|source| Error::MountRefused { field: field("container_path"), source })?;
+        let existing = source.clone().or_else(|| existing_above(Path::new(&mount.host_path)));
+        if let Some(existing) = existing {
+            propagation::check(field("propagation"), mount.propagation(), &existing)?;
+        }
         Ok(Self { mount, target, source })
     }
 
@@ -177,6 +181,11 @@ fn make_source(mount: &proto::cri::Mount) -> Result<PathBuf> {
     let missing = path.strip_prefix(ancestor).expect("an ancestor is a prefix");
     make_below(&found, missing).map_err(|source| problem(HostPathProblem::Create { source }))?;
     Ok(found.join(missing))
+}
+
+/// The first existing directory above `path`, without links.
+fn existing_above(path: &Path) -> Option<PathBuf> {
+    path.ancestors().skip(1).find_map(|dir| linux::rootfs::find_source(dir).ok()).map(|(dir, _)| dir)
 }
 
 fn make_below(dir: &Path, missing: &Path) -> rustix::io::Result<()> {
