@@ -26,6 +26,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use proto::cri::ImageSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::record;
@@ -38,7 +39,7 @@ use layers::{Layers, Pin};
 pub use limits::ImageLimits;
 use limits::Used;
 pub(crate) use pulled::Pins;
-use reference::{Reference, is_digest, is_hex_digest};
+use reference::{Reference, beginning_of_id, is_digest, is_hex_digest};
 use semaphore::Semaphore;
 use source::{Manifest, Source};
 pub(crate) use unpacker::run as run_unpacker;
@@ -163,6 +164,25 @@ impl ImageStore {
             None => wanted.tagged().is_some_and(|tag| image.repo_tags.contains(&tag)),
         };
         Ok(images.values().find(matches).cloned())
+    }
+
+    /// [`Self::find`], or else by the first digits of an id, as crictl prints them. Not for a name in a pod's
+    /// manifest: `cafe` is an image there.
+    pub(crate) fn resolve(&self, wanted: &ImageSpec) -> Result<Option<Image>> {
+        let found = self.find(&wanted.image)?;
+        if found.is_some() || !wanted.user_specified_image.is_empty() {
+            return Ok(found);
+        }
+        let Some(beginning) = beginning_of_id(&wanted.image) else { return Ok(None) };
+        let images = self.locked();
+        let mut found = images.values().filter(|image| image.id.starts_with(&beginning));
+        match (found.next(), found.next()) {
+            (Some(one), Some(other)) => {
+                let problem = format!("several ids begin with it, such as {} and {}", one.id, other.id);
+                Err(Error::invalid(format!("image {:?}", wanted.image), problem))
+            }
+            (found, _) => Ok(found.cloned()),
+        }
     }
 
     pub(crate) fn get(&self, name: &str) -> Result<Image> {
@@ -437,18 +457,53 @@ mod tests {
         };
         let trash = Arc::new(Trash::open(dir.join("trash")).unwrap());
         let store = ImageStore::open(&dir.join("images"), &config, trash).unwrap();
-        let image = Image {
-            id: format!("sha256:{}", "0".repeat(64)),
-            repo_tags: vec!["docker.io/library/a:1".to_owned()],
+        fs::create_dir(store.layer_dir("sha256:1")).unwrap();
+        store.remember(image("0", "docker.io/library/a:1")).unwrap();
+        store
+    }
+
+    /// Its id begins with these digits.
+    fn image(digits: &str, tag: &str) -> Image {
+        Image {
+            id: format!("sha256:{digits:0<64}"),
+            repo_tags: vec![tag.to_owned()],
             repo_digests: Vec::new(),
             layers: vec!["sha256:1".to_owned()],
             diff_ids: Vec::new(),
             size_bytes: 0,
             config: ImageConfig::default(),
-        };
-        fs::create_dir(store.layer_dir("sha256:1")).unwrap();
-        store.remember(image).unwrap();
-        store
+        }
+    }
+
+    #[test]
+    fn the_first_digits_of_one_id_name_its_image_unless_they_are_a_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        for (digits, tag) in
+            [("cafe1", "one"), ("cafe2", "two"), ("beef", "three"), ("f00", "docker.io/library/beef:latest")]
+        {
+            store.remember(image(digits, tag)).unwrap();
+        }
+        let spec = |name: &str| ImageSpec { image: name.to_owned(), ..ImageSpec::default() };
+        let tag = |name: &str| store.resolve(&spec(name)).unwrap().map(|image| image.repo_tags[0].clone());
+        for (name, found) in [
+            ("cafe1", Some("one")),
+            ("sha256:cafe2", Some("two")),
+            ("beef", Some("docker.io/library/beef:latest")),
+            ("sha256:beef", Some("three")),
+            ("be", None),
+            ("cafe3", None),
+            ("cafe1:latest", None),
+        ] {
+            assert_eq!(tag(name).as_deref(), found, "{name}");
+        }
+        let error = store.resolve(&spec("cafe")).unwrap_err().to_string();
+        assert!(
+            error.starts_with("image \"cafe\": several ids begin with it, such as sha256:cafe10"),
+            "{error}"
+        );
+        let in_manifest = ImageSpec { user_specified_image: "cafe1".to_owned(), ..spec("cafe1") };
+        assert!(store.resolve(&in_manifest).unwrap().is_none());
     }
 
     #[test]

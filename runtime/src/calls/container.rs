@@ -55,9 +55,10 @@ pub(crate) async fn create(runtime: &Arc<Runtime>, request: CreateContainerReque
     let (rt, sb, container_id) = (Arc::clone(runtime), Arc::clone(&sandbox), id.clone());
     blocking("create container", move || {
         let dir = sb.container_dir(&container_id);
-        let image_name = config.image.as_ref().map(|i| i.image.as_str()).unwrap_or_default();
+        let wanted = config.image.clone().unwrap_or_default();
+        let image_name = rt.images.resolve(&wanted)?.map_or(wanted.image, |image| image.id);
         // Until the container is known, only the pins show that its layers are in use.
-        let (image, _pins) = rt.images.get_pinned(image_name)?;
+        let (image, _pins) = rt.images.get_pinned(&image_name)?;
         let made = make(&rt, &sb, &container_id, config, image, pids)
             .map_err(|cause| cause.after_rollback(record::remove_tree(&dir).err().into_iter().collect()))?;
         rt.insert_container(Arc::new(Container::new(made, RunState::Created)));

@@ -84,7 +84,18 @@ pub(crate) fn is_digest(text: &str) -> bool {
 }
 
 pub(crate) fn is_hex_digest(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    text.len() == 64 && text.bytes().all(is_hex_digit)
+}
+
+/// `sha256:` and the digits, if `text` can be the beginning of an id: at least three digits of it, with or without
+/// `sha256:`.
+pub(crate) fn beginning_of_id(text: &str) -> Option<String> {
+    let digits = text.strip_prefix("sha256:").unwrap_or(text);
+    (digits.len() >= 3 && digits.bytes().all(is_hex_digit)).then(|| format!("sha256:{digits}"))
+}
+
+fn is_hex_digit(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
 fn is_tag(tag: &str) -> bool {

@@ -416,8 +416,9 @@ impl ImageService for Service {
     }
 
     async fn image_status(&self, request: Request<ImageStatusRequest>) -> Reply<ImageStatusResponse> {
-        let name = image_name(request.into_inner().image)?;
-        let image = self.runtime.images.find(&name)?;
+        let wanted = request.into_inner().image;
+        image_name(wanted.clone())?;
+        let image = self.runtime.images.resolve(&wanted.unwrap_or_default())?;
         Ok(Response::new(ImageStatusResponse { image: image.as_ref().map(cri_image), info: HashMap::new() }))
     }
 
@@ -437,11 +438,14 @@ impl ImageService for Service {
     }
 
     async fn remove_image(&self, request: Request<RemoveImageRequest>) -> Reply<RemoveImageResponse> {
-        let name = image_name(request.into_inner().image)?;
+        let wanted = request.into_inner().image;
+        let name = image_name(wanted.clone())?;
         let runtime = Arc::clone(&self.runtime);
         let span = info_span!("cri.RemoveImage", image = name);
         let remove = blocking("remove image", move || {
-            runtime.images.remove(&name, &|layer| runtime.uses_layer(layer))
+            let found = runtime.images.resolve(&wanted.unwrap_or_default())?;
+            let Some(image) = found else { return Ok(()) };
+            runtime.images.remove(&image.id, &|layer| runtime.uses_layer(layer))
         });
         detached(span, remove).await?;
         Ok(Response::new(RemoveImageResponse {}))

@@ -27,6 +27,26 @@ async fn an_image_is_present_only_after_it_was_pulled_and_gone_after_it_was_remo
     assert_eq!(std::fs::read_dir(host.path("root/images/layers")).unwrap().count(), 0, "layers");
 }
 
+#[tokio::test]
+async fn the_first_digits_of_its_id_name_an_image() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let id = cri.pull(IMAGE).await.unwrap();
+    let digits = &id["sha256:".len()..][..13];
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    for name in [digits, &id[..12]] {
+        assert_eq!(id_of(&mut cri, name).await, id, "{name}");
+        let image = Some(image_spec(name));
+        let config = ContainerConfig { image, ..container(name, &["/demo-app", "exit", "0"]) };
+        let status = cri.run(&pod, config).await;
+        assert_eq!((status.exit_code, status.image_id), (0, id.clone()));
+    }
+    cri.remove_pod(&pod).await;
+    cri.images.remove_image(RemoveImageRequest { image: Some(image_spec(digits)) }).await.unwrap();
+    assert_eq!(id_of(&mut cri, IMAGE).await, "");
+    host.assert_clean();
+}
+
 /// kubelet shows the status's image as that of the pod.
 #[tokio::test]
 async fn the_status_of_a_container_has_its_images_name_although_it_was_asked_for_by_id() {
