@@ -132,15 +132,16 @@ impl Cni {
     }
 }
 
-/// Addresses of the container's own interfaces in a result of any version, without their prefix lengths.
-pub(crate) fn addresses(result: &Value) -> Vec<String> {
+/// Addresses of the interface `ifname` in a result of any version, without their prefix lengths. As in containerd, an
+/// address of no interface counts; those of a plugin's other interfaces, also inside the pod, are not the pod's.
+pub(crate) fn addresses(result: &Value, ifname: &str) -> Vec<String> {
     let without_prefix = |text: &str| text.split('/').next().unwrap_or(text).to_owned();
-    let in_sandbox = |ip: &Value| match ip["interface"].as_u64().and_then(|n| usize::try_from(n).ok()) {
+    let is_its_own = |ip: &Value| match ip["interface"].as_u64().and_then(|n| usize::try_from(n).ok()) {
         None => true,
-        Some(index) => result["interfaces"][index]["sandbox"].as_str().is_some_and(|s| !s.is_empty()),
+        Some(index) => result["interfaces"][index]["name"].as_str() == Some(ifname),
     };
     let listed =
-        result["ips"].as_array().into_iter().flatten().filter(|ip| in_sandbox(ip)).map(|ip| &ip["address"]);
+        result["ips"].as_array().into_iter().flatten().filter(|ip| is_its_own(ip)).map(|ip| &ip["address"]);
     // Results before 0.3.0 have one address a family.
     let old = [&result["ip4"]["ip"], &result["ip6"]["ip"]];
     listed.chain(old).filter_map(Value::as_str).map(without_prefix).collect()
@@ -166,14 +167,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_addresses_inside_the_pod_count() {
+    fn only_addresses_of_the_pods_interface_count() {
         let result = json!({
-            "interfaces": [{"name": "cni0"}, {"name": "eth0", "sandbox": "/ns"}],
-            "ips": [{"address": "10.0.0.1/16", "interface": 0}, {"address": "10.0.0.5/16", "interface": 1},
-                    {"address": "fd00::5/64"}],
+            "interfaces": [{"name": "cni0"}, {"name": "net1", "sandbox": "/ns"}, {"name": "eth0", "sandbox": "/ns"}],
+            "ips": [{"address": "10.0.0.1/16", "interface": 0}, {"address": "10.1.0.5/16", "interface": 1},
+                    {"address": "10.0.0.5/16", "interface": 2}, {"address": "fd00::5/64"},
+                    {"address": "10.2.0.5/16", "interface": 3}],
         });
-        assert_eq!(addresses(&result), ["10.0.0.5", "fd00::5"]);
-        assert_eq!(addresses(&json!({"ip4": {"ip": "10.0.0.7/16"}})), ["10.0.0.7"]);
+        assert_eq!(addresses(&result, "eth0"), ["10.0.0.5", "fd00::5"]);
+        let without_sandbox =
+            json!({"interfaces": [{"name": "eth0"}], "ips": [{"address": "10.0.0.6/16", "interface": 0}]});
+        assert_eq!(addresses(&without_sandbox, "eth0"), ["10.0.0.6"]);
+        assert_eq!(addresses(&json!({"ip4": {"ip": "10.0.0.7/16"}}), "eth0"), ["10.0.0.7"]);
     }
 
     #[test]

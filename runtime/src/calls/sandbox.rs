@@ -218,7 +218,7 @@ async fn attach(runtime: &Runtime, record: &SandboxRecord) -> Result<Vec<String>
     // The one that takes longer begins first.
     let (eth0, lo) = tokio::join!(runtime.cni.add(list, &eth0), runtime.cni.add(&loopback, &lo));
     lo?;
-    let ips = cni::addresses(&eth0?);
+    let ips = cni::addresses(&eth0?, POD_INTERFACE);
     if ips.is_empty() {
         return Err(Error::NetworkConfig {
             problem: format!("network {:?} ({}) gave the pod no address", list.name, list.file.display()),

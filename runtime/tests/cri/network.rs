@@ -95,6 +95,24 @@ async fn plugins_run_in_order_and_back_with_results_and_capabilities() {
     host.assert_clean();
 }
 
+/// As of a plugin with several interfaces in the pod, and of one that gives no sandbox.
+#[tokio::test]
+async fn the_addresses_of_a_pod_are_those_of_eth0() {
+    const SEVERAL: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"net1","sandbox":"/x"},{"name":"eth0"}],"ips":[{"address":"10.8.0.2/24","interface":0},{"address":"10.9.0.2/24","interface":1}]}"#;
+    let mut host = Host::new();
+    plugin(&host, "loopback", r#"{"cniVersion":"1.0.0"}"#, 0);
+    plugin(&host, "several", SEVERAL, 0);
+    conflist(&host, json!([{"type": "several"}]));
+    let mut cri = host.start().await;
+    let pod = cri.run_pod(&networked(&host, "p")).await.unwrap();
+    let request = PodSandboxStatusRequest { pod_sandbox_id: pod.clone(), verbose: false };
+    let status = cri.runtime.pod_sandbox_status(request).await.unwrap().into_inner().status.unwrap();
+    let network = status.network.unwrap();
+    assert_eq!((network.ip.as_str(), &*network.additional_ips), ("10.9.0.2", &[][..]));
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
 #[tokio::test]
 async fn annotations_limit_the_bandwidth_of_a_pod() {
     const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
