@@ -82,6 +82,9 @@ pub(crate) struct ImageConfig {
     pub(crate) user: String,
     /// `SIGINT`, `2`; empty for SIGTERM.
     pub(crate) stop_signal: String,
+    /// Paths at which the image expects directories, as it has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) volumes: Vec<String>,
 }
 
 #[derive(Debug)]

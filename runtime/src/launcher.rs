@@ -55,6 +55,9 @@ pub(crate) struct Overlay {
     pub(crate) lower: Vec<PathBuf>,
     pub(crate) upper: PathBuf,
     pub(crate) work: PathBuf,
+    /// Made if they are missing, before anything is mounted below the root.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) directories: Vec<PathBuf>,
 }
 
 impl Overlay {

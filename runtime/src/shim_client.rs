@@ -418,7 +418,8 @@ mod tests {
     }
 
     fn start_with_layers(lower: Vec<PathBuf>) -> Call {
-        let overlay = Overlay { lower, upper: "/upper".into(), work: "/work".into() };
+        let overlay =
+            Overlay { lower, upper: "/upper".into(), work: "/work".into(), directories: Vec::new() };
         Call::Start(Start {
             container: "c".into(),
             log: None,

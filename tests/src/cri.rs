@@ -443,6 +443,19 @@ pub fn write_layout(dir: &Path, name: &str, layer: &[u8]) -> PathBuf {
 
 /// `history`: of the configuration, as JSON.
 pub fn write_layout_with_history(dir: &Path, name: &str, layer: &[u8], history: &str) -> PathBuf {
+    write_layout_with(dir, name, layer, |mut config| {
+        config["history"] = "HISTORY".into();
+        config.to_string().replace("\"HISTORY\"", history)
+    })
+}
+
+/// `text`: of the configuration.
+pub fn write_layout_with(
+    dir: &Path,
+    name: &str,
+    layer: &[u8],
+    text: impl FnOnce(Value) -> String,
+) -> PathBuf {
     let blobs = dir.join("blobs/sha256");
     std::fs::create_dir_all(&blobs).unwrap();
     let put = |bytes: &[u8]| {
@@ -459,9 +472,8 @@ pub fn write_layout_with_history(dir: &Path, name: &str, layer: &[u8], history: 
         "architecture": "amd64", "os": "linux",
         "config": {"Entrypoint": ["/demo-app"], "Cmd": ["print", "from the image"], "Env": ["GREETING=hello"]},
         "rootfs": {"type": "layers", "diff_ids": [digest_of(layer)]},
-        "history": "HISTORY",
     });
-    let config = config.to_string().replace("\"HISTORY\"", history);
+    let config = text(config);
     let manifest = json!({
         "schemaVersion": 2,
         "config": descriptor("config.v1+json", put(config.as_bytes())),

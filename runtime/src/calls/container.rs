@@ -20,6 +20,7 @@ use crate::runtime::{Runtime, START_ERROR};
 use crate::shim::protocol::{Answer, Call, START_ERROR_CODE, Start, now};
 use crate::shim_client::error::ShimProblem;
 use crate::shim_client::{self, ANSWER_DEADLINE, START_DEADLINE};
+use crate::spec::mount_policy::cleaned;
 use crate::spec::pod;
 use crate::spec::stop_signal::stop_signal;
 use crate::spec::{self, PidNamespace, SandboxView};
@@ -123,6 +124,7 @@ fn make(
         image_ref: image.repo_digests.first().cloned().unwrap_or(image.id),
         image_tag: image.repo_tags.first().cloned().unwrap_or_default(),
         layers: image.layers,
+        image_volumes: image.config.volumes.iter().map(|path| cleaned(Path::new(path))).collect(),
         user: built.user,
         cgroup_path,
         stop_signal,
@@ -165,6 +167,7 @@ pub(crate) async fn start(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
         lower: runtime.images.lower_dirs(&container.record.layers),
         upper: dir.join("upper"),
         work: dir.join("work"),
+        directories: container.record.image_volumes.clone(),
     };
     let config = &container.record.config;
     let _until_then = Starting::new(&container);

@@ -8,7 +8,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use oci_spec::image::Arch;
-use serde::de::{Error, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::ImageConfig;
@@ -19,9 +19,10 @@ const MAX_MANIFESTS: usize = 10_000;
 const MAX_LAYERS: usize = 500;
 /// Limit of Env, of Entrypoint and of Cmd.
 const MAX_WORDS: usize = 10_000;
+const MAX_VOLUMES: usize = 1000;
 /// Limit of a digest, a media type or a signal.
 const MAX_NAME_BYTES: usize = 255;
-/// Limit of User and of WorkingDir (PATH_MAX).
+/// Limit of User, of WorkingDir and of a volume (PATH_MAX).
 const MAX_PATH_BYTES: usize = 4096;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -102,6 +103,8 @@ pub(crate) struct Process {
     user: String,
     #[serde(deserialize_with = "stop_signal")]
     stop_signal: String,
+    #[serde(deserialize_with = "volumes")]
+    volumes: Vec<String>,
 }
 
 /// What a document of a registry is.
@@ -161,8 +164,8 @@ impl Descriptor {
 
 impl From<Process> for ImageConfig {
     fn from(process: Process) -> Self {
-        let Process { entrypoint, cmd, env, working_dir, user, stop_signal } = process;
-        Self { entrypoint, cmd, env, working_dir, user, stop_signal }
+        let Process { entrypoint, cmd, env, working_dir, user, stop_signal, volumes } = process;
+        Self { entrypoint, cmd, env, working_dir, user, stop_signal, volumes }
     }
 }
 
@@ -212,6 +215,11 @@ fn user<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
 
 fn stop_signal<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     text(or_default(from)?, "StopSignal", MAX_NAME_BYTES)
+}
+
+/// The keys of an object whose values have no meaning.
+fn volumes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    from.deserialize_any(Volumes)
 }
 
 /// Treats `null` like an absent field.
@@ -266,6 +274,35 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for List<T> {
     }
 }
 
+struct Volumes;
+
+impl<'de> Visitor<'de> for Volumes {
+    type Value = Vec<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Volumes, an object")
+    }
+
+    /// Go encodes an empty map as `null`.
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+        let mut volumes = Vec::new();
+        while let Some((path, IgnoredAny)) = entries.next_entry::<String, IgnoredAny>()? {
+            if volumes.len() == MAX_VOLUMES {
+                return Err(A::Error::custom(format_args!("Volumes has more than {MAX_VOLUMES} elements")));
+            }
+            if path.contains('\0') {
+                return Err(A::Error::custom("Volumes has a NUL byte"));
+            }
+            volumes.push(text(path, "Volumes", MAX_PATH_BYTES)?);
+        }
+        Ok(volumes)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -295,6 +332,25 @@ mod tests {
             assert_eq!(problem::<Configuration>(&many), format!("{field} has more than 10000 elements"));
             let most = configuration(&json!({field: vec!["w"; 10_000]}));
             serde_json::from_value::<Configuration>(most).unwrap();
+        }
+    }
+
+    #[test]
+    fn volumes_are_the_keys_of_an_object_with_limits() {
+        let volumes = |paths: &[String]| -> Value {
+            let entries = paths.iter().map(|path| (path.clone(), json!({})));
+            configuration(&json!({"Volumes": Value::Object(entries.collect())}))
+        };
+        let found: Configuration = serde_json::from_value(volumes(&["/a".into(), "/b/c".into()])).unwrap();
+        assert_eq!(found.config.volumes, ["/a", "/b/c"]);
+        let many: Vec<String> = (0..1001).map(|n| format!("/{n}")).collect();
+        serde_json::from_value::<Configuration>(volumes(&many[1..])).unwrap();
+        for (paths, expected) in [
+            (many, "Volumes has more than 1000 elements"),
+            (vec!["x".repeat(4097)], "Volumes has more than 4096 bytes"),
+            (vec!["/a\0b".to_owned()], "Volumes has a NUL byte"),
+        ] {
+            assert_eq!(problem::<Configuration>(&volumes(&paths)), expected);
         }
     }
 
@@ -333,7 +389,8 @@ mod tests {
 
     #[test]
     fn what_is_absent_or_null_is_empty_and_the_rest_is_skipped() {
-        for process in [json!(null), json!({"Env": null, "User": null, "Labels": {"a": 1}})] {
+        for process in [json!(null), json!({"Env": null, "User": null, "Volumes": null, "Labels": {"a": 1}})]
+        {
             let mut document = configuration(&process);
             document["history"] = json!([{}, {"created": []}]);
             let found: Configuration = serde_json::from_value(document).unwrap();

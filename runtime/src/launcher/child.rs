@@ -101,6 +101,9 @@ fn build_root(plan: &Plan, with: &Surroundings<'_>) -> Result<OwnedFd> {
         })?;
     }
     let mut root = Root::mount(plan, overlay, with.mounts)?;
+    for path in &with.overlay.directories {
+        root.ensure_directory(path).map_err(|problem| problem.making_volume(path))?;
+    }
     for (mount, source) in plan.mounts.iter().zip(sources) {
         root.attach(mount, source)?;
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
 use oci_spec::runtime::LinuxNamespaceType;
@@ -50,6 +50,12 @@ pub(crate) enum LaunchError {
     #[error("mount {}", .target.display())]
     Mount {
         target: PathBuf,
+        #[source]
+        source: Box<LaunchError>,
+    },
+    #[error("make directory {}, a volume of the image", .path.display())]
+    ImageVolume {
+        path: PathBuf,
         #[source]
         source: Box<LaunchError>,
     },
@@ -161,6 +167,10 @@ pub(crate) enum ExecProblem {
 impl LaunchError {
     pub(super) fn io(op: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { op, source }
+    }
+
+    pub(crate) fn making_volume(self, path: &Path) -> Self {
+        Self::ImageVolume { path: path.to_owned(), source: Box::new(self) }
     }
 
     pub(crate) fn mounting(self, target: impl Into<PathBuf>) -> Self {

@@ -215,6 +215,9 @@ pub(crate) struct ContainerRecord {
     pub(crate) image_tag: String,
     /// Digests, lowest first.
     pub(crate) layers: Vec<String>,
+    /// Directories that the image expects: absolute, without `.` and `..`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) image_volumes: Vec<PathBuf>,
     pub(crate) user: User,
     pub(crate) cgroup_path: PathBuf,
     /// Signal number for StopContainer.

@@ -185,7 +185,19 @@ fn mount_root(bundle: &Path, overlay: &Overlay) -> Result<()> {
         Err(source) => return Err(LaunchError::File { op: "open", path, source }),
     };
     let tree = overlay.view().mount()?;
+    make_directories(&tree, overlay)?;
     Ok(rootfs::attach(tree, target, &path)?)
+}
+
+fn make_directories(root: &OwnedFd, overlay: &Overlay) -> Result<()> {
+    // The shim has one thread.
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
+    let made = overlay.directories.iter().try_for_each(|path| {
+        let made = rootfs::ensure_target(root, path, rootfs::Kind::Directory);
+        made.map(drop).map_err(|problem| LaunchError::from(problem).making_volume(path))
+    });
+    rustix::process::umask(umask);
+    made
 }
 
 fn unmount_root(bundle: &Path) {

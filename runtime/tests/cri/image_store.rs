@@ -4,8 +4,13 @@ use std::path::Path;
 
 use proto::cri::{ContainerConfig, ImageSpec, ImageStatusRequest, ListContainersRequest, RemoveImageRequest};
 use serde_json::{Value, json};
-use tests::cri::{Cri, Host, IMAGE, container, digest_of, image_spec, layer, write_layout};
+use tests::cri::{
+    Cri, Host, IMAGE, container, demo_program, digest_of, image_spec, layer, layer_with_links, write_layout,
+    write_layout_with,
+};
 use tonic::Code;
+
+use super::containers::{container_pid, with_context};
 
 #[tokio::test]
 async fn an_image_is_present_only_after_it_was_pulled_and_gone_after_it_was_removed() {
@@ -44,6 +49,60 @@ async fn the_first_digits_of_its_id_name_an_image() {
     cri.remove_pod(&pod).await;
     cri.images.remove_image(RemoveImageRequest { image: Some(image_spec(digits)) }).await.unwrap();
     assert_eq!(id_of(&mut cri, IMAGE).await, "");
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn the_volumes_of_an_image_are_directories_of_the_container_and_nowhere_else() {
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+    let mut host = Host::new();
+    let outside = host.path("outside");
+    std::fs::DirBuilder::new().mode(0o700).create(&outside).unwrap();
+    let files: &[(&str, u32, &[u8])] =
+        &[("demo-app", 0o755, &demo_program()), ("kept/file", 0o644, b"of the image")];
+    let layer = layer_with_links(files, &[("link", outside.to_str().unwrap()), ("above", "../../..")]);
+    let paths = ["/data/./deep/", "/kept", "/link/inside", "/above/made", "relative", "/"];
+    write_layout_with(&host.path("images/volumes"), "volumes:1", &layer, |mut config| {
+        config["config"]["Volumes"] = paths.iter().map(|path| ((*path).to_owned(), json!({}))).collect();
+        config.to_string()
+    });
+    let mut cri = host.start().await;
+    cri.pull("volumes:1").await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let image = Some(image_spec("volumes:1"));
+    let config = ContainerConfig { image, ..container("c", &["/demo-app", "sleep", "forever"]) };
+    let id = cri.create(&pod, with_context(config, |context| context.readonly_rootfs = true)).await.unwrap();
+    cri.start(&id).await.unwrap();
+    let root = format!("/proc/{}/root", container_pid(&host, &pod, &id).unwrap());
+    let inside = outside.join("inside");
+    for path in ["/data/deep", inside.to_str().unwrap(), "/made", "/relative"] {
+        let found = std::fs::symlink_metadata(format!("{root}{path}")).unwrap();
+        assert_eq!((found.mode(), found.uid()), (0o40755, 0), "{path}");
+    }
+    assert_eq!(std::fs::read_to_string(format!("{root}/kept/file")).unwrap(), "of the image");
+    assert!(!inside.exists() && !Path::new("/made").exists(), "nothing is made on the host");
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn a_volume_below_a_file_of_the_image_is_named_by_the_failed_start() {
+    let mut host = Host::new();
+    let layer = layer(&[("demo-app", 0o755, &demo_program()), ("file", 0o644, b"x")]);
+    write_layout_with(&host.path("images/volumes"), "volumes:1", &layer, |mut config| {
+        config["config"]["Volumes"] = json!({"/file/volume": {}});
+        config.to_string()
+    });
+    let mut cri = host.start().await;
+    cri.pull("volumes:1").await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let image = Some(image_spec("volumes:1"));
+    let id = cri.create(&pod, ContainerConfig { image, ..container("c", &["/demo-app"]) }).await.unwrap();
+    let error = cri.start(&id).await.unwrap_err();
+    let text = "start container c: make directory /file/volume, a volume of the image: ";
+    assert!(error.message().starts_with(text), "{}", error.message());
+    assert!(error.message().contains("Not a directory"), "{}", error.message());
+    cri.remove_pod(&pod).await;
     host.assert_clean();
 }
 
