@@ -18,6 +18,7 @@ pub(crate) mod user;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use oci_spec::runtime::Spec;
 use proto::cri::security_profile::ProfileType;
 use proto::cri::{ContainerConfig, LinuxContainerResources, SecurityProfile};
@@ -83,6 +84,9 @@ const ALLOWED_DEVICES: &[AllowedDevices] = &[
     AllowedDevices::open(5, Some(2)),
     AllowedDevices::open(136, None),
 ];
+
+/// In a directory that a container asks for as a device.
+const MAX_DEVICE_FILES: usize = 4096;
 
 /// The properties of the sandbox that a container's specification uses.
 #[derive(Debug, Clone, Copy)]
@@ -348,22 +352,64 @@ fn devices(config: &ContainerConfig, privileged: bool) -> Result<Devices> {
     let mut devices = Devices { nodes: Vec::new(), rules: Vec::new() };
     if privileged {
         for path in host_devices(Path::new("/dev")) {
-            devices.nodes.extend(node(&path, &path)?);
+            devices.nodes.extend(node_unless_gone(&path, &path)?);
         }
         return Ok(devices);
     }
     for device in &config.devices {
         let host = Path::new(&device.host_path);
         let target = if device.container_path.is_empty() { host } else { Path::new(&device.container_path) };
-        let found = node(host, target)?.ok_or_else(|| {
-            Error::invalid("devices.host_path", format!("{} is not a device", device.host_path))
-        })?;
         let access = if device.permissions.is_empty() { "rwm" } else { &device.permissions };
-        devices.rules.push(json!({"allow": true, "type": found["type"], "major": found["major"],
-                                  "minor": found["minor"], "access": access}));
-        devices.nodes.push(found);
+        let found = if host.is_dir() {
+            devices_below(host, target)?
+        } else {
+            let problem = || format!("{} is not a device", device.host_path);
+            vec![node(host, target)?.ok_or_else(|| Error::invalid("devices.host_path", problem()))?]
+        };
+        for node in found {
+            devices.rules.push(json!({"allow": true, "type": node["type"], "major": node["major"],
+                                      "minor": node["minor"], "access": access}));
+            devices.nodes.push(node);
+        }
     }
     Ok(devices)
+}
+
+/// Those in the directory `host`, as containerd finds them: without terminals and shared memory. A link is followed to
+/// a device, and to nothing else.
+fn devices_below(host: &Path, target: &Path) -> Result<Vec<Value>> {
+    const LEFT_OUT: &[&str] = &["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev", "console"];
+    let mut found = Vec::new();
+    let mut todo = vec![PathBuf::new()];
+    let mut looked_at = 0;
+    while let Some(dir) = todo.pop() {
+        let path = host.join(&dir);
+        for entry in std::fs::read_dir(&path).map_err(|e| Error::io("read directory", &path, e))? {
+            let entry = entry.map_err(|e| Error::io("read directory", &path, e))?;
+            looked_at += 1;
+            if looked_at > MAX_DEVICE_FILES {
+                let problem = format!("{} has more than {MAX_DEVICE_FILES} files", host.display());
+                return Err(Error::invalid("devices.host_path", problem));
+            }
+            let name = dir.join(entry.file_name());
+            if entry.file_name().to_str().is_none_or(|name| LEFT_OUT.contains(&name)) {
+                continue;
+            }
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => todo.push(name),
+                _ => found.extend(node_unless_gone(&entry.path(), &target.join(name))?),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Devices come and go at any time.
+fn node_unless_gone(host: &Path, target: &Path) -> Result<Option<Value>> {
+    match node(host, target) {
+        Err(Error::Kernel(e)) if e.errno() == Errno::ENOENT => Ok(None),
+        found => found,
+    }
 }
 
 fn node(host: &Path, target: &Path) -> Result<Option<Value>> {
@@ -654,6 +700,25 @@ mod tests {
         let resources = &spec_of(&config, &ImageConfig::default()).unwrap()["linux"]["resources"];
         assert_eq!(resources["pids"]["limit"], 7);
         assert_eq!(resources["unified"], json!({"memory.oom.group": "1"}));
+    }
+
+    #[test]
+    fn a_device_that_has_gone_since_it_was_listed_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = dir.path().join("gone");
+        assert_eq!(node_unless_gone(&gone, &gone).unwrap(), None);
+        let null = Path::new("/dev/null");
+        assert_eq!(node_unless_gone(null, null).unwrap().unwrap()["minor"], 3);
+    }
+
+    #[test]
+    fn a_directory_with_too_many_files_is_no_device() {
+        let dir = tempfile::tempdir().unwrap();
+        for n in 0..=MAX_DEVICE_FILES {
+            std::fs::write(dir.path().join(n.to_string()), "").unwrap();
+        }
+        let error = devices_below(dir.path(), Path::new("/dev/x")).unwrap_err().to_string();
+        assert_eq!(error, format!("devices.host_path: {} has more than 4096 files", dir.path().display()));
     }
 
     #[test]
