@@ -169,8 +169,8 @@ impl ImageStore {
         Ok(images.values().find(matches).cloned())
     }
 
-    /// [`Self::find`], or else by the first digits of an id, as crictl prints them. Not for a name in a pod's
-    /// manifest: `cafe` is an image there.
+    /// [`Self::find`], or else by the first digits of an id. Not for a name in a pod's manifest: `cafe` is an
+    /// image there, and guessed digits of an id must not find one.
     pub(crate) fn resolve(&self, wanted: &ImageSpec) -> Result<Option<Image>> {
         let found = self.find(&wanted.image)?;
         if found.is_some() || !wanted.user_specified_image.is_empty() {
@@ -491,9 +491,10 @@ mod tests {
         let tag = |name: &str| store.resolve(&spec(name)).unwrap().map(|image| image.repo_tags[0].clone());
         for (name, found) in [
             ("cafe1", Some("one")),
-            ("sha256:cafe2", Some("two")),
+            ("cafe2", Some("two")),
             ("beef", Some("docker.io/library/beef:latest")),
-            ("sha256:beef", Some("three")),
+            ("bee", Some("three")),
+            ("sha256:cafe1", None),
             ("be", None),
             ("cafe3", None),
             ("cafe1:latest", None),

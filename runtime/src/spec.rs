@@ -375,16 +375,22 @@ fn devices(config: &ContainerConfig, privileged: bool) -> Result<Devices> {
     Ok(devices)
 }
 
-/// Those in the directory `host`, as containerd finds them: without terminals and shared memory. A link is followed to
-/// a device, and to nothing else.
+/// Those in the directory `host`, as containerd finds them: without links, terminals and shared memory.
 fn devices_below(host: &Path, target: &Path) -> Result<Vec<Value>> {
-    const LEFT_OUT: &[&str] = &["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev", "console"];
+    use std::os::unix::fs::FileTypeExt;
+    const LEFT_OUT: &[&str] =
+        &["pts", "ptmx", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev", "console"];
     let mut found = Vec::new();
     let mut todo = vec![PathBuf::new()];
     let mut looked_at = 0;
     while let Some(dir) = todo.pop() {
         let path = host.join(&dir);
-        for entry in std::fs::read_dir(&path).map_err(|e| Error::io("read directory", &path, e))? {
+        let entries = match std::fs::read_dir(&path) {
+            // Devices come and go at any time, with their directories.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && path != host => continue,
+            entries => entries.map_err(|e| Error::io("read directory", &path, e))?,
+        };
+        for entry in entries {
             let entry = entry.map_err(|e| Error::io("read directory", &path, e))?;
             looked_at += 1;
             if looked_at > MAX_DEVICE_FILES {
@@ -397,7 +403,10 @@ fn devices_below(host: &Path, target: &Path) -> Result<Vec<Value>> {
             }
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => todo.push(name),
-                _ => found.extend(node_unless_gone(&entry.path(), &target.join(name))?),
+                Ok(kind) if kind.is_char_device() || kind.is_block_device() => {
+                    found.extend(node_unless_gone(&entry.path(), &target.join(name))?);
+                }
+                _ => {}
             }
         }
     }

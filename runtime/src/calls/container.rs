@@ -101,6 +101,11 @@ fn make(
         sysctls: &sysctls,
     };
     let built = spec::build(&config, &image.config, &lower, view)?;
+    // A mount needs a place of its own kind there, which the launcher makes.
+    let is_mounted =
+        |path: &PathBuf| built.spec.mounts().iter().flatten().any(|mount| mount.destination() == path);
+    let image_volumes = image.config.volumes.iter().map(|path| cleaned(Path::new(path)));
+    let image_volumes = image_volumes.filter(|path| !is_mounted(path)).collect();
     let stop_signal = stop_signal(&config, &image.config.stop_signal)?;
     let log_directory = &sandbox_record.config.log_directory;
     let log_path = (!log_directory.is_empty() && !config.log_path.is_empty())
@@ -124,7 +129,7 @@ fn make(
         image_ref: image.repo_digests.first().cloned().unwrap_or(image.id),
         image_tag: image.repo_tags.first().cloned().unwrap_or_default(),
         layers: image.layers,
-        image_volumes: image.config.volumes.iter().map(|path| cleaned(Path::new(path))).collect(),
+        image_volumes,
         user: built.user,
         cgroup_path,
         stop_signal,

@@ -87,11 +87,10 @@ pub(crate) fn is_hex_digest(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(is_hex_digit)
 }
 
-/// `sha256:` and the digits, if `text` can be the beginning of an id: at least three digits of it, with or without
-/// `sha256:`.
+/// `sha256:` and the digits, if `text` can be the first digits of an id: at least three, without `sha256:`, as crictl
+/// prints them. A kubelet never asks so for an image of a pod: it adds a tag.
 pub(crate) fn beginning_of_id(text: &str) -> Option<String> {
-    let digits = text.strip_prefix("sha256:").unwrap_or(text);
-    (digits.len() >= 3 && digits.bytes().all(is_hex_digit)).then(|| format!("sha256:{digits}"))
+    (text.len() >= 3 && text.bytes().all(is_hex_digit)).then(|| format!("sha256:{text}"))
 }
 
 fn is_hex_digit(byte: u8) -> bool {

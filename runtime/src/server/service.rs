@@ -407,10 +407,10 @@ async fn forward(
 impl ImageService for Service {
     async fn list_images(&self, request: Request<ListImagesRequest>) -> Reply<ListImagesResponse> {
         let wanted =
-            request.into_inner().filter.and_then(|f| f.image).map(|i| i.image).filter(|i| !i.is_empty());
+            request.into_inner().filter.and_then(|f| f.image).filter(|image| !image.image.is_empty());
         let images = match wanted {
             None => self.runtime.images.list(),
-            Some(name) => self.runtime.images.find(&name)?.into_iter().collect(),
+            Some(wanted) => self.runtime.images.resolve(&wanted)?.into_iter().collect(),
         };
         Ok(Response::new(ListImagesResponse { images: images.iter().map(cri_image).collect() }))
     }

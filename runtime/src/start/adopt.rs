@@ -2,6 +2,7 @@
 //! and undoes what was incomplete.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -242,6 +243,7 @@ async fn adopt_containers(
         if alive.is_some() {
             lose_unless_alive(runtime, sandbox, &container, status_of(&id)).await?;
         }
+        notice_missed_exit(runtime, &container, &status_path);
         if let Some(why) = unreadable {
             runtime.set_aside(
                 &status_path,
@@ -252,6 +254,18 @@ async fn adopt_containers(
         }
     }
     Ok(())
+}
+
+/// The shim reports an exit once, and a report that came before the container was known found none. But the shim saves
+/// the exit before it reports it.
+fn notice_missed_exit(runtime: &Runtime, container: &Container, status_path: &Path) {
+    if matches!(container.state(), RunState::Exited(_)) {
+        return;
+    }
+    // An unreadable record is reported where it is the only source.
+    if let Ok(Some(status)) = record::find::<ShimStatus>(status_path) {
+        runtime.exited(&container.id, &status);
+    }
 }
 
 /// Logs a broken network configuration once, at the start.

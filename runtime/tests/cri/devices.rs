@@ -49,6 +49,7 @@ async fn a_directory_stands_for_the_devices_in_it() {
     }
     std::fs::write(dir.join("file"), "no device").unwrap();
     std::os::unix::fs::symlink("missing", dir.join("dangling")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", dir.join("not-in-it")).unwrap();
     std::os::unix::fs::symlink("..", dir.join("by-path/above")).unwrap();
     let mut cri = host.start().await;
     cri.pull(IMAGE).await.unwrap();

@@ -7,6 +7,8 @@ use proto::cri::{
 };
 use tests::cri::{Host, IMAGE, container, eventually};
 
+use super::containers::container_pid;
+
 #[tokio::test]
 async fn a_new_runtime_adopts_what_runs_learns_what_ended_and_the_log_has_no_gap() {
     let mut host = Host::new();
@@ -184,6 +186,45 @@ async fn a_start_that_is_given_up_is_not_done_later() {
     assert_eq!((status.state(), status.reason.as_str()), (ContainerState::ContainerExited, "StartError"));
     assert_eq!(status.started_at, 0);
     assert!(host.container_log("late").is_empty());
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+/// The shim reports an exit once: before the runtime knows the container.
+#[tokio::test]
+async fn a_program_that_ends_while_the_runtime_reads_its_container_has_ended() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
+    cri.start(&id).await.unwrap();
+    let pid = container_pid(&host, &pod, &id).unwrap();
+    host.kill();
+    let dir = host.path("root/sandboxes").join(&pod).join("containers").join(&id);
+    // The runtime waits in its middle for the content of this one.
+    let record = dir.join("resources.json");
+    nix::unistd::mkfifo(&record, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let ending = async {
+        use std::io::Write;
+        use std::os::unix::fs::OpenOptionsExt;
+        let open = || {
+            let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+            std::fs::OpenOptions::new().write(true).custom_flags(nonblocking).open(&record).ok()
+        };
+        let mut content = eventually("the runtime reads the record", open).await;
+        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+        let has_exit = || {
+            let status = std::fs::read_to_string(dir.join("status.json")).ok()?;
+            serde_json::from_str::<serde_json::Value>(&status).ok()?["exit"].as_object().map(|_| ())
+        };
+        eventually("the shim saves the exit", has_exit).await;
+        content.write_all(br#"{"resources":""}"#).unwrap();
+    };
+    let (mut cri, ()) = tokio::join!(host.start(), ending);
+    std::fs::remove_file(&record).unwrap();
+    let status = cri.status(&id).await;
+    assert_eq!((status.state(), status.exit_code), (ContainerState::ContainerExited, 137));
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }
