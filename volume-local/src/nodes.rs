@@ -101,6 +101,22 @@ pub(crate) struct Removal {
     pub(crate) names_left: bool,
 }
 
+/// What is used no more after a change of the table: to be given to [`Nodes::close`].
+#[derive(Debug, Default)]
+#[must_use]
+pub(crate) struct Unused {
+    descriptors: Vec<Arc<OwnedFd>>,
+    /// Nodes whose descriptors the keeper need not hold any more.
+    unkept: Vec<u64>,
+}
+
+impl Unused {
+    pub(crate) fn extend(&mut self, more: Self) {
+        self.descriptors.extend(more.descriptors);
+        self.unkept.extend(more.unkept);
+    }
+}
+
 /// A version of a directory's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NamesAsOf(u64);
@@ -166,7 +182,8 @@ impl Nodes {
     }
 
     /// To be held from before a name moves or is removed until [`Self::moved`] or [`Self::removed`] has
-    /// returned. [`Self::descriptor`] waits for its end, so the holder must not call that.
+    /// returned. [`Self::descriptor`] waits for its end, so the holder must not call that, and must not wait
+    /// for the keeper.
     pub(crate) fn moves_names(&self) -> RwLockReadGuard<'_, ()> {
         self.names_move.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -335,11 +352,11 @@ impl Nodes {
     }
 
     /// The file at `place` lost that name.
-    pub(crate) fn removed(&self, id: u64, place: &Place, removal: Removal) {
+    pub(crate) fn removed(&self, id: u64, place: &Place, removal: Removal) -> Unused {
         let Removal { uid, held, names_left } = removal;
         let mut table = self.table();
         self.names_lost(place.directory).fetch_add(1, Ordering::Release);
-        let Some(node) = table.nodes.get(&id) else { return };
+        let Some(node) = table.nodes.get(&id) else { return Unused::default() };
         let loses_place = !names_left || node.place.as_ref() == Some(place);
         let mut left = Left::default();
         if !names_left {
@@ -351,16 +368,16 @@ impl Nodes {
             left.extend(table.keep_open(id, held, self.limit));
             self.lost_place_of(&mut table);
         }
-        self.release(table, left);
+        self.forget_charges(&table, left)
     }
 
     /// The file moved from `from` to `to`. A node that is known by another name keeps that one.
-    pub(crate) fn moved(&self, id: u64, from: &Place, to: Place) {
+    pub(crate) fn moved(&self, id: u64, from: &Place, to: Place) -> Unused {
         let mut table = self.table();
         self.names_lost(from.directory).fetch_add(1, Ordering::Release);
         let known_by_it = table.nodes.get(&id).is_some_and(|node| node.place.as_ref() == Some(from));
         let left = if known_by_it { table.put(id, to) } else { Left::default() };
-        self.release(table, left);
+        self.forget_charges(&table, left)
     }
 
     /// Opens the file that should be node `id`, and keeps its descriptor.
@@ -379,12 +396,24 @@ impl Nodes {
     /// Frees the space before it closes the files: a request that waits for space must not wait
     /// until the backing file system has freed a large file.
     fn release(&self, table: MutexGuard<'_, Table>, left: Left) {
-        if let Some(quota) = &self.quota {
-            left.forgotten.into_iter().for_each(|id| quota.forget(id));
-        }
+        let unused = self.forget_charges(&table, left);
         drop(table);
-        drop(left.descriptors);
-        for id in left.unkept {
+        self.close(unused);
+    }
+
+    /// Called with the table locked, see the invariant.
+    fn forget_charges(&self, _table: &MutexGuard<'_, Table>, left: Left) -> Unused {
+        let Left { descriptors, forgotten, unkept } = left;
+        if let Some(quota) = &self.quota {
+            forgotten.into_iter().for_each(|id| quota.forget(id));
+        }
+        Unused { descriptors, unkept }
+    }
+
+    /// May wait for the keeper and for the backing file system.
+    pub(crate) fn close(&self, unused: Unused) {
+        drop(unused.descriptors);
+        for id in unused.unkept {
             self.let_keeper_drop(id);
         }
     }
@@ -522,7 +551,7 @@ mod tests {
         let held = fixture.nodes.descriptor(id).unwrap();
         std::fs::remove_file(fixture.directory.path().join("gone")).unwrap();
         let place = Place { directory: 1, name: c"gone".into() };
-        fixture.nodes.removed(id, &place, Removal { uid: 0, held, names_left: false });
+        fixture.nodes.close(fixture.nodes.removed(id, &place, Removal { uid: 0, held, names_left: false }));
         for n in 0..10 {
             fixture.create(&format!("f{n}"));
             fixture.look_up(1, &format!("f{n}"));
@@ -546,7 +575,7 @@ mod tests {
         let at_b = Place { directory: 1, name: c"b".into() };
         let held = Arc::new(fixture.nodes.open_path(&fixture.root, c"b").unwrap());
         std::fs::remove_file(path("b")).unwrap();
-        fixture.nodes.removed(id, &at_b, Removal { uid: 0, held, names_left: false });
+        fixture.nodes.close(fixture.nodes.removed(id, &at_b, Removal { uid: 0, held, names_left: false }));
         assert_eq!(fixture.inode(id), id);
     }
 
@@ -560,7 +589,7 @@ mod tests {
         let fd = fixture.nodes.open_path(&fixture.root, c"a").unwrap();
         let path = |name: &str| fixture.directory.path().join(name);
         std::fs::rename(path("a"), path("b")).unwrap();
-        fixture.nodes.moved(id, &place(c"a"), place(c"b"));
+        fixture.nodes.close(fixture.nodes.moved(id, &place(c"a"), place(c"b")));
         let fd =
             fixture.nodes.remember_if_still_there(id, &place(c"a"), fd, seen, Admission::IfRoom).unwrap();
         let fd = fd.expect("given back");
@@ -604,8 +633,8 @@ mod tests {
         rustix::fs::renameat_with(&fixture.root, "a", &fixture.root, "b", exchange).unwrap();
         // The table does not know: no file is better than the wrong file.
         assert_eq!(fixture.nodes.descriptor(a).unwrap_err(), Errno::STALE);
-        fixture.nodes.moved(a, &place(c"a"), place(c"b"));
-        fixture.nodes.moved(b, &place(c"b"), place(c"a"));
+        fixture.nodes.close(fixture.nodes.moved(a, &place(c"a"), place(c"b")));
+        fixture.nodes.close(fixture.nodes.moved(b, &place(c"b"), place(c"a")));
         assert_eq!((fixture.inode(a), fixture.inode(b)), (a, b));
     }
 

@@ -379,10 +379,14 @@ fn c_string(text: &OsStr) -> Result<CString> {
 #[cfg(test)]
 pub(crate) mod testing {
     use std::path::Path;
+    use std::time::Duration;
 
+    use keeper::daemon::Removed;
     use linux::credentials::Caller;
     use volume_fs::file::Name;
     use volume_fs::request::{Permissions, RequestId};
+    use volume_fs::service::Succession;
+    use volume_fs::state::Region;
 
     use super::*;
 
@@ -399,10 +403,30 @@ pub(crate) mod testing {
         access: Access,
         quota: Option<Arc<Quota>>,
     ) -> Volume {
+        open(descriptors, directory, access, quota, None)
+    }
+
+    /// Whose keeper has the other end of `socket`; the daemon waits for it up to `limit`.
+    pub(super) fn with_keeper(directory: &Path, socket: OwnedFd, limit: Duration) -> Volume {
+        rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK).unwrap();
+        let removed = Removed::new(socket, limit).unwrap();
+        let memory = linux::shared_memory::create("test", 8 << 20).unwrap();
+        let state = Region::of_backend(&memory).unwrap();
+        let shared = Shared::open(Succession { state, version: 2, removed, continues: false }).unwrap();
+        open(1024, directory, Access::default(), None, Some(shared))
+    }
+
+    fn open(
+        descriptors: u64,
+        directory: &Path,
+        access: Access,
+        quota: Option<Arc<Quota>>,
+        shared: Option<Shared>,
+    ) -> Volume {
         let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let limits = NodeLimits { descriptors, known: 1000, event_loops: 4 };
         let policies = Policies { data_path: DataPath::Daemon, quota, writeback_cache: false };
-        Volume::open(root, access, DescriptorDir::open().unwrap(), limits, policies, None).unwrap()
+        Volume::open(root, access, DescriptorDir::open().unwrap(), limits, policies, shared).unwrap()
     }
 
     pub(super) fn begin(volume: &Volume) -> Running {

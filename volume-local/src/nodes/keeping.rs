@@ -91,7 +91,8 @@ impl Nodes {
         self.table().nodes.iter().filter(|(_, node)| node.kept).map(|(id, _)| *id).collect()
     }
 
-    fn is_kept(&self, id: u64) -> bool {
+    /// Whether the keeper holds the node's descriptor, or is about to.
+    pub(crate) fn is_kept(&self, id: u64) -> bool {
         self.table().nodes.get(&id).is_some_and(|node| node.kept)
     }
 

@@ -16,7 +16,7 @@ use super::{OpenFile, Running, Volume, component, mode_bits};
 use crate::backings::Wanted;
 use crate::charge::charge;
 use crate::errno::{self, Result};
-use crate::nodes::{Admission, Removal, stat};
+use crate::nodes::{Admission, Removal, Unused, stat};
 use crate::place::Place;
 use crate::state_table::requests::Effect;
 
@@ -201,11 +201,14 @@ impl Volume {
         let moves_names = self.nodes.moves_names();
         let removed = self.settling(directory, &parent, || rustix::fs::unlinkat(&parent, &place.name, kind));
         self.trust.outdates(directory);
-        removed.inspect_err(|_| self.after_failure(running, found.as_ref()))?;
-        if let Some(found) = found {
-            self.lost(running, found, uid, &place);
+        if let Err(errno) = removed {
+            drop(moves_names);
+            self.after_failure(running, found.as_ref());
+            return Err(errno);
         }
+        let lost = found.map(|found| self.lost(running, found, uid, &place));
         drop(moves_names);
+        lost.into_iter().for_each(|lost| self.after_loss(lost));
         Ok(())
     }
 
@@ -256,22 +259,27 @@ impl Volume {
         let others = [moving, in_the_way_id.filter(|_| exchange)];
         let outdated = [Some(from_directory), Some(to_directory)].into_iter().chain(others).flatten();
         outdated.for_each(|id| self.trust.outdates(id));
-        renamed.inspect_err(|_| self.after_failure(running, in_the_way.as_ref()))?;
+        if let Err(errno) = renamed {
+            drop(moves_names);
+            self.after_failure(running, in_the_way.as_ref());
+            return Err(errno);
+        }
         if moving.is_some() && moving == in_the_way_id {
             // Two names of one file: rename(2) does nothing.
             return Ok(());
         }
+        let (mut unused, mut lost) = (Unused::default(), None);
         match in_the_way {
-            Some(other) if exchange => {
-                self.nodes.moved(other.id, &to, from.clone());
-            }
-            Some(replaced) => self.lost(running, replaced, uid, &to),
+            Some(other) if exchange => unused.extend(self.nodes.moved(other.id, &to, from.clone())),
+            Some(replaced) => lost = Some(self.lost(running, replaced, uid, &to)),
             None => {}
         }
         if let Some(moved) = moving {
-            self.nodes.moved(moved, &from, to);
+            unused.extend(self.nodes.moved(moved, &from, to));
         }
         drop(moves_names);
+        lost.into_iter().for_each(|lost| self.after_loss(lost));
+        self.nodes.close(unused);
         Ok(())
     }
 
@@ -407,7 +415,7 @@ impl Volume {
 
     /// The file at `place` was removed by `uid`. The kernel serializes requests that remove names
     /// of one file.
-    fn lost(&self, running: &Running, found: Found, uid: u32, place: &Place) {
+    fn lost(&self, running: &Running, found: Found, uid: u32, place: &Place) -> Lost {
         let is_directory = found.is_directory();
         let takes = charge(&found.seen, 0);
         let Found { id, seen, held } = found;
@@ -417,15 +425,25 @@ impl Volume {
         };
         let names_left = !is_directory && links > 0;
         self.discharge(running.slot(), id, takes, Loss { names_left, is_known: held.is_some() });
-        if let Some(passing) = self.passing.as_ref().filter(|_| !names_left) {
-            passing.is_gone(id, takes.bytes);
+        let unused = held.as_ref().map_or_else(Unused::default, |held| {
+            self.nodes.removed(id, place, Removal { uid, held: Arc::clone(held), names_left })
+        });
+        Lost { id, held, gone_bytes: (!names_left).then_some(takes.bytes), unused }
+    }
+
+    /// What follows [`Self::lost`] and may wait for the keeper.
+    fn after_loss(&self, lost: Lost) {
+        let Lost { id, held, gone_bytes, unused } = lost;
+        if let (Some(passing), Some(bytes)) = (&self.passing, gone_bytes) {
+            passing.is_gone(id, bytes);
         }
-        if let Some(held) = held {
-            self.nodes.removed(id, place, Removal { uid, held: Arc::clone(&held), names_left });
-            // It was opened after it was looked at.
-            if self.table.is_some() && self.is_open(id) {
-                self.keep_if_removed(id, &held);
-            }
+        self.nodes.close(unused);
+        // It was opened after it was looked at.
+        if let Some(held) = held
+            && self.table.is_some()
+            && self.is_open(id)
+        {
+            self.keep_if_removed(id, &held);
         }
     }
 }
@@ -458,6 +476,16 @@ impl Found {
     }
 }
 
+/// A file that has lost a name.
+struct Lost {
+    id: u64,
+    /// Set if the kernel knows it.
+    held: Option<Arc<OwnedFd>>,
+    /// What it took, if it has lost its last name.
+    gone_bytes: Option<u64>,
+    unused: Unused,
+}
+
 /// Creates as `caller`.
 fn as_caller<T>(caller: Caller, create: impl FnOnce() -> Result<T>) -> Result<T> {
     credentials::as_caller(caller, KEPT_AS_CALLER, create).map_err(errno::from_nix)?
@@ -467,10 +495,14 @@ fn as_caller<T>(caller: Caller, create: impl FnOnce() -> Result<T>) -> Result<T>
 mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
+
+    use linux::fd_passing::PacketSocket;
+    use rustix::net::SendFlags;
 
     use super::*;
     use crate::trust::Access;
-    use crate::volume::testing::{CALLER, begin, create, with_descriptors};
+    use crate::volume::testing::{CALLER, begin, create, with_descriptors, with_keeper};
 
     const ROUNDS: usize = 3000;
 
@@ -508,7 +540,6 @@ mod tests {
             }
         };
         let plain = RenameFlags::empty();
-        let root = |name| at(NodeId::ROOT, name);
         finds_it_beside(&volume, file, there_and_back(root("f"), root("g"), plain));
         let now = if directory.path().join("f").exists() { "f" } else { "g" };
         rename(root(now), at(inner, "f"), plain);
@@ -536,6 +567,57 @@ mod tests {
             });
             volume.release_file(handle);
             volume.forget(id, 1);
+        }
+    }
+
+    fn root(name: &str) -> Name<'_> {
+        Name { directory: NodeId::ROOT, name: OsStr::new(name) }
+    }
+
+    /// Each of these changes makes the daemon ask the keeper to drop what it holds of `d`.
+    #[test]
+    fn files_are_found_while_the_daemon_waits_for_a_keeper_that_stands_still() {
+        const LIMIT: Duration = Duration::from_secs(20);
+        let rename = |volume: &Volume, from, to, flags| {
+            volume.rename(&mut begin(volume), root(from), root(to), flags, 0)
+        };
+        let change = |which, volume: &Volume| match which {
+            "moves" => rename(volume, "d", "new", RenameFlags::empty()),
+            "replaces nothing" => rename(volume, "other", "d", RenameFlags::NOREPLACE),
+            _ => volume.remove(&mut begin(volume), root("d"), AtFlags::REMOVEDIR, 0),
+        };
+        let cases = [
+            ("moves", Ok(())),
+            ("replaces nothing", Err(Errno::EXIST)),
+            ("removes nothing", Err(Errno::NOTEMPTY)),
+        ];
+        for (which, result) in cases {
+            let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+            for path in ["d/f", "other"] {
+                std::fs::create_dir_all(directory.path().join(path)).unwrap();
+            }
+            let (keeper, daemons) = PacketSocket::pair().unwrap();
+            let daemons = OwnedFd::from(daemons);
+            let volume = with_keeper(directory.path(), daemons.try_clone().unwrap(), LIMIT);
+            let found = volume.look_up(&mut begin(&volume), root("d"));
+            let Ok(LookedUp::Found(Known { attributes, .. })) = found else { panic!("{found:?}") };
+            let NodeId(id) = attributes.id;
+            volume.nodes.let_keeper_hold(id, &volume.nodes.descriptor(id).unwrap());
+            while rustix::net::send(&daemons, b"full", SendFlags::DONTWAIT).is_ok() {}
+            let begun = Instant::now();
+            std::thread::scope(|scope| {
+                let changes = scope.spawn(|| change(which, &volume));
+                while volume.nodes.is_kept(id) && !changes.is_finished() {
+                    std::thread::yield_now();
+                }
+                // It is not in the table, so the daemon also looks when no name moves.
+                assert_eq!(volume.nodes.descriptor(u64::MAX).unwrap_err(), Errno::STALE);
+                let waited = begun.elapsed();
+                drop(keeper);
+                assert_eq!(changes.join().unwrap(), result);
+                assert!(waited < LIMIT, "{which}: {waited:?}");
+            });
+            assert!(!volume.nodes.is_kept(id), "{which}: the daemon has asked the keeper");
         }
     }
 }

@@ -132,11 +132,13 @@ impl Volume {
                 let is_done = left && now_to == Some(*id);
                 if is_done {
                     match in_the_way {
-                        Some(other) if *exchange => self.nodes.moved(*other, to, from.clone()),
+                        Some(other) if *exchange => {
+                            self.nodes.close(self.nodes.moved(*other, to, from.clone()));
+                        }
                         Some(other) => self.nodes.lost_place(*other, to, *removed_by),
                         None => {}
                     }
-                    self.nodes.moved(*id, from, to.clone());
+                    self.nodes.close(self.nodes.moved(*id, from, to.clone()));
                 }
                 is_done
             }
