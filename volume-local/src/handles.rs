@@ -24,6 +24,8 @@ pub(crate) trait OfNode {
 #[derive(Debug)]
 pub(crate) struct Handles<T> {
     most: usize,
+    /// Directories of one user.
+    most_of_user: usize,
     kind: Opened,
     /// Of the next handle, if there is no state table.
     next: AtomicU64,
@@ -122,7 +124,13 @@ impl<T: OfNode> Handles<T> {
     pub(crate) fn new(most: usize, kind: Opened, table: Option<Arc<StateTable>>) -> Self {
         let (all, of_node, of_user, by_request) = Default::default();
         let open = RwLock::new(Open { all, of_node, of_user, by_request });
-        Self { most, kind, next: AtomicU64::new(1), table, has_earlier: AtomicBool::new(false), open }
+        let (next, has_earlier) = (AtomicU64::new(1), AtomicBool::new(false));
+        Self { most, most_of_user: most, kind, next, table, has_earlier, open }
+    }
+
+    /// Of directories: one user may have at most so many.
+    pub(crate) fn with_most_of_user(self, most_of_user: usize) -> Self {
+        Self { most_of_user, ..self }
     }
 
     /// Takes over the handles of an earlier daemon.
@@ -165,11 +173,11 @@ impl<T: OfNode> Handles<T> {
         if has_room && self.count() < self.most { Ok(()) } else { Err(Errno::MFILE) }
     }
 
-    /// As [`Self::admit`], of a directory: one user may have a quarter of them.
+    /// As [`Self::admit`], of a directory that this user opens.
     pub(crate) fn admit_directory(&self, uid: u32) -> Result<()> {
         self.admit()?;
         let of_user = self.read().of_user.get(&uid).copied().unwrap_or_default();
-        if of_user < (self.most / 4).max(1) { Ok(()) } else { Err(Errno::MFILE) }
+        if of_user < self.most_of_user { Ok(()) } else { Err(Errno::MFILE) }
     }
 
     /// The handle, and whether it is the node's only one. `request`: the number of the request that opened it.

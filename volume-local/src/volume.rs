@@ -142,7 +142,7 @@ impl Volume {
         let nodes = Nodes::new(Arc::clone(&root), origin, limits, quota.clone(), shared);
         let limit = usize::try_from(limits.descriptors).unwrap_or(usize::MAX);
         let kept_free = (limit / 8).min(MOST_KEPT_FREE);
-        let most_directories = (limit / 16).min(MOST_DIRECTORIES).max(kept_free);
+        let (most_directories, of_user) = most_directories(limit);
         let others = nodes.most_descriptors() + nodes.most_nameless() + most_directories + kept_free;
         let most_files = limit.saturating_sub(others);
         let passing = match (data_path, table.clone(), keeper.clone()) {
@@ -154,7 +154,8 @@ impl Volume {
         let volume = Self {
             origin,
             files: Handles::new(most_files, Opened::File, table.clone()),
-            directories: Handles::new(most_directories, Opened::Directory, table.clone()),
+            directories: Handles::new(most_directories, Opened::Directory, table.clone())
+                .with_most_of_user(of_user),
             nodes,
             trust,
             root,
@@ -325,6 +326,14 @@ impl Volume {
     }
 }
 
+/// The most open directories of all users together, and of one user: as many as are kept free or more, and
+/// at most four fifths of all.
+fn most_directories(limit: usize) -> (usize, usize) {
+    let least = (limit / 8).min(MOST_KEPT_FREE);
+    let all = (limit / 16).min(MOST_DIRECTORIES).max(least + least / 4);
+    (all, (all / 4).max(least))
+}
+
 /// Overwriting blocks shared with a snapshot reserves no space, so it must not take more than is
 /// written. New files and directories inherit this.
 fn copy_single_blocks(descriptors: &DescriptorDir, root: &OwnedFd) {
@@ -457,6 +466,25 @@ mod tests {
         assert_eq!(component(&long(255)).unwrap().as_bytes(), long(255).as_bytes());
         for bytes in [256, 257, 1024] {
             assert_eq!(component(&long(bytes)), Err(Errno::NAMETOOLONG), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn one_user_has_an_eighth_of_the_descriptors_or_1024_and_leaves_a_fifth_of_the_directories() {
+        for (limit, most) in [
+            (1024, (160, 128)),
+            (8192, (1280, 1024)),
+            (20_480, (1280, 1024)),
+            (65_536, (4096, 1024)),
+            (1 << 20, (65_536, 16_384)),
+            (usize::MAX, (65_536, 16_384)),
+        ] {
+            assert_eq!(most_directories(limit), most, "{limit}");
+        }
+        for limit in (32..1 << 20).step_by(7) {
+            let (all, of_user) = most_directories(limit);
+            assert!(of_user >= (limit / 8).min(1024), "{limit}");
+            assert!(all - of_user >= all / 5 && all > of_user, "{limit}: {all}, {of_user}");
         }
     }
 }
