@@ -648,4 +648,24 @@ mod tests {
         }
         assert!(fixture.nodes.table().clock.len() < 3000);
     }
+
+    #[test]
+    fn what_many_files_took_is_returned_when_they_are_forgotten() {
+        let fixture = Fixture::with_limit(0);
+        let ids = 2..20_000;
+        for id in ids.clone() {
+            let name = CString::new(format!("f{id}")).unwrap();
+            fixture.nodes.remember(id, Place { directory: 1, name }, None);
+            fixture.nodes.zeros_were_read(id, &(0..4096));
+        }
+        let capacities = || {
+            let table = fixture.nodes.table();
+            (table.nodes.capacity(), table.zeros.0.capacity())
+        };
+        let (nodes, zeros) = capacities();
+        assert!(nodes > 19_000 && zeros > 19_000, "{nodes}, {zeros}");
+        ids.for_each(|id| fixture.nodes.forget(id, 1));
+        let (nodes, zeros) = capacities();
+        assert!(nodes <= 4096 && zeros <= 4096, "{nodes}, {zeros}");
+    }
 }

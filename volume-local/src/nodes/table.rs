@@ -204,10 +204,8 @@ impl Table {
                 next = Some(place.directory);
             }
         }
-        // Memory of a walk over a large tree is returned.
-        if self.nodes.capacity() > 4096 && self.nodes.len() < self.nodes.capacity() / 8 {
-            self.nodes.shrink_to(self.nodes.len() * 2);
-        }
+        shrink(&mut self.nodes);
+        shrink(&mut self.zeros.0);
         left
     }
 
@@ -286,5 +284,12 @@ impl Table {
                 self.clock.push_back(*id);
             }
         }
+    }
+}
+
+/// Returns the memory of a walk over a large tree.
+fn shrink<T>(by_node: &mut HashMap<u64, T>) {
+    if by_node.capacity() > 4096 && by_node.len() < by_node.capacity() / 8 {
+        by_node.shrink_to(by_node.len() * 2);
     }
 }

@@ -13,7 +13,7 @@ use super::restored::Count;
 /// By node: from the first page of zeros that was read to the end of the last one. A node leaves with the
 /// kernel's pages of it, when it is forgotten.
 #[derive(Debug, Default)]
-pub(super) struct Zeros(HashMap<u64, Range<u64>>);
+pub(super) struct Zeros(pub(super) HashMap<u64, Range<u64>>);
 
 impl Zeros {
     fn add(&mut self, id: u64, part: &Range<u64>) {
