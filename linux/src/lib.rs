@@ -2,7 +2,7 @@
 //!
 //! - Mounts: `mount`, `mountinfo`, `rootfs` (a container's root).
 //! - Processes: `process`, `program` and `bare_start` (short-lived ones), `pid_namespace`,
-//!   `credentials`, `peer_process`, `disk_wait`, `memory` (of this process), `procfs`.
+//!   `credentials`, `peer_process`, `disk_wait`, `memory` (of this process, and its pages), `procfs`.
 //! - Control groups: `cgroup`; `device_rules` and `bpf` for the devices of a group.
 //! - Network: `netns`, `netlink`, `interface`; `sysctl` for kernel settings of all kinds.
 //! - Files: `atomic_file`, `lock`, `shared_file`; by descriptor or in trees that others change:

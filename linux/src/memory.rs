@@ -19,6 +19,13 @@ use nix::errno::Errno;
 
 use crate::{Error, Result};
 
+/// Bytes of a page (sysconf(3)). Makes no system call: the C library has the figure from the program's start.
+/// That of `rustix` reads a file of /proc with kernels before Linux 6.4, which a daemon's seccomp filter refuses.
+pub fn page_bytes() -> usize {
+    let known = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+    known.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(4096)
+}
+
 /// Allocations of this size or more are mapped separately: untouched pages take no memory, and
 /// freeing returns all of them. The C library starts with 128 KiB, but raises that to the largest
 /// allocation ever freed, and then takes such allocations from its heap and clears them.
@@ -192,6 +199,12 @@ mod tests {
         let large = present(Layout::from_size_align(16 * MIB, 1).unwrap());
         assert!((2 * MIB / PAGE_BYTES - 2..3 * MIB / PAGE_BYTES).contains(&large), "{large}");
         assert!(present(Layout::from_size_align(8 * MIB, 1).unwrap()) < 8);
+    }
+
+    #[test]
+    fn a_page_has_a_power_of_two_of_bytes() {
+        let bytes = page_bytes();
+        assert!(bytes >= 4096 && bytes.is_power_of_two(), "{bytes}");
     }
 
     #[test]

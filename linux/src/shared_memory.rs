@@ -81,7 +81,7 @@ impl SharedWords {
     /// Returns the memory of these words to the kernel: they read as zero afterwards. The range is
     /// narrowed to whole pages.
     pub fn give_back(&self, words: Range<usize>) -> Result<()> {
-        let words_per_page = rustix::param::page_size() / WORD_BYTES;
+        let words_per_page = crate::memory::page_bytes() / WORD_BYTES;
         let end = words.end.min(self.words) / words_per_page * words_per_page;
         let start = words.start.next_multiple_of(words_per_page);
         if start >= end {

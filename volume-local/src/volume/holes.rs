@@ -61,7 +61,7 @@ const PAGE_BYTES: usize = 4096;
 
 /// Whether a hole of a file always has whole pages of the kernel.
 pub(super) fn are_pages(block_bytes: u64) -> bool {
-    block_bytes > 0 && block_bytes.is_multiple_of(rustix::param::page_size() as u64)
+    block_bytes > 0 && block_bytes.is_multiple_of(linux::memory::page_bytes() as u64)
 }
 
 /// From the first page of zeros to the end of the last one. Whole pages that the file does not have are zeros
