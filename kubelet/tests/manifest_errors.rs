@@ -285,6 +285,10 @@ fn empty_unsupported_fields_are_accepted() {
                      resourceVersion: \"12\"\n  managedFields: [{manager: x}]\nspec:\n  accessModes: [ReadWriteMany]\n  \
                      resources:\n    requests:\n      storage: 1Gi\nstatus:\n  phase: Bound\n";
     assert_eq!(warnings(read_back), "");
+    // Of any version of Kubernetes.
+    let running = "status:\n  phase: [Odd]\n  unknown: 1\n  containerStatuses:\n  - name: c\n    state:\n      running: \
+                   {startedAt: \"2026-01-01T00:00:00Z\"}\n";
+    assert_eq!(warnings(&format!("{}{running}", pod(CONTAINER))), "");
 }
 
 #[test]

@@ -133,6 +133,12 @@ fn images_resources_and_labels_change_in_place_and_other_fields_are_refused() {
     for name in ["first", "second"] {
         assert_eq!(id(&resized, name), id(&started, name));
     }
+    // As it is printed, with its status.
+    let printed = node.client(&["get", "pod", "web", "-o", "yaml"]).expect("printed");
+    assert!(printed.contains("startedAt"), "{printed}");
+    assert_eq!(apply(&node, &printed.replace("green", "blue")).expect("applied"), "pod/web configured\n");
+    let relabelled = wait_for(&node, "it has the label", |pod| pod["metadata"]["labels"]["color"] == "blue");
+    assert_eq!(id(&relabelled, "first"), id(&started, "first"));
 
     // An image: its container alone restarts.
     let changed = Shape { image: NEXT_IMAGE, ..changed };

@@ -17,6 +17,9 @@ use super::tree::{Node, Position, Value};
 /// A longer word is none that any field supports.
 const VARIANT_BYTES: usize = 64;
 
+/// Field of each object that no manifest decides: the kubelet writes it, and a Kubernetes may have written another.
+const STATUS: &str = "status";
+
 /// A field that the object's type does not have.
 #[derive(Debug)]
 pub(super) struct Unknown<'de> {
@@ -299,7 +302,11 @@ impl<'de> MapAccess<'de> for Entries<'_, 'de> {
     type Error = ReadError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ReadError> {
-        let Some((key, _)) = self.entries.get(self.index) else { return Ok(None) };
+        let is_read = |key: &str| key != STATUS || !matches!(self.reader.trail, Trail::Root);
+        let rest = self.entries.get(self.index..).unwrap_or_default();
+        let Some(skipped) = rest.iter().position(|(key, _)| is_read(key)) else { return Ok(None) };
+        self.index += skipped;
+        let key = &rest[skipped].0;
         seed.deserialize(BorrowedStrDeserializer::new(key)).map(Some)
     }
 
