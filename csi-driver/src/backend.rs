@@ -40,6 +40,8 @@ pub(crate) struct Diagnosis {
     /// Empty if they cannot be listed.
     pub(crate) volumes: BTreeSet<VolumeId>,
     pub(crate) snapshots: BTreeSet<SnapshotId>,
+    /// Those of `snapshots` that can be restored.
+    pub(crate) complete_snapshots: BTreeSet<SnapshotId>,
     /// What copies and deletions left that were killed, or have not ended.
     pub(crate) leftovers: Vec<PathBuf>,
     /// Volumes whose daemon serves other data than [`VolumeBackend::assign`] would pass now.
@@ -156,7 +158,8 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
     /// [`Self::check_no_volume`] of a snapshot.
     fn check_no_snapshot(&self, id: &SnapshotId) -> Result<()>;
 
-    /// [`Self::has_lost_volume`] of a snapshot.
+    /// True if a snapshot that was complete has no data now: its directory alone is none. An error if that
+    /// cannot be seen.
     fn has_lost_snapshot(&self, id: &SnapshotId) -> Result<bool>;
 
     /// When it returns, all earlier writes are on disk.

@@ -180,11 +180,6 @@ impl Pool {
         place.path().join(DATA).is_dir()
     }
 
-    fn is_lost(&self, place: Place<'_>) -> Result<bool> {
-        self.check_present()?;
-        Ok(is_absent(&place.path()))
-    }
-
     fn check_vacant(&self, what: String, place: Place<'_>) -> Result<()> {
         self.check_present()?;
         let path = place.path();
@@ -264,6 +259,8 @@ impl VolumeBackend for Pool {
             away.is_none() && found.is_ok_and(|found| found != *served)
         });
         let (volumes, snapshots) = stored(&self.dir);
+        let mut complete_snapshots = snapshots.clone();
+        complete_snapshots.retain(|id| Self::is_complete(self.snapshot_place(id)));
         let leftovers = entries_of([&self.incoming, &self.trash]);
         let serving_other_data = serving_other_data.into_keys().collect();
         let quotas = if away.is_none() { quota::kind(&self.dir).ok() } else { None };
@@ -278,6 +275,7 @@ impl VolumeBackend for Pool {
             away,
             volumes,
             snapshots,
+            complete_snapshots,
             leftovers,
             serving_other_data,
             no_kernel_limits: missing.map(|missing| format!("{}: {}", missing.reason, missing.remedy)),
@@ -384,7 +382,8 @@ impl VolumeBackend for Pool {
     }
 
     fn has_lost_volume(&self, id: &VolumeId) -> Result<bool> {
-        self.is_lost(self.volume(id))
+        self.check_present()?;
+        Ok(is_absent(&self.volume(id).path()))
     }
 
     fn cuts_at_once(&self, from: &VolumeId, clone: Option<(&VolumeId, Allowance)>) -> Result<bool> {
@@ -524,7 +523,13 @@ impl VolumeBackend for Pool {
     }
 
     fn has_lost_snapshot(&self, id: &SnapshotId) -> Result<bool> {
-        self.is_lost(self.snapshot_place(id))
+        self.check_present()?;
+        let data = self.snapshot_place(id).path().join(DATA);
+        match std::fs::metadata(&data) {
+            Ok(found) => Ok(!found.is_dir()),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(true),
+            Err(e) => Err(linux::Error::at("look at", &data, e)).step("look at snapshot"),
+        }
     }
 
     fn sync(&self) -> Result<()> {

@@ -368,7 +368,7 @@ fn of_snapshot(world: &World, id: &SnapshotId, record: &SnapshotRecord) -> Optio
         // While the data is missing, there is the finding of `of_data`.
         phase if phase.is_lost() => world
             .data
-            .snapshots
+            .complete_snapshots
             .contains(id)
             .then(|| Finding::new("snapshot was lost", id, "its data is in the pool again").at_start()),
         SnapshotPhase::Failed { reason } => {
@@ -435,7 +435,7 @@ fn of_daemons(world: &World) -> Vec<Finding> {
 
 /// Data without an entry, and entries without their data.
 fn of_data(world: &World) -> Vec<Finding> {
-    let Diagnosis { volumes, snapshots, .. } = &world.data;
+    let Diagnosis { volumes, snapshots, complete_snapshots, .. } = &world.data;
     let nobodys = |id: &dyn std::fmt::Display| {
         Finding::new("unknown data", id, "in the pool; the journal has no entry of it")
     };
@@ -453,8 +453,9 @@ fn of_data(world: &World) -> Vec<Finding> {
     let lost = world
         .snapshots
         .iter()
-        .filter(|(id, record)| record.as_ref().is_ok_and(had_data) && !snapshots.contains(id));
-    let advice = "put its data back and restart the driver, or delete it";
+        .filter(|(id, record)| record.as_ref().is_ok_and(had_data) && !complete_snapshots.contains(id));
+    let advice =
+        "copy its data beside its place, rename(2) the copy into place and restart the driver, or delete it";
     all.extend(lost.map(|(id, _)| Finding::new("snapshot has no data", id, advice)));
     all
 }

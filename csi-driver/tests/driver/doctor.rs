@@ -268,6 +268,10 @@ fn a_snapshot_without_data_is_found_and_with_its_data_again_repaired() {
     for options in [&[][..], &["--repair"], &[]] {
         assert_eq!(found(&scene, options), (1, expected(&[("snapshot has no data", &made)])));
     }
+    // A copy of the directory has begun.
+    fs::create_dir(&place).unwrap();
+    assert_eq!(found(&scene, &["--repair"]), (1, expected(&[("snapshot has no data", &made)])));
+    fs::remove_dir(&place).unwrap();
     fs::rename(&aside, &place).unwrap();
     assert_eq!(found(&scene, &[]), (1, expected(&[("snapshot was lost", &made)])));
     assert_eq!(found(&scene, &["--repair"]), (0, vec![]));

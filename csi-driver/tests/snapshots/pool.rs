@@ -162,7 +162,11 @@ fn a_snapshot_whose_data_is_put_back_is_ready_again_and_never_deleted() {
     for (place, aside) in &places {
         fs::rename(place, aside).unwrap();
     }
-    for has_earlier_record in [false, true] {
+    for (has_earlier_record, has_directory) in [(false, false), (true, false), (false, true)] {
+        if has_directory {
+            // A copy of the directory has begun.
+            places.iter().for_each(|(place, _)| fs::create_dir(place).unwrap());
+        }
         if has_earlier_record {
             let file = scene.sandbox.path("state/snapshots").join(format!("{}.json", made[1]));
             let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
@@ -177,6 +181,7 @@ fn a_snapshot_whose_data_is_put_back_is_ready_again_and_never_deleted() {
         scene.kill_driver();
     }
     for (place, aside) in &places {
+        fs::remove_dir(place).unwrap();
         fs::rename(aside, place).unwrap();
     }
     scene.start_driver();
