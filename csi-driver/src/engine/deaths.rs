@@ -36,9 +36,21 @@ struct Death {
     in_a_row: u32,
     /// Daemons in a row that died soon, or never served.
     soon_in_a_row: u32,
+    /// The last death that was counted, if no start has followed yet: whose, and when.
+    counted: Option<(ProcessId, Instant)>,
     hung: u32,
     last_hung: Option<Instant>,
     dead: Option<Dead>,
+}
+
+/// A death, or a failed start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// How many there were in a row.
+    pub(crate) in_a_row: u32,
+    pub(crate) at: Instant,
+    /// It was not counted before.
+    pub(crate) is_new: bool,
 }
 
 /// The daemon that has served last, and has ended.
@@ -51,17 +63,36 @@ struct Dead {
     followers: u32,
 }
 
-impl Deaths {
-    /// Counts a death, or a failed start. Returns how many there were in a row.
-    pub(crate) fn count(&self, volume_id: &VolumeId) -> u32 {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let death = all.entry(volume_id.clone()).or_default();
-        let lived = death.served_since.take().map(|since| since.elapsed());
+impl Death {
+    fn count(&mut self) {
+        let lived = self.served_since.take().map(|since| since.elapsed());
         let in_a_row =
             |count: u32, limit| if lived.is_some_and(|lived| lived > limit) { 1 } else { count + 1 };
-        death.in_a_row = in_a_row(death.in_a_row, AT_ONCE);
-        death.soon_in_a_row = in_a_row(death.soon_in_a_row, SOON);
-        if death.soon_in_a_row > MOST_SOON { MOST_DEATHS + 1 } else { death.in_a_row }
+        self.in_a_row = in_a_row(self.in_a_row, AT_ONCE);
+        self.soon_in_a_row = in_a_row(self.soon_in_a_row, SOON);
+    }
+}
+
+impl Deaths {
+    /// Counts the death of `dead`, or a failed start after it. Once until [`Self::starts`]: a pause before the
+    /// next start is no part of a life.
+    pub(crate) fn count(&self, volume_id: &VolumeId, dead: ProcessId) -> Counted {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let death = all.entry(volume_id.clone()).or_default();
+        let known = death.counted.filter(|(daemon, _)| *daemon == dead);
+        let (_, at) = known.unwrap_or_else(|| (dead, Instant::now()));
+        if known.is_none() {
+            death.counted = Some((dead, at));
+            death.count();
+        }
+        let in_a_row = if death.soon_in_a_row > MOST_SOON { MOST_DEATHS + 1 } else { death.in_a_row };
+        Counted { in_a_row, at, is_new: known.is_none() }
+    }
+
+    /// A daemon is started after the death that was counted last.
+    pub(crate) fn starts(&self, volume_id: &VolumeId) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry(volume_id.clone()).or_default().counted = None;
     }
 
     /// What the next daemon after `dead` executes; `None`: what the driver is configured with. Where the
@@ -117,17 +148,43 @@ mod tests {
 
     use super::*;
 
+    const DEAD: ProcessId = ProcessId { pid: 1, start_time: 1 };
+
+    /// Counts a death that a start follows.
+    fn count(deaths: &Deaths, id: &VolumeId) -> u32 {
+        let counted = deaths.count(id, DEAD);
+        deaths.starts(id);
+        counted.in_a_row
+    }
+
+    #[test]
+    fn a_death_is_counted_once_and_the_pause_after_it_is_no_part_of_a_life() {
+        let (deaths, id) = (Deaths::default(), VolumeId::from_key(&"a".repeat(32)).unwrap());
+        assert_eq!(count(&deaths, &id), 1);
+        deaths.served(&id);
+        let first = deaths.count(&id, DEAD);
+        assert_eq!((first.in_a_row, first.is_new), (2, true), "it died at once");
+        while first.at.elapsed() < 2 * AT_ONCE {
+            std::thread::yield_now();
+        }
+        assert_eq!(deaths.count(&id, DEAD), Counted { is_new: false, ..first });
+        deaths.starts(&id);
+        assert_eq!(deaths.count(&id, DEAD).in_a_row, 3, "the start has failed");
+        let other = deaths.count(&id, ProcessId { pid: 2, ..DEAD });
+        assert_eq!((other.in_a_row, other.is_new), (4, true), "the death of one that was staged meanwhile");
+    }
+
     #[test]
     fn only_daemons_that_died_at_once_are_in_a_row() {
         let (deaths, id) = (Deaths::default(), VolumeId::from_key(&"a".repeat(32)).unwrap());
-        assert_eq!(deaths.count(&id), 1);
-        assert_eq!(deaths.count(&id), 2, "it never served");
+        assert_eq!(count(&deaths, &id), 1);
+        assert_eq!(count(&deaths, &id), 2, "it never served");
         deaths.served(&id);
-        assert_eq!(deaths.count(&id), 3, "it died at once");
+        assert_eq!(count(&deaths, &id), 3, "it died at once");
         deaths.0.lock().unwrap().get_mut(&id).unwrap().served_since = Instant::now().checked_sub(2 * AT_ONCE);
-        assert_eq!(deaths.count(&id), 1, "it lived");
+        assert_eq!(count(&deaths, &id), 1, "it lived");
         deaths.forget(&id);
-        assert_eq!(deaths.count(&id), 1);
+        assert_eq!(count(&deaths, &id), 1);
     }
 
     #[test]
@@ -156,7 +213,7 @@ mod tests {
         let died_after = |lived: Duration| {
             deaths.served(&id);
             deaths.0.lock().unwrap().get_mut(&id).unwrap().served_since = Instant::now().checked_sub(lived);
-            deaths.count(&id)
+            count(&deaths, &id)
         };
         for _ in 0..2 {
             assert!((1..MOST_SOON).all(|_| died_after(SOON / 2) == 1));

@@ -56,6 +56,14 @@ pub(crate) enum Takeover {
     Failed(Error),
 }
 
+/// What [`after`] does next.
+#[derive(Debug)]
+enum Next {
+    /// Too many daemons have died at once, one after the other: another one is started after this pause.
+    Pause(Duration),
+    Attempted(Takeover),
+}
+
 impl Stages {
     /// Starts another daemon for a volume whose daemon has died, if the keeper holds its connection.
     /// False if there is nothing to continue, or if the volume was given up; then the stage is as it
@@ -108,13 +116,13 @@ impl Stages {
         let program = self.deaths.next_program(volume_id, serving.daemon, || {
             self.earlier_program(volume_id, record, serving.daemon)
         })?;
-        let deaths = self.deaths.count(volume_id);
-        if deaths > MOST_DEATHS {
+        let death = self.deaths.count(volume_id, serving.daemon);
+        if death.in_a_row > MOST_DEATHS {
             self.deaths.forget(volume_id);
             self.give_up(volume_id, record, serving)?;
             return Ok(Takeover::Nothing);
         }
-        pause_after(deaths);
+        self.deaths.starts(volume_id);
         let start = Start { program: program.as_deref(), ..start };
         if let Some(program) = &program {
             tracing::warn!(%volume_id, %program, "the configured program did not serve: starting a daemon of the one before");
@@ -123,7 +131,7 @@ impl Stages {
             Ok(()) => {
                 self.deaths.served(volume_id);
                 self.counts.takeovers.inc();
-                let pause_ms = begun.elapsed().as_millis();
+                let pause_ms = begun.min(death.at).elapsed().as_millis();
                 tracing::warn!(%volume_id, died = serving.daemon.pid, pause_ms, "another daemon has taken the volume over");
                 Ok(Takeover::Done)
             }
@@ -267,31 +275,33 @@ impl Stages {
     }
 
     /// The volume's lock is held; its daemon may be another one by now.
-    fn take_over_after(&self, ended: &Ended) -> Result<Takeover> {
-        let Some(mut record) = self.journal.find(&ended.volume_id)? else { return Ok(Takeover::Nothing) };
+    fn take_over_after(&self, ended: &Ended) -> Result<Next> {
+        let nothing = Ok(Next::Attempted(Takeover::Nothing));
+        let Some(mut record) = self.journal.find(&ended.volume_id)? else { return nothing };
         let is_it = |stage: &StageRecord| stage.serving.is_some_and(|serving| serving.daemon == ended.daemon);
         if !record.stage.as_ref().is_some_and(is_it) {
-            return Ok(Takeover::Nothing);
+            return nothing;
+        }
+        if self.orphaned(&record)?.is_some() {
+            let death = self.deaths.count(&ended.volume_id, ended.daemon);
+            if let Some(pause) = pause_after(death.in_a_row).filter(|_| death.is_new) {
+                return Ok(Next::Pause(pause));
+            }
         }
         let was_aborted = record.stage.as_ref().is_some_and(|stage| stage.aborted);
         let taken = self.try_take_over(&ended.volume_id, &mut record)?;
         if matches!(taken, Takeover::Nothing) && !was_aborted {
             self.report_lost(ended);
         }
-        Ok(taken)
+        Ok(Next::Attempted(taken))
     }
 }
 
-/// Before another daemon, after this many in a row that died at once.
-fn pause_after(deaths: u32) {
-    let Some(more) = deaths.checked_sub(3) else { return };
+/// The pause before another daemon, after this many in a row that died at once.
+fn pause_after(deaths: u32) -> Option<Duration> {
+    let more = deaths.checked_sub(3).filter(|_| deaths <= MOST_DEATHS)?;
     let last = PAUSES.len() - 1;
-    let pause = PAUSES[usize::try_from(more).unwrap_or(last).min(last)];
-    let begun = Instant::now();
-    while begun.elapsed() < pause {
-        // Returns at once if something has unparked the thread before.
-        std::thread::park_timeout(pause.saturating_sub(begun.elapsed()));
-    }
+    Some(PAUSES[usize::try_from(more).unwrap_or(last).min(last)])
 }
 
 /// Takes over the connections of daemons that end, each in a task of its own.
@@ -317,8 +327,13 @@ async fn after(stages: Arc<Stages>, ended: Ended) {
     let _under_way = stages.daemons.waits.take_over(&ended.volume_id);
     loop {
         let (error, pause) = match attempt(&stages, &ended).await {
-            Ok(Takeover::Nothing | Takeover::Done) => return,
-            Ok(Takeover::Failed(error)) => (error, START_RETRY),
+            Ok(Next::Pause(pause)) => {
+                // Other calls get the volume's lock.
+                tokio::time::sleep(pause).await;
+                continue;
+            }
+            Ok(Next::Attempted(Takeover::Nothing | Takeover::Done)) => return,
+            Ok(Next::Attempted(Takeover::Failed(error))) => (error, START_RETRY),
             Err(error) => (error, ERROR_RETRY),
         };
         tracing::error!(volume_id = %ended.volume_id, error = chain(&error), "could not take the volume over yet");
@@ -326,7 +341,7 @@ async fn after(stages: Arc<Stages>, ended: Ended) {
     }
 }
 
-async fn attempt(stages: &Arc<Stages>, ended: &Ended) -> Result<Takeover> {
+async fn attempt(stages: &Arc<Stages>, ended: &Ended) -> Result<Next> {
     let guard = loop {
         match stages.locks.hold(Lock::Volume(ended.volume_id.as_str())) {
             Ok(guard) => break guard,

@@ -397,6 +397,34 @@ fn a_pod_ends_while_daemons_are_started_that_never_serve() {
     scene.end_keeper();
 }
 
+/// kubelet repeats a refused NodeUnstageVolume later and later.
+#[test]
+fn a_volume_is_unstaged_in_a_pause_between_daemons_that_die_at_once() {
+    let (scene, program) = with_own_program(with_keeper());
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    caller.unpublish(&id, "one").unwrap();
+    replace(&program, b"#!/bin/sh\nexit 1\n");
+    scene.kill_daemon();
+    eventually("daemons die at once", TIMEOUT, || {
+        let failed = scene.log().matches("could not take the volume over yet").count();
+        anyhow::ensure!(failed >= 5, "{failed}");
+        Ok(())
+    })
+    .unwrap();
+    // Two seconds pass before the next one, from a tenth of a second after this one on.
+    let failed = Instant::now();
+    while failed.elapsed() < Duration::from_millis(300) {
+        std::thread::yield_now();
+    }
+    caller.unstage(&id).unwrap();
+    let taken = failed.elapsed();
+    assert!(taken < Duration::from_secs(1), "{taken:?}");
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+    scene.end_keeper();
+}
+
 /// Nothing is lost of what it has written, and the other pod keeps its connection.
 #[test]
 fn a_target_in_use_waits_for_a_daemon() {
