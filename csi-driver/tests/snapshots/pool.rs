@@ -132,7 +132,7 @@ fn a_new_volume_never_begins_with_forgotten_data() {
     scene.kill_driver();
     fs::remove_file(scene.journal_path(&volume)).unwrap();
     scene.start_driver();
-    let words = "and no journal entry names them";
+    let words = "but the journal has no entry for it";
     assert_refused(caller.create_named("pvc-1"), Code::FailedPrecondition, words);
     let stored = data(&scene, &volume);
     assert_eq!(fs::read(stored.join("file")).unwrap(), b"old", "nothing is lost");
