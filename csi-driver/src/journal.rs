@@ -259,6 +259,7 @@ mod tests {
             mode: SnapshotMode::Reflink,
             phase: SnapshotPhase::Ready,
             pause_us: 1,
+            from_unlimited: false,
             deleting: false,
             name: name.clone(),
         };

@@ -26,42 +26,61 @@ pub(crate) struct Progress {
 pub(crate) struct Most {
     count: Count,
     names: u64,
+    /// What the copy shares with its source counts too.
+    with_shared: bool,
 }
 
 impl Most {
+    /// The limits of a volume. One that nothing limits may hold any amount. The kernel limits the inodes of
+    /// others by itself, except on Btrfs, where a volume may have more.
+    fn of_volume(allowed: Allowance) -> Option<Self> {
+        let most = Self::of(allowed.capacity_bytes);
+        match allowed.policies.capacity {
+            CapacityPolicy::None => None,
+            CapacityPolicy::Kernel => Some(Self { count: Count { inodes: u64::MAX, ..most.count }, ..most }),
+            CapacityPolicy::Daemon => Some(most),
+        }
+    }
+
     /// The limits of a volume of that size, with a margin: its daemon may count less than a copy
     /// takes. Every name takes at least 12 bytes of a directory (ext4).
     fn of(capacity_bytes: u64) -> Self {
         let bytes = capacity_bytes.saturating_add(capacity_bytes / 8).saturating_add(1 << 20);
         let inodes = inode_limit(capacity_bytes, BYTES_PER_INODE);
         let inodes = inodes.saturating_add(inodes / 8);
-        Self { count: Count { bytes, inodes }, names: bytes / 12 }
+        Self { count: Count { bytes, inodes }, names: bytes / 12, with_shared: false }
     }
 }
 
 impl Progress {
-    /// Limits the copy of a volume with this allowance that is or was served: a compromised daemon
-    /// could otherwise add to it without end. A volume that nothing limits may hold any amount. The kernel
-    /// limits the inodes of others by itself, except on Btrfs, where a volume may have more.
-    pub(crate) fn bound(&self, of: Allowance) {
-        let most = Most::of(of.capacity_bytes);
-        let most = match of.policies.capacity {
-            CapacityPolicy::None => return,
-            CapacityPolicy::Kernel => Most { count: Count { inodes: u64::MAX, ..most.count }, ..most },
-            CapacityPolicy::Daemon => most,
-        };
-        let _first_counts = self.most.set(most);
+    /// Limits a copy into a new volume to what that volume may hold. Without an effect if nothing limits it, or
+    /// after an earlier limit. What a tree `from_unlimited` shares with the copy counts too: no limit has kept
+    /// its volume from holding any amount.
+    pub(crate) fn bound_new(&self, new: Allowance, from_unlimited: bool) {
+        if let Some(most) = Most::of_volume(new) {
+            let _first_counts = self.most.set(Most { with_shared: from_unlimited, ..most });
+        }
     }
 
-    /// `EDQUOT` if the copy, with `inodes`, `names` and `attribute_bytes`, exceeds its limits;
-    /// `ECANCELED` if it is cancelled. Shared extents take no space.
-    pub(super) fn check(&self, inodes: u64, names: u64, attribute_bytes: u64) -> Result<(), Errno> {
+    /// Limits the copy of a volume with this allowance that is or was served: a compromised daemon
+    /// could otherwise add to it without end. Without an effect after an earlier limit.
+    pub(crate) fn bound(&self, of: Allowance) {
+        if let Some(most) = Most::of_volume(of) {
+            let _first_counts = self.most.set(most);
+        }
+    }
+
+    /// `EDQUOT` if the copy, which holds `count` with these names and `attribute_bytes`, exceeds its limits;
+    /// `ECANCELED` if it is cancelled. Shared extents take no space, but may count for a new volume.
+    pub(super) fn check(&self, count: Count, names: u64, attribute_bytes: u64) -> Result<(), Errno> {
         if self.stop.load(Ordering::Relaxed) {
             return Err(Errno::CANCELED);
         }
-        let bytes = self.done_bytes.load(Ordering::Relaxed).saturating_add(attribute_bytes);
-        let is_more =
-            |most: &Most| bytes > most.count.bytes || inodes > most.count.inodes || names > most.names;
+        let copied = self.done_bytes.load(Ordering::Relaxed).saturating_add(attribute_bytes);
+        let is_more = |most: &Most| {
+            let bytes = if most.with_shared { copied.max(count.bytes) } else { copied };
+            bytes > most.count.bytes || count.inodes > most.count.inodes || names > most.names
+        };
         if self.most.get().is_some_and(is_more) { Err(Errno::DQUOT) } else { Ok(()) }
     }
 }

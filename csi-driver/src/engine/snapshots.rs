@@ -98,6 +98,7 @@ impl Snapshots {
             mode,
             phase: SnapshotPhase::Begun,
             pause_us: 0,
+            from_unlimited: volume.policies().capacity == CapacityPolicy::None,
             deleting: false,
         };
         self.backend.check_no_snapshot(id)?;
@@ -256,10 +257,11 @@ impl Snapshots {
     fn begin_restore(self: &Arc<Self>, id: &VolumeId, snapshot: &SnapshotId) -> Result<Arc<Job>> {
         // A deletion holds this lock; a later one sees the job.
         let _until_begun = self.locks.hold(Lock::Snapshot(snapshot.as_str()))?;
-        let used_bytes = self.restorable(snapshot)?.used_bytes;
+        let SnapshotRecord { used_bytes, from_unlimited, .. } = self.restorable(snapshot)?;
         let (this, id, source) = (self.clone(), id.clone(), Source::Snapshot(snapshot.clone()));
         self.jobs.start(id.clone().as_str(), snapshot.as_str(), used_bytes, move |progress| {
             let allowed = this.journal.get(&id)?.allowance();
+            progress.bound_new(allowed, from_unlimited);
             this.backend.fill(&id, allowed, &source, progress)?;
             this.filled(&id)
         })
@@ -291,9 +293,10 @@ impl Snapshots {
         let pause = self.hold_back(source, &volume, Some(clone), control)?;
         let (this, id, source) = (self.clone(), id.clone(), source.clone());
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), used.bytes, move |progress| {
-            progress.bound(volume.allowance());
             let from = Source::Volume(source.clone());
             let allowed = this.journal.get(&id)?.allowance();
+            progress.bound_new(allowed, volume.policies().capacity == CapacityPolicy::None);
+            progress.bound(volume.allowance());
             let (_, paused) = this.renewing(&source, pause, progress, |progress| {
                 this.backend.fill(&id, allowed, &from, progress)
             })?;

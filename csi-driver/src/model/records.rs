@@ -357,6 +357,9 @@ pub(crate) struct SnapshotRecord {
     pub phase: SnapshotPhase,
     /// How long the source's writers waited.
     pub pause_us: u64,
+    /// Nothing limited the source. False if an earlier version made the snapshot.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub from_unlimited: bool,
     /// DeleteSnapshot has begun.
     pub deleting: bool,
 }

@@ -1,6 +1,7 @@
 //! Volumes that a quota group of Btrfs limits: each is a subvolume of the pool.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -17,6 +18,8 @@ use tonic::Code;
 
 const MI: u64 = 1 << 20;
 const POD: &str = "one";
+/// The inode of each subvolume's root.
+const SUBVOLUME: u64 = 256;
 /// So many that Btrfs counts what it has cloned before the last one.
 const FILES: usize = 4000;
 
@@ -201,6 +204,40 @@ fn a_volume_with_more_inodes_than_a_daemon_allows_is_cloned_for_one_that_has_roo
         caller.delete(&id).unwrap();
     }
     scene.assert_nothing_left();
+}
+
+/// Copied by files, and cut by the file system, where the data of the source pass its daemon by.
+#[test]
+fn a_volume_without_a_limit_is_copied_into_one_with_a_limit_only_if_it_has_room() {
+    for way in ["daemon", "passthrough"] {
+        let scene = scene_with_quota_groups(Flags::process_with_keeper());
+        let caller = scene.caller();
+        let volume = create(&caller, "pvc-1", 8 * MI, &[("dataPath", way), ("capacity", "none")]);
+        let root = data(&scene, &volume);
+        assert_eq!(fs::metadata(&root).unwrap().ino() == SUBVOLUME, way == "passthrough");
+        fs::write(root.join("data"), vec![7; (32 * MI).try_into().unwrap()]).unwrap();
+        let made = snapshot(&caller, "snap-1", &volume).unwrap().snapshot_id;
+        for source in [from_snapshot("pvc-2", &made), from_volume("pvc-2", &volume)] {
+            let limited = |bytes: u64| {
+                let source = with(source.clone(), &[("capacity", "kernel")]);
+                caller.create(of_size(source, bytes.try_into().unwrap(), 0))
+            };
+            assert_refused(limited(8 * MI), Code::Internal, "Disk quota exceeded");
+            let stored = |part| fs::read_dir(scene.sandbox.path(part)).unwrap().count();
+            assert_eq!([stored("pool/volumes"), stored("pool/incoming")], [1, 0], "{way}");
+            let copy = limited(64 * MI).unwrap().volume_id;
+            assert_eq!(fs::metadata(data(&scene, &copy).join("data")).unwrap().len(), 32 * MI);
+            // What has a limit has been kept within it, with its metadata.
+            let request = from_volume("pvc-3", &copy);
+            let again = caller.create(request).unwrap().volume_id;
+            for id in [copy, again] {
+                caller.delete(&id).unwrap();
+            }
+        }
+        delete_snapshot(&caller, &made).unwrap();
+        caller.delete(&volume).unwrap();
+        scene.assert_nothing_left();
+    }
 }
 
 /// The kernel counts metadata too, so the copy takes more than the volume's size.

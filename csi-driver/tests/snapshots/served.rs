@@ -386,12 +386,41 @@ fn a_volume_without_a_limit_is_copied_with_all_it_holds() {
             assert_eq!(fs::read_dir(root).unwrap().count(), FILES + 1);
             retried(&scene, "delete", || caller.delete(copy));
         }
+        let limited = |request| with(of_size(request, 1 << 20, 0), &[("capacity", "daemon"), BLOCKING_COPY]);
+        for request in [from_snapshot("pvc-4", &made), from_volume("pvc-4", &volume)] {
+            assert_refused(caller.create(limited(request)), Code::Internal, "Disk quota exceeded");
+            let stored = |part| fs::read_dir(scene.sandbox.path(part)).unwrap().count();
+            assert_eq!([stored("pool/volumes"), stored("pool/incoming")], [1, 0]);
+        }
         retried(&scene, "delete", || delete_snapshot(&caller, &made));
         caller.unpublish(&volume, POD).unwrap();
         retried(&scene, "unstage", || caller.unstage(&volume));
         caller.delete(&volume).unwrap();
         scene.assert_nothing_left();
     }
+}
+
+/// A clone takes no room in the pool, but it counts for the volume.
+#[test]
+fn a_volume_with_a_limit_takes_no_copy_of_more_bytes_than_it_may_hold() {
+    let scene = scene_on(FileSystem::Xfs);
+    let caller = scene.caller();
+    let of = |request, bytes, capacity| with(of_size(request, bytes, 0), &[("capacity", capacity)]);
+    let volume = caller.create(of(create_request("pvc-1"), 1 << 20, "none")).unwrap().volume_id;
+    fs::write(data(&scene, &volume).join("file"), vec![7; 4 << 20]).unwrap();
+    let made = snapshot(&caller, "snap-1", &volume).unwrap().snapshot_id;
+    for source in [from_snapshot("pvc-2", &made), from_volume("pvc-2", &volume)] {
+        let refused = caller.create(of(source.clone(), 1 << 20, "daemon"));
+        assert_refused(refused, Code::Internal, "Disk quota exceeded");
+        for (bytes, capacity) in [(4 << 20, "daemon"), (1 << 20, "none")] {
+            let copy = caller.create(of(source.clone(), bytes, capacity)).unwrap().volume_id;
+            assert_eq!(fs::metadata(data(&scene, &copy).join("file")).unwrap().len(), 4 << 20);
+            caller.delete(&copy).unwrap();
+        }
+    }
+    delete_snapshot(&caller, &made).unwrap();
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
 }
 
 /// Its daemon counts nothing.

@@ -148,6 +148,12 @@ pub(super) fn unlimit_group(data: &OwnedFd) -> linux::Result<()> {
     }
 }
 
+/// Whether the group of a subvolume has a limit.
+pub(super) fn has_group_limit(data: &OwnedFd) -> linux::Result<bool> {
+    let Some(id) = subvolume::with_root(data)? else { return Ok(false) };
+    Ok(groups::group(data, id)?.is_some_and(|group| group.limit_bytes.is_some()))
+}
+
 /// Gives the `data` of a volume these limits, unless it has them.
 pub(super) fn limit(kind: Kind, data: &OwnedFd, limits: VolumeLimits) -> linux::Result<()> {
     match kind {

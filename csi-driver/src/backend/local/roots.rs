@@ -9,6 +9,7 @@ use std::fs::Permissions;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use linux::btrfs::subvolume::{self, Changeable};
 use linux::tree::WITHIN;
@@ -131,6 +132,9 @@ impl Pool {
         // By itself, Btrfs leaves out data that was written and is not on the disk yet (seen on Linux 6.18).
         rustix::fs::syncfs(from).map_err(|e| linux::Error::at("syncfs", &data, e))?;
         subvolume::snapshot(from, open_parent(&data)?, DATA_NAME, root.changeable)?;
+        if root.limits.is_some() {
+            check_unlimited_group(&open_root(&data)?, progress)?;
+        }
         self.limit_new(place, &data, root)?;
         let data = open_root(&data)?;
         if root.limits.is_none() && root.changeable == Changeable::Yes {
@@ -181,6 +185,17 @@ fn times_of(directory: &OwnedFd) -> linux::Result<Timestamps> {
     let time =
         |stamp: rustix::fs::StatxTimestamp| Timespec { tv_sec: stamp.tv_sec, tv_nsec: stamp.tv_nsec.into() };
     Ok(Timestamps { last_access: time(found.stx_atime), last_modification: time(found.stx_mtime) })
+}
+
+/// `EDQUOT` if nothing has limited the source of a new subvolume, and that holds more than the copy may. A
+/// subvolume has the limit of its source, which kept it from that.
+fn check_unlimited_group(data: &OwnedFd, progress: &Progress) -> linux::Result<()> {
+    if quota::has_group_limit(data)? {
+        return Ok(());
+    }
+    let Some(count) = quota::used(data)? else { return Ok(()) };
+    progress.done_bytes.store(count.bytes, Ordering::Relaxed);
+    progress.check(count, 0, 0).map_err(|e| linux::Error::new("cut", "the volume", e))
 }
 
 fn open_parent(data: &Path) -> linux::Result<OwnedFd> {

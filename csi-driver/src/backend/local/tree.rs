@@ -154,7 +154,7 @@ impl Made<'_> {
     }
 
     fn check(&self) -> Result<(), Errno> {
-        self.progress.check(self.count.inodes, self.names, self.attribute_bytes)
+        self.progress.check(self.count, self.names, self.attribute_bytes)
     }
 }
 
@@ -182,6 +182,7 @@ impl Visitor for Copier<'_> {
             }
         }
         self.made.count.add(&tree::stat(self.to.as_fd(), name)?);
+        self.made.check().map_err(at(TOO_MUCH, name))?;
         self.keep_link(name, stat).map_err(at("link", name))
     }
 
