@@ -67,7 +67,9 @@ pub(crate) struct Worker {
     mounted: Option<MountedVolumes>,
     waiting: Waiting,
     messages: Messages,
+    /// By container name.
     restarts: KeyedBackoff,
+    /// By image.
     pulls: KeyedBackoff,
     /// Back-off of failed steps.
     retries: Backoff,
@@ -507,6 +509,38 @@ mod tests {
         let mut worker = Worker::new(Arc::new(tools), pod, Arc::default());
         worker.started = Some(Time::now());
         worker
+    }
+
+    #[tokio::test]
+    async fn a_changed_image_resets_the_back_off_of_its_container_also_if_it_changes_back() {
+        let root = tempfile::tempdir().unwrap();
+        let mut worker = worker(root.path());
+        let apply = |worker: &mut Worker, change: &dyn Fn(&mut Pod)| {
+            let mut pod = (*worker.tools.store.pods().remove(0)).clone();
+            change(&mut pod);
+            let text = serde_json::to_vec(&pod).unwrap();
+            let parsed = crate::manifest::parse(&text, "test.json");
+            assert_eq!(parsed.errors, []);
+            for object in parsed.manifests {
+                worker.tools.store.apply(object.described(), Source::Api).unwrap();
+            }
+            worker.follow_changes();
+        };
+        let image =
+            |image: &'static str| move |pod: &mut Pod| pod.spec.containers[0].image = image.to_owned();
+        let now = Time::now();
+        let crash = |worker: &mut Worker| worker.restarts.step("c", now, now);
+        crash(&mut worker);
+        apply(&mut worker, &|pod| pod.metadata.labels = [("a".to_owned(), "b".to_owned())].into());
+        assert_eq!(worker.pod.metadata.labels["a"], "b");
+        apply(&mut worker, &image("demo"));
+        assert_eq!(crash(&mut worker).as_secs(), 20, "the definition is the same");
+        apply(&mut worker, &image("absent"));
+        assert_eq!(worker.pod.spec.containers[0].image, "absent");
+        assert_eq!(worker.restarts.remaining("c", now, now), None);
+        crash(&mut worker);
+        apply(&mut worker, &image("demo"));
+        assert_eq!(worker.restarts.remaining("c", now, now), None);
     }
 
     async fn mount(worker: &mut Worker) -> Next {

@@ -46,6 +46,11 @@ impl KeyedBackoff {
         entry.pause
     }
 
+    /// The next attempt is at once, and the pauses start over.
+    pub(crate) fn forget(&mut self, key: &str) {
+        self.entries.remove(key);
+    }
+
     /// The current pause.
     pub(crate) fn pause(&self, key: &str) -> Duration {
         self.entries.get(key).map_or(Duration::ZERO, |e| e.pause)

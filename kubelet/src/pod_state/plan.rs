@@ -80,7 +80,7 @@ pub(crate) type Container = usize;
 pub(crate) struct Start {
     pub(crate) container: Container,
     pub(crate) restart_count: u32,
-    /// When the instance before it ended.
+    /// When the instance before it ended; `None` if its end does not count for the back-off.
     pub(crate) after: Option<Time>,
 }
 
@@ -139,17 +139,13 @@ impl Action {
     }
 }
 
-/// The back-off key for a container's restarts. As with kubelet, another image starts at once.
-pub(crate) fn restart_key(container: &objects::Container) -> String {
-    format!("restart {} {}", container.name, container.image)
-}
-
 /// What a plan is made from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Situation<'a> {
     pub(crate) pod: &'a Pod,
     pub(crate) observed: &'a Observed,
     pub(crate) probes: &'a ProbeResults,
+    /// By container name.
     pub(crate) restarts: &'a KeyedBackoff,
     /// Ended containers that were stopped for another instance, by id.
     pub(crate) replaced: &'a BTreeSet<String>,
@@ -230,8 +226,8 @@ fn start_all(situation: &Situation<'_>, starts: Vec<Start>, resizes: Vec<Contain
     let mut plan = Vec::new();
     let mut due = Vec::new();
     for start in starts {
-        let key = restart_key(pod.spec.container_at(start.container));
-        match start.after.and_then(|ended| restarts.remaining(&key, ended, now)) {
+        let name = &pod.spec.container_at(start.container).name;
+        match start.after.and_then(|ended| restarts.remaining(name, ended, now)) {
             Some(remaining) => plan.push(Action::BackOff { container: start.container, remaining }),
             None => due.push(start),
         }
@@ -397,11 +393,24 @@ fn instance_to_start(situation: &Situation<'_>, container: Container, name: &str
             || ended.exit_code != 0
             || situation.pod.spec.container_at(container).is_sidecar()
     });
+    let counted = failed.filter(|ended| !had_another_definition(situation, container, ended));
     Start {
         container,
         restart_count: newest.map_or(0, |newest| instance_of(newest) + 1),
-        after: failed.and_then(|ended| time(ended.finished_at)),
+        after: counted.and_then(|ended| time(ended.finished_at)),
     }
+}
+
+/// Whether the next instance of a container starts because of a changed definition: the one before was stopped
+/// for the change, though the manifest may have changed back since, or ended by itself with another image. Its
+/// end is no crash of what starts. In kubelet such an end counts.
+///
+/// The loss of a sandbox is no change: containers that were stopped for it are not in the ready sandbox.
+fn had_another_definition(situation: &Situation<'_>, container: Container, ended: &ContainerStatus) -> bool {
+    let container = situation.pod.spec.container_at(container);
+    let is_current = situation.current(&container.name).is_some_and(|current| current.id == ended.id);
+    (is_current && situation.replaced.contains(&ended.id))
+        || image_asked_for(ended).is_some_and(|image| image != container.image)
 }
 
 #[cfg(test)]

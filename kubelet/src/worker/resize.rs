@@ -18,12 +18,19 @@ use crate::pod_state::plan;
 const RETRY: Duration = Duration::from_secs(10);
 
 impl Worker {
-    /// The store may have another form of the same pod.
+    /// The store may have another form of the same pod. Another image resets the back-off of its container, also
+    /// one that the container had before.
     pub(super) fn follow_changes(&mut self) {
         let own = &self.pod.metadata;
         let Some(known) = self.tools.store.pod(&own.namespace, &own.name) else { return };
         if known.metadata.uid != own.uid || (known.spec == self.pod.spec && known.metadata == *own) {
             return;
+        }
+        for container in known.spec.init_containers.iter().chain(&known.spec.containers) {
+            let before = self.pod.spec.container_named(&container.name);
+            if before.is_some_and(|before| before.image != container.image) {
+                self.restarts.forget(&container.name);
+            }
         }
         let pod = Arc::make_mut(&mut self.pod);
         pod.spec = known.spec.clone();

@@ -18,7 +18,7 @@ use crate::objects::{Container, ContainerStateWaiting, EventType, Time};
 use crate::pod::fields::PodFacts;
 use crate::pod::names::PodNames;
 use crate::pod_state::observed::{Observed, pod_ips};
-use crate::pod_state::plan::{self, Action, Cause, Start, Target, restart_key};
+use crate::pod_state::plan::{self, Action, Cause, Start, Target};
 
 /// An action of the pod failed and has recorded its event.
 #[derive(Debug)]
@@ -216,7 +216,7 @@ impl Worker {
         let metadata = &self.pod.metadata;
         let container = self.pod.spec.container_at(container);
         let name = &container.name;
-        let pause = self.restarts.pause(&restart_key(container)).as_secs();
+        let pause = self.restarts.pause(name).as_secs();
         let of = format!("{}_{}({})", metadata.name, metadata.namespace, metadata.uid);
         let why = ContainerStateWaiting {
             reason: "CrashLoopBackOff".to_owned(),
@@ -300,7 +300,7 @@ impl Worker {
         let id = created.map_err(|e| self.container_failed("CreateContainerError", e.message))?;
         self.record(EventType::Normal, "Created", &format!("Container created: {}", container.name));
         if let Some(ended) = start.after {
-            self.restarts.step(&restart_key(container), ended, Time::now());
+            self.restarts.step(&container.name, ended, Time::now());
         }
         let started =
             self.tools.cri.start_container(&id, &format!("{}/{}", self.full_name(), container.name)).await;

@@ -183,7 +183,7 @@ fn containers_that_have_never_started_get_another_sandbox_with_any_policy() {
 fn a_crashing_container_waits_while_its_back_off_lasts() {
     let of_a = |b| observed(sandbox(Ready), &[container("a", Exited, 1), container("b", b, 1)]);
     let mut restarts = KeyedBackoff::default();
-    restarts.step(&restart_key(&pod("Always").spec.containers[0]), now(), now());
+    restarts.step("a", now(), now());
     let plan = |observed: Observed| plan_after(&pod("Always"), &observed, &restarts, &BTreeSet::new());
     assert_eq!(plan(of_a(Running)), "back-off:0:9s");
     assert_eq!(plan(of_a(Exited)), "back-off:0:9s prepare mount enter:s:3 pull:1 start:1:5");
@@ -372,6 +372,39 @@ fn a_changed_image_restarts_its_container_with_any_policy() {
     assert_eq!(plan_with(&BTreeSet::new()), "", "one that ended by itself stays");
     observed.containers[0] = started_with("demo:2", container("a", Running, 0));
     assert_eq!(plan_of(&pod, &observed, &ProbeResults::default()), []);
+}
+
+#[test]
+fn only_a_crash_of_the_same_definition_waits_for_the_back_off() {
+    let mut pod = pod("Always");
+    pod.spec.containers[0].image = "demo:2".to_owned();
+    let mut restarts = KeyedBackoff::default();
+    restarts.step("a", now(), now());
+    let ended_with = |image: &str| {
+        let mut ended = container("a", Exited, 0);
+        ended.annotations.insert(IMAGE_ANNOTATION.to_owned(), image.to_owned());
+        observed(sandbox(Ready), &[ended, container("b", Running, 0)])
+    };
+    let stopped = BTreeSet::from(["a4".to_owned()]);
+    let start = "prepare mount enter:s:3 pull:0 start:0:5";
+    // The manifest had another image, which could not be pulled, and has the former one again.
+    let back = ended_with("demo:2");
+    assert_eq!(plan_after(&pod, &back, &restarts, &stopped), start);
+    assert_eq!(plan_after(&pod, &back, &restarts, &BTreeSet::new()), "back-off:0:9s");
+    assert_eq!(plan_after(&pod, &ended_with("demo:1"), &restarts, &BTreeSet::new()), start);
+
+    let counts = |observed: &Observed, replaced: &BTreeSet<String>| {
+        let (probes, now) = (ProbeResults::default(), now());
+        let situation =
+            Situation { pod: &pod, observed, probes: &probes, restarts: &restarts, replaced, now };
+        instance_to_start(&situation, 0, "a").after.is_some()
+    };
+    assert!(!counts(&back, &stopped));
+    assert!(!counts(&ended_with("demo:1"), &BTreeSet::new()));
+    assert!(counts(&back, &BTreeSet::new()));
+    let mut moved = ended_with("demo:2");
+    moved.sandbox_of.insert("a4".to_owned(), "earlier".to_owned());
+    assert!(counts(&moved, &stopped), "it was stopped for the loss of its sandbox");
 }
 
 #[test]
