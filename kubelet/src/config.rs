@@ -4,6 +4,7 @@ mod endpoints;
 mod habits;
 mod keyboard;
 mod output;
+mod usage;
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +38,8 @@ impl Cli {
     pub fn read() -> Result<Self, clap::Error> {
         let mut command = Self::command().bin_name(called_as());
         let words = habits::translate(std::env::args_os().collect(), &mut command)?;
-        let mut matches = command.try_get_matches_from(words)?;
+        let matches = command.try_get_matches_from_mut(&words);
+        let mut matches = matches.map_err(|error| usage::as_in_help(error, &words, &mut command))?;
         Self::from_arg_matches_mut(&mut matches)
     }
 }
