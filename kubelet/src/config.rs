@@ -3,6 +3,7 @@
 mod endpoints;
 mod habits;
 mod keyboard;
+mod numbers;
 mod output;
 mod usage;
 
@@ -441,16 +442,13 @@ impl std::str::FromStr for Forward {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let port = |text: &str| text.parse::<u16>().map_err(|e| format!("port {text:?}: {e}"));
         let (local, remote) = match text.split_once(':') {
-            None => (port(text)?, port(text)?),
-            Some(("", remote)) => (0, port(remote)?),
-            Some((local, remote)) => (port(local)?, port(remote)?),
+            None => (text, text),
+            Some(("", remote)) => ("0", remote),
+            Some(both) => both,
         };
-        if remote == 0 {
-            return Err("the pod's port is 0".to_owned());
-        }
-        Ok(Self { local, remote })
+        let local = if local == "0" { 0 } else { numbers::port(local)? };
+        Ok(Self { local, remote: numbers::port(remote)? })
     }
 }
 
@@ -477,7 +475,7 @@ pub struct DeleteArgs {
     #[arg(long, conflicts_with_all = ["selector", "names"])]
     pub all: bool,
     /// Seconds between SIGTERM and SIGKILL; 0 kills at once [default: the pod's own]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(0..))]
+    #[arg(long, value_name = "SECONDS", value_parser = |text: &str| numbers::whole::<i64>(text, 0))]
     pub grace_period: Option<i64>,
     /// Kill after one second: --grace-period 1
     #[arg(long, conflicts_with = "grace_period")]
@@ -510,7 +508,7 @@ pub struct StopArgs {
     #[arg(long)]
     pub pods: bool,
     /// Maximum grace period of a pod, even if its manifest sets more; 0 kills it at once
-    #[arg(long, value_name = "SECONDS", requires = "pods", default_value_t = STOP_GRACE_SECONDS)]
+    #[arg(long, value_name = "SECONDS", requires = "pods", default_value_t = STOP_GRACE_SECONDS, value_parser = |text: &str| numbers::whole::<u64>(text, 0))]
     pub grace_period: u64,
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::{OutputFormat, RootDir, Scope, Selection};
+use super::{OutputFormat, RootDir, Scope, Selection, numbers};
 use crate::command_line::durations::{self, Span};
 use crate::command_line::jsonpath::Template;
 use crate::command_line::selectors::LabelSelector;
@@ -38,7 +38,7 @@ pub struct LogsArgs {
     #[arg(short, long)]
     pub previous: bool,
     /// The last N lines of each log; -1: all [default: all, with a selector 10]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = |text: &str| numbers::whole::<i64>(text, -1))]
     pub tail: Option<i64>,
     #[command(flatten)]
     pub since: Since,
@@ -49,10 +49,10 @@ pub struct LogsArgs {
     #[arg(long)]
     pub prefix: bool,
     /// At most so many bytes of each log
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "BYTES", value_parser = |text: &str| numbers::whole::<u64>(text, 1))]
     pub limit_bytes: Option<u64>,
     /// How many logs may be followed at the same time
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = |text: &str| numbers::whole::<usize>(text, 0))]
     pub max_log_requests: usize,
 }
 
