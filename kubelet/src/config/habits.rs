@@ -20,7 +20,7 @@ pub(super) fn translate(words: Vec<OsString>, command: &mut Command) -> Result<V
     let mut rest: Vec<OsString> = words.collect();
     let flags = take_leading_flags(&mut rest);
     let verb = rest.first().and_then(|verb| verb.to_str()).unwrap_or_default().to_owned();
-    if let Some(instead) = instead_of(&verb, &rest) {
+    if let Some(instead) = instead_of(&verb, &rest).or_else(|| instead_of_flag(&verb, &rest)) {
         return Err(command.error(ErrorKind::InvalidSubcommand, instead));
     }
     let Some(read_by) = command.find_subcommand(&verb).filter(|_| verb != "run").cloned() else {
@@ -119,6 +119,40 @@ fn instead_of(verb: &str, words: &[OsString]) -> Option<String> {
     Some(instead)
 }
 
+/// For flags and values of kubectl's `apply` and `delete` that do not exist here.
+fn instead_of_flag(verb: &str, words: &[OsString]) -> Option<String> {
+    if !matches!(verb, "apply" | "delete") {
+        return None;
+    }
+    let own = called_as();
+    let mut words = until_dashes(words);
+    words.find_map(|word| {
+        let (name, value) = word.split_once('=').unwrap_or((word, ""));
+        let url = [value, word, word.strip_prefix("-f").unwrap_or_default()]
+            .into_iter()
+            .find(|word| word.starts_with("https://") || word.starts_with("http://"));
+        match (name, url) {
+            ("--dry-run", _) if verb == "delete" => {
+                Some(format!("there is no `--dry-run`: `{own} get` lists the objects that are there"))
+            }
+            ("--dry-run", _) => Some(format!(
+                "there is no `--dry-run`: compare the file with what `{own} get KIND NAME -o yaml` prints; `{own} apply -f \
+                 FILE` refuses an object with mistakes"
+            )),
+            ("--kustomize", _) => Some(of_kustomize(own, verb)),
+            _ if name.starts_with("-k") => Some(of_kustomize(own, verb)),
+            (_, Some(url)) => Some(format!(
+                "-f takes no URL: download the file first (`curl -fsSL {url} | {own} {verb} -f -`)"
+            )),
+            _ => None,
+        }
+    })
+}
+
+fn of_kustomize(own: &str, verb: &str) -> String {
+    format!("there is no `-k`: use `kubectl kustomize DIR | {own} {verb} -f -`")
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -176,6 +210,18 @@ mod tests {
             ("h rollout restart deploy/x", "from a template"),
             ("h get pods --context=a", "there is one kubelet"),
             ("h --context a get pods", "unexpected"),
+            ("h apply -f x --dry-run=client", "there is no `--dry-run`: compare the file"),
+            (
+                "h apply --dry-run server -f x",
+                "`hawser-kubelet get KIND NAME -o yaml` prints; `hawser-kubelet apply -f FILE` refuses",
+            ),
+            ("h delete pod web --dry-run", "`hawser-kubelet get` lists"),
+            ("h apply -k dir", "`kubectl kustomize DIR | hawser-kubelet apply -f -`"),
+            ("h delete -kdir", "`kubectl kustomize DIR | hawser-kubelet delete -f -`"),
+            ("h apply --kustomize=dir", "there is no `-k`"),
+            ("h apply -f https://a/b?c=d", "(`curl -fsSL https://a/b?c=d | hawser-kubelet apply -f -`)"),
+            ("h -n shop apply -fhttp://a/b", "curl -fsSL http://a/b |"),
+            ("h delete --filename=https://a/b", "(`curl -fsSL https://a/b | hawser-kubelet delete -f -`)"),
         ] {
             let error = translated(typed).and_then(|line| {
                 let read = Cli::command().try_get_matches_from(line.split_whitespace());
@@ -183,6 +229,10 @@ mod tests {
             });
             assert!(error.as_ref().unwrap_err().contains(words), "{typed}: {error:?}");
         }
-        assert_eq!(translated("h exec web -- x --context a").as_deref(), Ok("h exec web -- x --context a"));
+        assert_translated(&[
+            ("h exec web -- x --context a", "h exec web -- x --context a"),
+            ("h exec web -- curl -k https://a", "h exec web -- curl -k https://a"),
+            ("h apply -f k -f http", "h apply -f k -f http"),
+        ]);
     }
 }
