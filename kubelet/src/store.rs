@@ -33,7 +33,7 @@ use tokio::sync::{broadcast, watch};
 use crate::capacity::admission::Capacity;
 use crate::objects::{
     ConfigMap, CsiDriver, Document, Event, EventType, Kind, Object, ObjectRef, PersistentVolume,
-    PersistentVolumeClaim, Secret, StorageClass, VolumePhase, VolumeSnapshot, VolumeSnapshotClass,
+    PersistentVolumeClaim, Secret, StorageClass, Time, VolumePhase, VolumeSnapshot, VolumeSnapshotClass,
     VolumeSnapshotContent, now,
 };
 use disk::{Disk, Durability};
@@ -148,6 +148,7 @@ pub struct Store {
 #[derive(Debug)]
 struct Inner {
     node_name: String,
+    node_created: Option<Time>,
     disk: Disk,
     writing: Mutex<()>,
     state: Mutex<State>,
@@ -178,7 +179,8 @@ struct State {
 impl Store {
     /// Loads the records of an earlier run from `<root_dir>/hawser/objects`; creates the directory.
     pub fn open(root_dir: &Path, node_name: &str) -> Result<Self, Error> {
-        let disk = Disk::open(&root_dir.join("hawser").join("objects"))?;
+        let directory = root_dir.join("hawser").join("objects");
+        let disk = Disk::open(&directory)?;
         let mut set_aside = Vec::new();
         let state = State {
             pods: disk.load_pods(&mut set_aside)?,
@@ -195,6 +197,7 @@ impl Store {
         };
         let inner = Inner {
             node_name: node_name.to_owned(),
+            node_created: born(&directory),
             disk,
             writing: Mutex::new(()),
             state: Mutex::new(state),
@@ -278,6 +281,11 @@ impl Store {
 
     pub fn node_name(&self) -> &str {
         &self.inner.node_name
+    }
+
+    /// Since when there has been this store; `None` on a filesystem that does not record it.
+    pub fn node_created(&self) -> Option<Time> {
+        self.inner.node_created
     }
 
     /// Future changes.
@@ -498,3 +506,10 @@ shelved!(VolumeSnapshotClass, snapshot_classes);
 shelved!(VolumeSnapshotContent, snapshot_contents);
 shelved!(ConfigMap, config_maps);
 shelved!(Secret, secrets);
+
+/// When a file or directory was made, in whole seconds.
+fn born(path: &Path) -> Option<Time> {
+    let born = path.metadata().and_then(|metadata| metadata.created()).ok()?;
+    let born = Time::try_from(born).ok()?;
+    Time::from_second(born.as_second()).ok()
+}

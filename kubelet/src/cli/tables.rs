@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::rows::Tabular;
-use super::{Error, kinds};
+use super::rows::{Tabular, or_none};
+use super::{Error, age, kinds};
 use crate::objects::{
     ConfigMap, CsiDriver, Event, Kind, PersistentVolume, PersistentVolumeClaim, Pod, Secret, StorageClass,
     Time, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
@@ -76,7 +76,7 @@ fn columns(kind: Kind) -> (&'static [&'static str], &'static [&'static str]) {
         Kind::ConfigMap => ConfigMap::head(),
         Kind::Secret => Secret::head(),
         Kind::Event => Event::head(),
-        Kind::Node => (&["NAME", "STATUS", "ROLES", "VERSION"], &[]),
+        Kind::Node => (&["NAME", "STATUS", "ROLES", "AGE", "VERSION"], &["INTERNAL-IP", "KERNEL-VERSION"]),
     }
 }
 
@@ -93,18 +93,32 @@ fn cells(kind: Kind, object: &Value, now: Time) -> Result<Vec<String>, Error> {
         Kind::ConfigMap => typed::<ConfigMap>(object, now),
         Kind::Secret => typed::<Secret>(object, now),
         Kind::Event => typed::<Event>(object, now),
-        Kind::Node => {
-            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            // Ready is the first condition.
-            let is_ready = object["status"]["conditions"][0]["status"] == "True";
-            Ok(vec![
-                text(&object["metadata"]["name"]),
-                if is_ready { "Ready" } else { "NotReady" }.to_owned(),
-                "<none>".to_owned(),
-                text(&object["status"]["nodeInfo"]["kubeletVersion"]),
-            ])
-        }
+        Kind::Node => Ok(node_cells(object, now)),
     }
+}
+
+fn node_cells(node: &Value, now: Time) -> Vec<String> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let status = &node["status"];
+    // Ready is the first condition.
+    let is_ready = status["conditions"][0]["status"] == "True";
+    let created = node["metadata"]["creationTimestamp"].as_str().and_then(|time| time.parse().ok());
+    let mut addresses = status["addresses"].as_array().into_iter().flatten();
+    let internal = addresses.find(|address| address["type"] == "InternalIP");
+    vec![
+        text(&node["metadata"]["name"]),
+        if is_ready { "Ready" } else { "NotReady" }.to_owned(),
+        "<none>".to_owned(),
+        age::since(created, now),
+        text(&status["nodeInfo"]["kubeletVersion"]),
+        or_none(&internal.map(|address| text(&address["address"])).unwrap_or_default()),
+        or_unknown(text(&status["nodeInfo"]["kernelVersion"])),
+    ]
+}
+
+/// kubectl's word for what a node does not report.
+fn or_unknown(text: String) -> String {
+    if text.is_empty() { "<unknown>".to_owned() } else { text }
 }
 
 fn typed<T: Tabular>(object: &Value, now: Time) -> Result<Vec<String>, Error> {

@@ -365,6 +365,31 @@ async fn describe_node_shows_who_takes_what_of_it() {
 }
 
 #[tokio::test]
+async fn get_nodes_shows_age_address_and_kernel() {
+    let fixture = Fixture::new();
+    let cells = |text: &str| -> Vec<Vec<String>> {
+        text.lines().map(|line| line.split_whitespace().map(str::to_owned).collect()).collect()
+    };
+    let narrow = cells(&fixture.run("get nodes").await.unwrap());
+    assert_eq!(narrow[0], ["NAME", "STATUS", "ROLES", "AGE", "VERSION"]);
+    assert_eq!(narrow[1][..3], ["node", "NotReady", "<none>"]);
+    // The filesystem of the test may not record when a directory was made.
+    let age = &narrow[1][3];
+    match fixture.store.node_created() {
+        Some(created) => {
+            assert!(age.ends_with('s'), "{age}");
+            assert!((0..=60).contains(&(now().as_second() - created.as_second())), "{created}");
+        }
+        None => assert_eq!(age, "<unknown>"),
+    }
+    let wide = cells(&fixture.run("get nodes -o wide").await.unwrap());
+    assert_eq!(wide[0][5..], ["INTERNAL-IP", "KERNEL-VERSION"]);
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let address = fixture.run("get node -o jsonpath={.items[0].status.addresses[0].address}").await.unwrap();
+    assert_eq!(wide[1][5..], [address.trim(), kernel.trim()]);
+}
+
+#[tokio::test]
 async fn delete_waits_until_the_object_is_gone() {
     let fixture = Arc::new(Fixture::new());
     let file = fixture.file("pod.yaml", POD);

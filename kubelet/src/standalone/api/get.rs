@@ -71,7 +71,7 @@ pub(super) fn found(store: &Store, engine: &Handle, request: &GetRequest) -> Res
         Kind::ConfigMap => select(store.config_maps(), request),
         Kind::Secret => select(store.secrets(), request),
         Kind::Event => select(store.events(), request),
-        Kind::Node => node(store.node_name(), engine, request),
+        Kind::Node => node(store, engine, request),
     })
 }
 
@@ -119,7 +119,8 @@ impl Listable for Node {
 }
 
 /// There is one node. All of it is for pods.
-fn node(name: &str, engine: &Handle, request: &GetRequest) -> Vec<Found> {
+fn node(store: &Store, engine: &Handle, request: &GetRequest) -> Vec<Found> {
+    let name = store.node_name();
     if !request.name.is_empty() && request.name != name {
         return Vec::new();
     }
@@ -138,7 +139,7 @@ fn node(name: &str, engine: &Handle, request: &GetRequest) -> Vec<Found> {
         }
         resources
     };
-    let value = json!({
+    let mut value = json!({
         "apiVersion": Kind::Node.api_version(),
         "kind": Kind::Node.as_str(),
         "metadata": {"name": name},
@@ -150,11 +151,22 @@ fn node(name: &str, engine: &Handle, request: &GetRequest) -> Vec<Found> {
                 {"type": "InternalIP", "address": host_ip()},
                 {"type": "Hostname", "address": name},
             ],
-            "nodeInfo": {"kubeletVersion": concat!("hawser-", env!("CARGO_PKG_VERSION"))},
+            "nodeInfo": {
+                "kubeletVersion": concat!("hawser-", env!("CARGO_PKG_VERSION")),
+                "kernelVersion": kernel_version(),
+            },
         },
     });
+    if let Some(created) = store.node_created() {
+        value["metadata"]["creationTimestamp"] = json!(created);
+    }
     let metadata = ObjectMeta { name: name.to_owned(), uid: name.to_owned(), ..ObjectMeta::default() };
     vec![Arc::new(Node { metadata, value })]
+}
+
+/// As uname(2) reports it; empty without procfs.
+fn kernel_version() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned()
 }
 
 fn to_json(object: &impl serde::Serialize) -> Vec<u8> {
