@@ -37,9 +37,7 @@ pub(super) async fn describe(args: &DescribeArgs, out: &mut dyn Write) -> Result
     for (kind, names) in selected {
         let texts = match kind {
             Kind::Pod => describe_kind::<Pod>(&mut kubelet, args, &names, &mut failures).await?,
-            Kind::PersistentVolumeClaim => {
-                describe_kind::<PersistentVolumeClaim>(&mut kubelet, args, &names, &mut failures).await?
-            }
+            Kind::PersistentVolumeClaim => describe_claims(&mut kubelet, args, &names, &mut failures).await?,
             Kind::PersistentVolume => {
                 describe_kind::<PersistentVolume>(&mut kubelet, args, &names, &mut failures).await?
             }
@@ -81,6 +79,19 @@ async fn describe_kind<T: Describe>(
     failures: &mut Failures,
 ) -> Result<Vec<String>, Error> {
     describe_each(kubelet, T::KIND, args, names, failures, describe_object::<T>).await
+}
+
+async fn describe_claims(
+    kubelet: &mut KubeletClient<Channel>,
+    args: &DescribeArgs,
+    names: &[String],
+    failures: &mut Failures,
+) -> Result<Vec<String>, Error> {
+    let pods: Vec<Pod> = client::get(kubelet, Kind::Pod, "", "").await?;
+    let describe = |claim: &PersistentVolumeClaim, events: &[Event], now| {
+        describe_with(claim, events, now, |report| storage::describe_users(claim, &pods, report))
+    };
+    describe_each(kubelet, Kind::PersistentVolumeClaim, args, names, failures, describe).await
 }
 
 async fn describe_nodes(
@@ -127,9 +138,20 @@ async fn describe_each<T: DeserializeOwned>(
 }
 
 fn describe_object<T: Describe>(object: &T, events: &[Event], now: Time) -> String {
+    describe_with(object, events, now, |_| {})
+}
+
+/// With more between what the object contains and its events.
+fn describe_with<T: Describe>(
+    object: &T,
+    events: &[Event],
+    now: Time,
+    more: impl FnOnce(&mut Report),
+) -> String {
     let mut report = Report::default();
     describe_metadata(object.metadata(), T::KIND, &mut report);
     object.describe(&mut report);
+    more(&mut report);
     let ObjectMeta { namespace, name, uid, .. } = object.metadata();
     describe_events(&Subject { kind: T::KIND, namespace, name, uid }, events, now, &mut report);
     report.into_text()

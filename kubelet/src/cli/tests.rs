@@ -365,6 +365,35 @@ async fn describe_node_shows_who_takes_what_of_it() {
 }
 
 #[tokio::test]
+async fn describe_pvc_shows_the_pods_that_use_it() {
+    let fixture = Fixture::new();
+    let user = |name: &str, claim: &str, namespace: &str| {
+        let metadata = format!("{{name: {name}, namespace: {namespace}}}");
+        let pod = POD.replace("{name: web}", &metadata);
+        assert!(pod.contains(&metadata), "{pod}");
+        format!("{pod}  volumes:\n  - name: v\n    persistentVolumeClaim: {{claimName: {claim}}}\n")
+    };
+    let claim = fixture.file("claim.yaml", CLAIM);
+    fixture.run(&format!("apply -f {claim}")).await.unwrap();
+    let used_by = async || {
+        let text = fixture.run("describe pvc data").await.unwrap();
+        let (_, users) = text.split_once("Used By:").unwrap();
+        let (users, _) = users.split_once("Events:").unwrap();
+        users.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(used_by().await, ["<none>"]);
+    let pods = [
+        user("a", "data", "default"),
+        user("b", "other", "default"),
+        user("c", "data", "shop"),
+        user("d", "data", "default"),
+    ];
+    let pods = fixture.file("pods.yaml", &pods.join("---\n"));
+    fixture.run(&format!("apply -f {pods}")).await.unwrap();
+    assert_eq!(used_by().await, ["a", "d"]);
+}
+
+#[tokio::test]
 async fn get_nodes_shows_age_address_and_kernel() {
     let fixture = Fixture::new();
     let cells = |text: &str| -> Vec<Vec<String>> {

@@ -3,7 +3,7 @@
 use super::Describe;
 use super::report::Report;
 use crate::cli::rows::{access_modes, storage};
-use crate::objects::{CsiDriver, PersistentVolume, PersistentVolumeClaim, StorageClass};
+use crate::objects::{CsiDriver, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass};
 
 impl Describe for PersistentVolumeClaim {
     fn describe(&self, report: &mut Report) {
@@ -14,6 +14,18 @@ impl Describe for PersistentVolumeClaim {
         report.field(0, "Access Modes", &access_modes(&self.spec.access_modes));
         report.field(0, "VolumeMode", &format!("{:?}", self.spec.volume_mode));
     }
+}
+
+/// The pods that mount the claim, one in each line.
+pub(super) fn describe_users(claim: &PersistentVolumeClaim, pods: &[Pod], report: &mut Report) {
+    let claim = &claim.metadata;
+    let uses = |pod: &Pod| {
+        let mut names = pod.spec.volumes.iter().filter_map(|volume| volume.claim_name(&pod.metadata.name));
+        pod.metadata.namespace == claim.namespace && names.any(|name| name == claim.name)
+    };
+    let users: Vec<&str> =
+        pods.iter().filter(|pod| uses(pod)).map(|pod| pod.metadata.name.as_str()).collect();
+    report.field(0, "Used By", &users.join("\n"));
 }
 
 impl Describe for PersistentVolume {
