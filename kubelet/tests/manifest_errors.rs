@@ -204,6 +204,10 @@ fn fields_without_effect_are_warnings_with_their_position() {
          web.yaml:10:21: spec.hostnameOverride is not supported: Kubernetes has this field, but this kubelet does \
          not honour it"
     );
+    assert_eq!(
+        warnings(&pod(&format!("{CONTAINER}  nodeSelector: {{disk: ssd}}\n"))),
+        "web.yaml:9:17: spec.nodeSelector is not supported: there is one node, and the pod runs on it"
+    );
     let nested = pod(&format!("{CONTAINER}    restartPolicyRules: [{{action: Restart}}]\n"));
     assert_eq!(
         warnings(&nested),

@@ -68,6 +68,7 @@ const fn content(field: &'static str, verdict: Verdict) -> FieldRule {
 use Verdict::{Harmless, Ignored, Refused};
 
 const ONE_NODE: Verdict = Ignored("there is one node");
+const RUNS_HERE: Verdict = Ignored("there is one node, and the pod runs on it");
 const NO_ACCOUNTS: Verdict = Ignored("there are no service accounts, and no tokens");
 const SERVERS: Verdict = Harmless("an API server writes it");
 const OURS: Verdict = Harmless("the kubelet writes it");
@@ -102,9 +103,9 @@ pub const FIELD_TABLE: &[FieldRule] = &[
     pod("spec.enableServiceLinks", Harmless("there are no services")),
     pod("spec.automountServiceAccountToken", NO_ACCOUNTS),
     pod("spec.serviceAccount", NO_ACCOUNTS),
-    pod("spec.nodeSelector", ONE_NODE),
-    pod("spec.affinity", ONE_NODE),
-    pod("spec.topologySpreadConstraints", ONE_NODE),
+    pod("spec.nodeSelector", RUNS_HERE),
+    pod("spec.affinity", RUNS_HERE),
+    pod("spec.topologySpreadConstraints", RUNS_HERE),
     pod("spec.schedulingGates", Refused("nothing would ever open them")),
     pod("spec.resourceClaims", Refused("there are no devices to claim")),
     pod("spec.overhead", Ignored("it is not counted")),
