@@ -37,6 +37,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::command_line::called_as::how_to_start;
 use crate::config::{Cli, ClientCommand, Command};
 use crate::run;
 
@@ -48,7 +49,7 @@ type StreamProblem = Box<dyn std::error::Error + Send + Sync>;
 pub enum Error {
     #[error(transparent)]
     Run(#[from] run::Error),
-    #[error("no hawser-kubelet answers at {}: start one with 'hawser-kubelet run', or set --root-dir", socket.display())]
+    #[error("no hawser-kubelet answers at {}: {}", socket.display(), how_to_start())]
     NoKubelet { socket: PathBuf },
     #[error("permission denied at {}: run this command as root", socket.display())]
     NotAllowed { socket: PathBuf },

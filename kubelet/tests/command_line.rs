@@ -15,15 +15,19 @@ fn stderr(output: &Output) -> String {
 #[test]
 fn without_a_kubelet_one_line_shows_what_to_do() {
     let root = tempfile::tempdir().unwrap();
-    let output = Command::new(BINARY).args(["get", "pods", "--root-dir"]).arg(root.path()).output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
+    let error = |start: &str| {
+        let mut command = Command::new(BINARY);
+        command.args(["get", "pods", "--root-dir"]).arg(root.path()).env("HAWSER_START", start);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        stderr(&output)
+    };
+    let beginning =
+        format!("error: no hawser-kubelet answers at {}/hawser/kubelet.sock: ", root.path().display());
+    assert_eq!(error(""), format!("{beginning}start one with 'hawser-kubelet run', or set --root-dir\n"));
     assert_eq!(
-        stderr(&output),
-        format!(
-            "error: no hawser-kubelet answers at {}/hawser/kubelet.sock: start one with 'hawser-kubelet run', \
-             or set --root-dir\n",
-            root.path().display()
-        )
+        error("cargo xtask up --dir /srv/up"),
+        format!("{beginning}start it again with `cargo xtask up --dir /srv/up`\n")
     );
 }
 

@@ -19,8 +19,6 @@ use std::path::PathBuf;
 pub(crate) use self::down::down;
 pub(crate) use self::up::up;
 
-const DEFAULT_DIR: &str = "/var/lib/hawser-up";
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct UpArguments {
     #[command(flatten)]
@@ -33,6 +31,6 @@ pub(crate) struct UpArguments {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Directory {
     /// The node's own directory, which `up` creates and `down` removes
-    #[arg(long = "dir", value_name = "DIR", default_value = DEFAULT_DIR)]
+    #[arg(long = "dir", value_name = "DIR", default_value = place::DEFAULT_DIR)]
     pub(crate) path: PathBuf,
 }

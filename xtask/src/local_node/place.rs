@@ -22,6 +22,9 @@ const UNFINISHED_RECORD: &str = ".up.json.";
 /// Permission bits that let the group or others write.
 const WRITE_OF_OTHERS: u32 = 0o022;
 
+/// Of `up` and `down` without `--dir`.
+pub(super) const DEFAULT_DIR: &str = "/var/lib/hawser-up";
+
 /// The node's directory.
 #[derive(Debug)]
 pub(super) struct Place(PathBuf);
@@ -74,6 +77,11 @@ impl Place {
 
     pub(super) fn dir(&self) -> &Path {
         &self.0
+    }
+
+    /// What `up` and `down` need to find the node.
+    pub(super) fn directory_flag(&self) -> String {
+        if self.0 == Path::new(DEFAULT_DIR) { String::new() } else { format!(" --dir {}", self.0.display()) }
     }
 
     fn path(&self, name: &str) -> PathBuf {

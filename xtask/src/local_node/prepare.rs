@@ -65,13 +65,18 @@ pub(super) fn write_configuration(place: &Place) -> Result<()> {
         put_example(name, &place.examples())?;
     }
     put_example(CLASS, place.dir())?;
-    let script = format!(
-        "#!/bin/sh\n# hawser-kubelet for the node of cargo xtask up.\nHAWSER_COMMAND={} HAWSER_ROOT_DIR={} exec {} \"$@\"\n",
+    Ok(atomic_file::replace(&place.command(), script(place).as_bytes(), 0o755)?)
+}
+
+fn script(place: &Place) -> String {
+    format!(
+        "#!/bin/sh\n# hawser-kubelet for the node of cargo xtask up.\nHAWSER_COMMAND={} HAWSER_ROOT_DIR={} \
+         HAWSER_START='cargo xtask up{}' exec {} \"$@\"\n",
         place.command().display(),
         place.kubelet().display(),
+        place.directory_flag(),
         place.program("hawser-kubelet").display(),
-    );
-    Ok(atomic_file::replace(&place.command(), script.as_bytes(), 0o755)?)
+    )
 }
 
 fn put_example(name: &str, dir: &Path) -> Result<()> {
@@ -80,4 +85,19 @@ fn put_example(name: &str, dir: &Path) -> Result<()> {
 
 fn make_directory(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_script_has_the_command_that_starts_its_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new(&dir.path().canonicalize().unwrap().join("up")).unwrap();
+        let start = format!(" HAWSER_START='cargo xtask up --dir {}' exec ", place.dir().display());
+        assert!(script(&place).contains(&start), "{}", script(&place));
+        let place = Place::new(Path::new(super::super::place::DEFAULT_DIR)).unwrap();
+        assert!(script(&place).contains(" HAWSER_START='cargo xtask up' exec "), "{}", script(&place));
+    }
 }

@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use xtask::build::{products, require_root};
 use xtask::progress::{complain, part, say, step};
 
+use super::UpArguments;
 use super::daemons;
 use super::network;
 use super::network_claim;
@@ -13,7 +14,6 @@ use super::place::Place;
 use super::prepare;
 use super::processes;
 use super::record::{Record, require_group};
-use super::{DEFAULT_DIR, UpArguments};
 
 pub(crate) fn up(arguments: &UpArguments) -> Result<()> {
     require_root("up")?;
@@ -28,7 +28,7 @@ pub(crate) fn up(arguments: &UpArguments) -> Result<()> {
     let _lock = place.lock_or_create()?;
     start(&place, arguments, &built).inspect_err(|_| {
         if place.record().is_file() {
-            complain(&format!("to remove what is there: cargo xtask down{}", directory_flag(&place)));
+            complain(&format!("to remove what is there: cargo xtask down{}", place.directory_flag()));
         }
     })?;
     say(&format!("\nthe node in {} is up", place.dir().display()));
@@ -87,7 +87,7 @@ fn print_next(place: &Place) {
     let command = command.display();
     say("type next, to run two pods that share a volume:\n");
     say(&format!("  {command} apply -f {}", place.examples().display()));
-    say(&format!("  {command} wait pod one two --for=condition=Ready"));
+    say(&format!("  {command} wait pod one two --for=condition=Ready --timeout=2m"));
     say(&format!("  {command} get pods -o wide"));
     say(&format!("  {command} logs two"));
     say("\nfor a claim of your own: storageClassName: hawser");
@@ -101,15 +101,6 @@ fn print_next(place: &Place) {
     ));
     say(&format!(
         "to remove everything, pods and volumes included: cargo xtask down{}",
-        directory_flag(place)
+        place.directory_flag()
     ));
-}
-
-/// What `down` needs to find the node.
-fn directory_flag(place: &Place) -> String {
-    if place.dir() == Path::new(DEFAULT_DIR) {
-        String::new()
-    } else {
-        format!(" --dir {}", place.dir().display())
-    }
 }
