@@ -1,5 +1,6 @@
 //! The node's root directory: kubelet's layout, a shared mount for mount propagation, and the lock
-//! that excludes a second kubelet.
+//! that excludes a second kubelet. `machine`: figures of the whole machine. `sockets`: where the kubelet's
+//! own sockets are.
 
 pub(crate) mod machine;
 pub(crate) mod sockets;

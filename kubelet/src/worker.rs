@@ -1,6 +1,6 @@
 //! One pod's worker: a task that brings its pod to the object's desired state, and finally tears it
 //! down. Object changes and runtime events wake it; it then observes the pod and executes the plan
-//! of `plan`.
+//! of `pod_state::plan`.
 //!
 //! Invariant: a worker ends only after its pod or the pod's object is removed. Workers never wait
 //! for each other: a mount pod starts while the worker of the pod that needs it waits for its

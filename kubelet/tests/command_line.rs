@@ -27,7 +27,7 @@ fn without_a_kubelet_one_line_shows_what_to_do() {
     assert_eq!(error(""), format!("{beginning}start one with 'hawser-kubelet run', or set --root-dir\n"));
     assert_eq!(
         error("cargo xtask up --dir /srv/up"),
-        format!("{beginning}start it again with `cargo xtask up --dir /srv/up`\n")
+        format!("{beginning}start it again with `cargo xtask up --dir /srv/up`, or set --root-dir\n")
     );
 }
 

@@ -87,7 +87,8 @@ fn a_bound_claim_keeps_its_spec() {
     assert_eq!(
         err.to_string(),
         "PersistentVolumeClaim \"data\" is invalid: spec.resources.requests.storage: Forbidden: only dynamically \
-         provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"
+         provisioned pvc can be resized and the storageclass that provisions the pvc must support resize \
+         (allowVolumeExpansion: true)"
     );
 }
 

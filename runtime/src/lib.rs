@@ -12,8 +12,8 @@
 //! - `shim_client`: starts the shim of a pod and calls it, through a socket.
 //! - `shim`, `launcher`: what a shim does. It starts, reaps and reads the containers of one pod. The
 //!   layers above use its messages: their types, and how descriptors go with them.
-//! - `spec`: what pods and containers are to be. It decides, and reads at most the image's users and
-//!   this machine's limits.
+//! - `spec`: what pods and containers are to be. It decides, and changes nothing. It reads the
+//!   image's users and this machine: limits, devices, the sources of mounts, seccomp profiles.
 //! - `registry`: images from registries. `images`: the image store. `cni`: networks of pods.
 //! - Below all: `disk` (records, mount points, removal of files), `blocking` (work that waits for
 //!   the kernel or a disk) and `locks`.

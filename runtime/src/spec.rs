@@ -1,8 +1,9 @@
 //! Translates CRI messages to an OCI runtime specification: all decisions about a container, before
 //! anything is made.
 //!
-//! Invariant: pure, except for reading the image's passwd file and this machine's limits. Values
-//! that the machine does not allow are clamped here and listed in `warnings`.
+//! Invariant: changes nothing. It reads the image's passwd and group files, and this machine's limits,
+//! devices, mounts and seccomp profiles. Values that the machine does not allow are clamped here and
+//! listed in `warnings`.
 
 pub(crate) mod bandwidth;
 pub(crate) mod capabilities;

@@ -14,7 +14,7 @@ pub(crate) fn called_as() -> &'static str {
 /// With `$HAWSER_START`, if the environment has it.
 pub(crate) fn how_to_start() -> String {
     match std::env::var("HAWSER_START") {
-        Ok(start) if !start.is_empty() => format!("start it again with `{start}`"),
+        Ok(start) if !start.is_empty() => format!("start it again with `{start}`, or set --root-dir"),
         _ => "start one with 'hawser-kubelet run', or set --root-dir".to_owned(),
     }
 }

@@ -142,7 +142,7 @@ fn instead_of_flag(verb: &str, words: &[OsString]) -> Option<String> {
             ("--kustomize", _) => Some(of_kustomize(own, verb)),
             _ if name.starts_with("-k") => Some(of_kustomize(own, verb)),
             (_, Some(url)) => Some(format!(
-                "-f takes no URL: download the file first (`curl -fsSL {url} | {own} {verb} -f -`)"
+                "-f takes no URL: download the file first (`curl -fsSL '{url}' | {own} {verb} -f -`)"
             )),
             _ => None,
         }
@@ -219,9 +219,9 @@ mod tests {
             ("h apply -k dir", "`kubectl kustomize DIR | hawser-kubelet apply -f -`"),
             ("h delete -kdir", "`kubectl kustomize DIR | hawser-kubelet delete -f -`"),
             ("h apply --kustomize=dir", "there is no `-k`"),
-            ("h apply -f https://a/b?c=d", "(`curl -fsSL https://a/b?c=d | hawser-kubelet apply -f -`)"),
-            ("h -n shop apply -fhttp://a/b", "curl -fsSL http://a/b |"),
-            ("h delete --filename=https://a/b", "(`curl -fsSL https://a/b | hawser-kubelet delete -f -`)"),
+            ("h apply -f https://a/b?c=d", "(`curl -fsSL 'https://a/b?c=d' | hawser-kubelet apply -f -`)"),
+            ("h -n shop apply -fhttp://a/b", "curl -fsSL 'http://a/b' |"),
+            ("h delete --filename=https://a/b", "(`curl -fsSL 'https://a/b' | hawser-kubelet delete -f -`)"),
         ] {
             let error = translated(typed).and_then(|line| {
                 let read = Cli::command().try_get_matches_from(line.split_whitespace());

@@ -22,7 +22,7 @@ impl Store {
         let rule = if now < before && now < capacity {
             "field can not be less than status.capacity"
         } else if now > before && !self.can_expand(&known) {
-            "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize"
+            "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize (allowVolumeExpansion: true)"
         } else {
             return Ok(());
         };
