@@ -178,7 +178,7 @@ fn files_are_copied_both_ways_and_never_beside_their_target() {
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("tar contents corrupted: \"d/../../outside/y\" leads out"), "{said}");
     assert_eq!(fs::read_dir(sandbox.path("outside")).expect("read").count(), 0);
-    for place in ["back", "here", "target", "outside"] {
+    for place in ["back", "here", "there", "target", "outside"] {
         fs::remove_dir_all(sandbox.path(place)).expect("removed");
     }
     for place in ["evil.tar", "tar"] {
