@@ -1,5 +1,6 @@
 //! The static release binaries, and cargo as this tool starts it.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -13,7 +14,19 @@ use crate::progress::say;
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(binaries::workspace_root());
+    for (name, _) in std::env::vars_os() {
+        if is_of_own_package(&name) {
+            command.env_remove(name);
+        }
+    }
     command
+}
+
+/// Whether `cargo run` sets this variable for the package of the tool that runs. Build scripts that read their own
+/// package's (ring's) would run again for each other tool, and all that depends on them would be built again.
+fn is_of_own_package(variable: &OsStr) -> bool {
+    let name = variable.to_string_lossy();
+    name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
 }
 
 /// Runs `command` with the terminal's own output; an exit code other than 0 is an error.
@@ -185,4 +198,25 @@ pub fn require_root(task: &str) -> Result<()> {
         "cargo xtask {task} needs root (uid 0): it makes namespaces, mounts and cgroups"
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargo_does_not_get_the_variables_of_the_package_that_calls_it() {
+        let removed: Vec<_> = cargo()
+            .get_envs()
+            .filter(|(_, value)| value.is_none())
+            .map(|(name, _)| name.to_owned())
+            .collect();
+        for name in ["CARGO_PKG_NAME", "CARGO_MANIFEST_DIR"] {
+            assert!(
+                std::env::var_os(name).is_some() && removed.iter().any(|removed| removed == name),
+                "{name}"
+            );
+        }
+        assert!(!removed.iter().any(|name| name == "CARGO" || name == "PATH"), "{removed:?}");
+    }
 }
