@@ -1,13 +1,36 @@
 //! kill -9 of the runtime, of a shim, in the middle: adopted or undone.
 
+use std::path::{Path, PathBuf};
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use proto::cri::{
     ContainerState, ListContainersRequest, PodSandboxState, PodSandboxStatusRequest, StopContainerRequest,
 };
-use tests::cri::{Host, IMAGE, container, eventually};
+use tests::cri::{Cri, Host, IMAGE, container, eventually};
 
 use super::containers::container_pid;
+
+/// A runtime with a pod whose container runs until it is ended: both ids.
+async fn start_container(host: &mut Host) -> (Cri, String, String) {
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
+    cri.start(&id).await.unwrap();
+    (cri, pod, id)
+}
+
+fn container_dir(host: &Host, pod: &str, id: &str) -> PathBuf {
+    host.path("root/sandboxes").join(pod).join("containers").join(id)
+}
+
+/// `Some` once the shim has saved how the container ended.
+fn recorded_exit(container_dir: &Path) -> Option<()> {
+    let record = std::fs::read(container_dir.join("status.json")).ok()?;
+    let record: serde_json::Value = serde_json::from_slice(&record).ok()?;
+    record["exit"].is_object().then_some(())
+}
 
 #[tokio::test]
 async fn a_new_runtime_adopts_what_runs_learns_what_ended_and_the_log_has_no_gap() {
@@ -24,12 +47,8 @@ async fn a_new_runtime_adopts_what_runs_learns_what_ended_and_the_log_has_no_gap
     let lines = host.container_log("count").len();
     // With nobody there.
     eventually("more lines", || (host.container_log("count").len() > lines + 50).then_some(())).await;
-    let record = host.path("root/sandboxes").join(&pod).join("containers").join(&ending).join("status.json");
-    eventually("the end of the short one is on record", || {
-        let record: serde_json::Value = serde_json::from_slice(&std::fs::read(&record).ok()?).ok()?;
-        record["exit"].is_object().then_some(())
-    })
-    .await;
+    let dir = container_dir(&host, &pod, &ending);
+    eventually("the end of the short one is on record", || recorded_exit(&dir)).await;
 
     let mut cri = host.start().await;
     let listed = cri.runtime.list_containers(ListContainersRequest::default()).await.unwrap().into_inner();
@@ -54,11 +73,7 @@ async fn a_new_runtime_adopts_what_runs_learns_what_ended_and_the_log_has_no_gap
 #[tokio::test]
 async fn when_a_shim_is_killed_its_pod_ends_and_leaves_nothing() {
     let mut host = Host::new();
-    let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
-    cri.start(&id).await.unwrap();
+    let (mut cri, pod, id) = start_container(&mut host).await;
     let [shim] = host.shims()[..] else { panic!("one shim") };
     rustix::process::kill_process(
         rustix::process::Pid::from_raw(shim).unwrap(),
@@ -194,14 +209,10 @@ async fn a_start_that_is_given_up_is_not_done_later() {
 #[tokio::test]
 async fn a_program_that_ends_while_the_runtime_reads_its_container_has_ended() {
     let mut host = Host::new();
-    let mut cri = host.start().await;
-    cri.pull(IMAGE).await.unwrap();
-    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
-    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
-    cri.start(&id).await.unwrap();
+    let (_, pod, id) = start_container(&mut host).await;
     let pid = container_pid(&host, &pod, &id).unwrap();
     host.kill();
-    let dir = host.path("root/sandboxes").join(&pod).join("containers").join(&id);
+    let dir = container_dir(&host, &pod, &id);
     // The runtime waits in its middle for the content of this one.
     let record = dir.join("resources.json");
     nix::unistd::mkfifo(&record, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -214,11 +225,7 @@ async fn a_program_that_ends_while_the_runtime_reads_its_container_has_ended() {
         };
         let mut content = eventually("the runtime reads the record", open).await;
         kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
-        let has_exit = || {
-            let status = std::fs::read_to_string(dir.join("status.json")).ok()?;
-            serde_json::from_str::<serde_json::Value>(&status).ok()?["exit"].as_object().map(|_| ())
-        };
-        eventually("the shim saves the exit", has_exit).await;
+        eventually("the shim saves the exit", || recorded_exit(&dir)).await;
         content.write_all(br#"{"resources":""}"#).unwrap();
     };
     let (mut cri, ()) = tokio::join!(host.start(), ending);
