@@ -11,7 +11,7 @@ use std::time::Duration;
 use inotify::{EventStream, Inotify, WatchMask};
 use proto::kubelet::{LogsChunk, LogsRequest};
 use tokio::fs::File;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::StreamExt;
@@ -21,7 +21,7 @@ use crate::engine::{ContainerLog, Handle};
 use crate::objects::ContainerState;
 use crate::store::Store;
 use lines::Lines;
-use rotated::{FileId, Position};
+use rotated::{FileId, Position, Snapshot};
 
 /// How soon `--follow` notices that its container has ended: that is no write to the log.
 const LOOK_FOR_END: Duration = Duration::from_millis(250);
@@ -62,11 +62,45 @@ impl Tail {
     }
 
     async fn copy(&self, answers: &Answers) -> std::io::Result<()> {
+        let snapshot = snapshot(&self.log.path).await?;
+        let position = snapshot.position(&self.log.path);
+        let Some((snapshot, mut lines)) = self.send_earlier_logs(snapshot, answers).await? else {
+            return Ok(());
+        };
+        if self.request.follow {
+            return self.follow(position, lines, answers).await;
+        }
+        let (log, bytes) = snapshot.into_log()?;
+        let mut log = BufReader::new(File::from_std(log).take(bytes));
+        send_lines(&mut log, &mut Vec::new(), &mut lines, answers).await.map(drop)
+    }
+
+    /// Sends what was rotated away from the log. `None` when the client has gone, or has all that it
+    /// asked for.
+    async fn send_earlier_logs(
+        &self,
+        snapshot: Snapshot,
+        answers: &Answers,
+    ) -> std::io::Result<Option<(Snapshot, Lines)>> {
+        let mut lines = Lines::new(&self.request);
+        let (tail, answers) = (self.request.tail_lines, answers.clone());
+        let sent = tokio::task::spawn_blocking(move || {
+            if let Some(tail) = tail {
+                lines.skip(snapshot.count_lines()?.saturating_sub(tail));
+            }
+            Ok(snapshot.send_rotated(&mut lines, &answers)?.then_some((snapshot, lines)))
+        });
+        sent.await.map_err(std::io::Error::other)?
+    }
+
+    /// Sends what there is from `position` on, until the instance of the container ends.
+    async fn follow(
+        &self,
+        mut position: Position,
+        mut lines: Lines,
+        answers: &Answers,
+    ) -> std::io::Result<()> {
         let path = &self.log.path;
-        // The container may be about to start.
-        drop(open_when_there(path).await?);
-        let mut lines = self.lines().await?;
-        let mut position = Position::begin(path);
         loop {
             let (mut writes, file) = open_when_there(path).await?;
             let id = FileId::of(&file.metadata().await?);
@@ -82,7 +116,7 @@ impl Tail {
             let mut log = BufReader::new(file);
             let mut line = Vec::new();
             position = loop {
-                let has_ended = !self.request.follow || !self.is_running();
+                let has_ended = !self.is_running();
                 // Before the read: what was written until then is in this file.
                 let next = position.after(id);
                 if !send_lines(&mut log, &mut line, &mut lines, answers).await? {
@@ -100,17 +134,6 @@ impl Tail {
         }
     }
 
-    /// What to show of the log and of what was rotated away from it.
-    async fn lines(&self) -> std::io::Result<Lines> {
-        let mut lines = Lines::new(&self.request);
-        if let Some(tail) = self.request.tail_lines {
-            let path = self.log.path.clone();
-            let counted = tokio::task::spawn_blocking(move || rotated::count(&path)).await;
-            lines.skip(counted.map_err(std::io::Error::other)??.saturating_sub(tail));
-        }
-        Ok(lines)
-    }
-
     /// Whether the instance that writes this log runs. Another instance of the container, or of a
     /// pod of the same name, writes another log.
     fn is_running(&self) -> bool {
@@ -121,6 +144,16 @@ impl Tail {
                 status.restart_count == self.log.instance
                     && matches!(status.state, ContainerState::Running(_))
             })
+    }
+}
+
+async fn snapshot(path: &Path) -> std::io::Result<Snapshot> {
+    loop {
+        // The container may be about to start.
+        let (_writes, file) = open_when_there(path).await?;
+        if let Some(snapshot) = Snapshot::of(path, file.into_std().await)? {
+            return Ok(snapshot);
+        }
     }
 }
 
@@ -171,7 +204,7 @@ async fn next_of(changes: &mut Changes) {
 /// Sends every whole line from here on; a line that is still being written
 /// stays in `line`. `false` when the client has gone, or has all that it asked for.
 async fn send_lines(
-    log: &mut BufReader<File>,
+    log: &mut (impl AsyncBufRead + Unpin),
     line: &mut Vec<u8>,
     lines: &mut Lines,
     answers: &Answers,

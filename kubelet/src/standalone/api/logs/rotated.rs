@@ -2,7 +2,7 @@
 //! or not.
 
 use std::fs::{File, Metadata};
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -32,10 +32,6 @@ pub(super) struct Position {
 }
 
 impl Position {
-    pub(super) fn begin(log: &Path) -> Self {
-        Self { log: log.to_owned(), last_read: None }
-    }
-
     /// The oldest unread file that was rotated away before `opened` began; `opened` was just opened
     /// as the log.
     pub(super) fn unread_before(&self, opened: FileId) -> io::Result<Option<PathBuf>> {
@@ -68,16 +64,66 @@ impl Position {
     }
 }
 
-/// The lines of the log, with those that were rotated away.
-pub(super) fn count(log: &Path) -> io::Result<u64> {
-    let mut number = 0;
-    for path in rotated(log)?.into_iter().chain([log.to_owned()]) {
-        let Some(mut records) = open(&path)? else { continue };
-        let mut record = Vec::new();
-        while records.read_until(b'\n', &mut record)? > 0 {
-            number += u64::from(record.ends_with(b"\n") && ends_line(&record));
-            record.clear();
+/// A log at one moment. What is written, rotated and compressed later does not change it; only its
+/// oldest files may be removed.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    rotated: Vec<PathBuf>,
+    log: File,
+    bytes: u64,
+}
+
+impl Snapshot {
+    /// `None`: `opened`, which was just opened as the log, has been rotated since.
+    pub(super) fn of(log: &Path, opened: File) -> io::Result<Option<Self>> {
+        let rotated = rotated(log)?;
+        let metadata = opened.metadata()?;
+        let is_log = match std::fs::metadata(log) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => false,
+            at_path => FileId::of(&at_path?) == FileId::of(&metadata),
+        };
+        Ok(is_log.then(|| Self { rotated, bytes: metadata.len(), log: opened }))
+    }
+
+    /// The position before the log, after all that was rotated away.
+    pub(super) fn position(&self, log: &Path) -> Position {
+        Position { log: log.to_owned(), last_read: self.rotated.last().cloned() }
+    }
+
+    pub(super) fn count_lines(&self) -> io::Result<u64> {
+        let mut log = &self.log;
+        log.rewind()?;
+        let mut number = count_lines(BufReader::new(log.take(self.bytes)))?;
+        for path in &self.rotated {
+            if let Some(records) = open(path)? {
+                number += count_lines(records)?;
+            }
         }
+        Ok(number)
+    }
+
+    /// Sends what was rotated away. `false` when the client has gone, or has all that it asked for.
+    pub(super) fn send_rotated(&self, lines: &mut Lines, answers: &Answers) -> io::Result<bool> {
+        for path in &self.rotated {
+            if !send(path, lines, answers)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The log itself, from its beginning, and how many of its bytes belong to the snapshot.
+    pub(super) fn into_log(mut self) -> io::Result<(File, u64)> {
+        self.log.rewind()?;
+        Ok((self.log, self.bytes))
+    }
+}
+
+fn count_lines(mut records: impl BufRead) -> io::Result<u64> {
+    let (mut number, mut record) = (0, Vec::new());
+    while records.read_until(b'\n', &mut record)? > 0 {
+        number += u64::from(record.ends_with(b"\n") && ends_line(&record));
+        record.clear();
     }
     Ok(number)
 }
@@ -168,7 +214,7 @@ mod tests {
     /// A position before the log, which is open.
     fn opened(log: &Log) -> (Position, File, FileId) {
         compress(&log.rotate(1));
-        let position = Position::begin(&log.path).after_rotated(log.rotated(1));
+        let position = Position { log: log.path.clone(), last_read: None }.after_rotated(log.rotated(1));
         let (file, id) = log.open();
         assert_eq!(position.unread_before(id).unwrap(), None);
         assert_eq!(position.after(id).unwrap().map(|after| after.last_read), None);
@@ -219,6 +265,25 @@ mod tests {
         log.rotate(2);
         assert_eq!(position.unread_before(id).unwrap(), None);
         assert_eq!(unread(&log, &position.after(id).unwrap().unwrap()), None);
+    }
+
+    #[test]
+    fn what_is_written_and_rotated_after_a_snapshot_is_no_part_of_it() {
+        let log = Log::new();
+        log.rotate(1);
+        let snapshot = Snapshot::of(&log.path, log.open().0).unwrap().unwrap();
+        let (missed, _id) = log.open();
+        File::options().append(true).open(&log.path).unwrap().write_all(b"later\n").unwrap();
+        for minute in 2..4 {
+            compress(&log.rotate(minute));
+        }
+        assert!(Snapshot::of(&log.path, missed).unwrap().is_none());
+        assert_eq!(snapshot.count_lines().unwrap(), 2);
+        let (answers, mut received) = mpsc::channel(1);
+        assert!(snapshot.send_rotated(&mut Lines::new(&LogsRequest::default()), &answers).unwrap());
+        assert_eq!(received.try_recv().unwrap().unwrap().data, b"first\n");
+        let (rest, bytes) = snapshot.into_log().unwrap();
+        assert_eq!(io::read_to_string(rest.take(bytes)).unwrap(), "after 1\n");
     }
 
     #[test]
