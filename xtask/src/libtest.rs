@@ -1,4 +1,25 @@
-//! What libtest prints: counts, and the names of failed tests.
+//! What `cargo test` prints: counts, failed tests with their output, and test binaries that died.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::progress::say;
+
+/// Lines of a failed test that are repeated at the end.
+const FAILURE_LINES: usize = 40;
+/// Lines before the death of a test binary that are repeated at the end.
+const LAST_LINES: usize = 20;
+/// Tests without a result that are named.
+const UNFINISHED: usize = 4;
+/// How long the output may be silent after cargo's end: a process that a test left
+/// may hold the pipe open.
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// Sums over all test binaries.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -10,7 +31,7 @@ pub struct Counts {
 
 impl Counts {
     /// Adds a line such as `test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; ...`.
-    pub fn add(&mut self, line: &str) {
+    fn add(&mut self, line: &str) {
         let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
         else {
             return;
@@ -26,31 +47,307 @@ impl Counts {
     }
 }
 
-/// The name in `test a::b ... FAILED`.
-pub fn failed_test(line: &str) -> Option<&str> {
-    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+/// A test that failed, with the first [`FAILURE_LINES`] of its output.
+#[derive(Debug, PartialEq, Eq)]
+struct Failure {
+    test: String,
+    output: Vec<String>,
+}
+
+/// A test binary that is running, or that ended without a result.
+#[derive(Debug, PartialEq, Eq)]
+struct Binary {
+    /// As cargo names it: `tests/hostile/main.rs (target/debug/deps/hostile-1fd34a9138880e48)`.
+    name: String,
+    /// How many tests it was to run; none before it said so.
+    tests: Option<usize>,
+    /// Tests that have a result.
+    finished: Vec<String>,
+    last_lines: VecDeque<String>,
+}
+
+/// What the test binaries of one or more `cargo test` did.
+#[derive(Debug, Default)]
+pub struct Transcript {
+    counts: Counts,
+    failures: Vec<Failure>,
+    died: Vec<Binary>,
+    running: Option<Binary>,
+    /// The failed test whose output is being read.
+    shown: Option<String>,
+}
+
+impl Transcript {
+    /// Runs a `cargo test`, repeats each of its lines and reads it.
+    ///
+    /// # Errors
+    ///
+    /// The command cannot be started or waited for. A status other than 0 is no error.
+    pub fn run(&mut self, command: &mut Command) -> Result<ExitStatus> {
+        let status = run_lines(command, |line| {
+            say(line);
+            self.read(line);
+        });
+        self.end_binary();
+        status
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Whether a test failed or a test binary died.
+    pub fn has_failures(&self) -> bool {
+        !self.failures.is_empty() || !self.died.is_empty()
+    }
+
+    /// Repeats what failed and why, so that the end of a long output names it.
+    pub fn say_failures(&self) {
+        for Failure { test, output } in &self.failures {
+            say(&format!("failed: {test}"));
+            for line in output {
+                say(&format!("    {line}"));
+            }
+        }
+        for binary in &self.died {
+            let tests = binary.tests.unwrap_or(0);
+            say(&format!("died: {}: {} of {tests} tests had ended", binary.name, binary.finished.len()));
+            for test in binary.unfinished().into_iter().take(UNFINISHED) {
+                say(&format!("    without a result: {test}"));
+            }
+            for line in &binary.last_lines {
+                say(&format!("    {line}"));
+            }
+        }
+    }
+
+    fn read(&mut self, line: &str) {
+        let words = line.trim_start();
+        if let Some(name) = words.strip_prefix("Running ").or_else(|| words.strip_prefix("Doc-tests ")) {
+            self.end_binary();
+            self.running = Some(Binary::new(name));
+            return;
+        }
+        self.counts.add(line);
+        let Some(binary) = &mut self.running else { return };
+        if line.starts_with("test result: ") {
+            // What cargo prints after that concerns no test.
+            self.running = None;
+            self.shown = None;
+        } else if let Some(tests) = running(line) {
+            binary.tests = Some(tests);
+        } else if let Some((test, result)) = ended(line) {
+            binary.finished.push(test.to_owned());
+            if result == "FAILED" {
+                self.failures.push(Failure { test: test.to_owned(), output: Vec::new() });
+            }
+        } else if let Some(test) = output_of(line) {
+            self.shown = Some(test.to_owned());
+        } else if line == "failures:" {
+            self.shown = None;
+        } else {
+            binary.keep(line);
+            let of_shown = |failure: &&mut Failure| Some(&failure.test) == self.shown.as_ref();
+            if let Some(failure) = self.failures.iter_mut().rev().find(of_shown)
+                && failure.output.len() < FAILURE_LINES
+                && !line.is_empty()
+            {
+                failure.output.push(line.to_owned());
+            }
+        }
+    }
+
+    /// A binary that printed no result died.
+    fn end_binary(&mut self) {
+        self.shown = None;
+        self.died.extend(self.running.take().filter(|binary| binary.tests.is_some()));
+    }
+}
+
+/// Runs a command and hands on its lines. Standard output and standard error share one pipe,
+/// so that cargo's words about a test binary stand beside those of the binary.
+fn run_lines(command: &mut Command, mut each: impl FnMut(&str)) -> Result<ExitStatus> {
+    let (reader, writer) = io::pipe().context("make a pipe")?;
+    command.stdout(writer.try_clone().context("share the pipe")?).stderr(writer);
+    let mut child = command.spawn().context("start cargo test")?;
+    // This process's copies of the writing end go, so that the reader sees the end.
+    command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
+    let (sender, lines) = channel();
+    thread::spawn(move || {
+        for line in BufReader::new(reader).split(b'\n') {
+            let Ok(line) = line else { return };
+            if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                return;
+            }
+        }
+    });
+    let mut status = None;
+    loop {
+        match lines.recv_timeout(SILENCE) {
+            Ok(line) => each(&line),
+            Err(RecvTimeoutError::Timeout) if status.is_some() => break,
+            Err(RecvTimeoutError::Timeout) => {
+                status = child.try_wait().context("wait for cargo test")?;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    match status {
+        Some(status) => Ok(status),
+        None => child.wait().context("wait for cargo test"),
+    }
+}
+
+impl Binary {
+    fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), tests: None, finished: Vec::new(), last_lines: VecDeque::new() }
+    }
+
+    fn keep(&mut self, line: &str) {
+        if line.is_empty() {
+            return;
+        }
+        if self.last_lines.len() == LAST_LINES {
+            self.last_lines.pop_front();
+        }
+        self.last_lines.push_back(line.to_owned());
+    }
+
+    /// Tests without a result, in the order in which they are started; none if the binary cannot list them.
+    fn unfinished(&self) -> Vec<String> {
+        let path = self.name.rsplit_once('(').and_then(|(_, path)| path.strip_suffix(')'));
+        let listed =
+            path.and_then(|path| Command::new(path).args(["--list", "--format", "terse"]).output().ok());
+        let listed =
+            listed.map(|listed| String::from_utf8_lossy(&listed.stdout).into_owned()).unwrap_or_default();
+        let tests = listed.lines().filter_map(|line| line.strip_suffix(": test"));
+        tests.filter(|test| !self.finished.iter().any(|name| name == test)).map(str::to_owned).collect()
+    }
+}
+
+/// The number in `running 58 tests`.
+fn running(line: &str) -> Option<usize> {
+    let (number, unit) = line.strip_prefix("running ")?.split_once(' ')?;
+    number.parse().ok().filter(|_| matches!(unit, "test" | "tests"))
+}
+
+/// Name and result of `test a::b ... FAILED`.
+fn ended(line: &str) -> Option<(&str, &str)> {
+    line.strip_prefix("test ")?.rsplit_once(" ... ")
+}
+
+/// The name in `---- a::b stdout ----`.
+fn output_of(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn transcript_of(text: &str) -> Transcript {
+        let mut transcript = Transcript::default();
+        for line in text.lines() {
+            transcript.read(line);
+        }
+        transcript.end_binary();
+        transcript
+    }
+
     #[test]
     fn counts_are_summed_over_test_binaries() {
-        let mut counts = Counts::default();
-        for line in [
-            "running 4 tests",
-            "test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 2 filtered out; finished in 0.03s",
-            "test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 30.61s",
-        ] {
-            counts.add(line);
-        }
+        let counts = transcript_of(
+            "running 4 tests
+test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 2 filtered out; finished in 0.03s
+test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 30.61s",
+        )
+        .counts();
         assert_eq!(counts, Counts { passed: 7, failed: 1, ignored: 2 });
     }
 
     #[test]
-    fn a_failed_test_is_named() {
-        assert_eq!(failed_test("test tests::a_b ... FAILED"), Some("tests::a_b"));
-        assert_eq!(failed_test("test tests::a_b ... ok"), None);
+    fn a_failed_test_is_named_with_its_output() {
+        let transcript = transcript_of(
+            "     Running tests/words.rs (target/debug/deps/words-1)
+
+running 3 tests
+test a::b ... FAILED
+test a::c ... ok
+test a::d ... FAILED
+
+failures:
+
+---- a::b stdout ----
+
+thread 'a::b' panicked at tests/words.rs:3:
+no word
+
+---- a::d stdout ----
+another
+
+failures:
+    a::b
+    a::d
+
+test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+
+error: test failed, to rerun pass `-p xtask --test words`",
+        );
+        let failure = |test: &str, output: &[&str]| Failure {
+            test: test.to_owned(),
+            output: output.iter().copied().map(str::to_owned).collect(),
+        };
+        assert_eq!(
+            transcript.failures,
+            [
+                failure("a::b", &["thread 'a::b' panicked at tests/words.rs:3:", "no word"]),
+                failure("a::d", &["another"])
+            ]
+        );
+        assert_eq!(transcript.died, []);
+        assert!(transcript.has_failures());
+    }
+
+    #[test]
+    fn a_test_binary_that_died_is_named_with_its_last_words() {
+        let transcript = transcript_of(
+            "     Running unittests src/lib.rs (target/debug/deps/linux-1)
+running 1 test
+test x ... ok
+test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+     Running tests/hostile/main.rs (target/debug/deps/hostile-1)
+
+running 58 tests
+test cgroups::a ... ok
+
+thread 'deep_trees::b' has overflowed its stack
+error: test failed, to rerun pass `-p tests --test hostile`
+
+Caused by:
+  process didn't exit successfully: `target/debug/deps/hostile-1` (signal: 6, SIGABRT: process abort signal)
+   Doc-tests kubelet
+
+running 0 tests
+
+test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+error: 1 target failed:",
+        );
+        let [binary] = transcript.died.as_slice() else { panic!("{:?}", transcript.died) };
+        assert_eq!(binary.name, "tests/hostile/main.rs (target/debug/deps/hostile-1)");
+        assert_eq!((binary.tests, binary.finished.as_slice()), (Some(58), &["cgroups::a".to_owned()][..]));
+        assert_eq!(binary.last_lines.front().unwrap(), "thread 'deep_trees::b' has overflowed its stack");
+        assert!(binary.last_lines.back().unwrap().contains("SIGABRT"));
+    }
+
+    #[test]
+    fn output_ends_with_cargo_though_a_process_holds_the_pipe_open() {
+        // `cat` runs until this test drops the writing end of its input.
+        let script = "exec 3<&0; cat <&3 & echo out; echo error >&2; exit 3";
+        let (input, _held) = io::pipe().unwrap();
+        let mut lines = Vec::new();
+        let status = run_lines(Command::new("sh").args(["-c", script]).stdin(input), |line| {
+            lines.push(line.to_owned());
+        });
+        assert_eq!((status.unwrap().code(), lines), (Some(3), vec!["out".to_owned(), "error".to_owned()]));
     }
 }

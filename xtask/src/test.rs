@@ -1,12 +1,9 @@
 //! `test`: everything that must pass, with one sum at the end.
 
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use xtask::build::{cargo, products, require_root, words};
 use xtask::foreign::debian_program;
-use xtask::libtest::{Counts, failed_test};
+use xtask::libtest::Transcript;
 use xtask::progress::{part, say};
 
 /// Programs that the tests start, and their Debian packages: mkfs makes the pools
@@ -48,31 +45,21 @@ pub(crate) fn run(filter: Option<&str>, long: bool) -> Result<()> {
         Ok(())
     })?;
     let bin_dir = part("build the static binaries", products)?;
-    let mut counts = Counts::default();
-    let mut failures = Vec::new();
+    let mut transcript = Transcript::default();
     let passed = part("tests", || {
         let mut command = cargo();
         command.args(["test", "--workspace", "--no-fail-fast"]).args(filter);
-        command.env("HAWSER_BIN_DIR", &bin_dir).stdout(Stdio::piped());
+        command.env("HAWSER_BIN_DIR", &bin_dir);
         if long {
             command.env(LONG, "1");
         }
-        let mut child = command.spawn().context("start cargo test")?;
-        let stdout = child.stdout.take().context("cargo test has a piped stdout")?;
-        for line in BufReader::new(stdout).lines() {
-            let line = line.context("read the output of cargo test")?;
-            counts.add(&line);
-            failures.extend(failed_test(&line).map(str::to_owned));
-            say(&line);
-        }
-        let status = child.wait().context("wait for cargo test")?;
+        let status = transcript.run(&mut command)?;
         ensure!(status.success(), "{}: {status}", words(&command));
         Ok(())
     });
-    for name in &failures {
-        say(&format!("failed: {name}"));
-    }
-    // A test binary that dies counts nothing; cargo's error below names it.
+    transcript.say_failures();
+    let counts = transcript.counts();
+    // The tests of a binary that died count nothing.
     say(&format!("{} passed, {} failed", counts.passed, counts.failed));
     passed?;
     ensure!(counts.ignored == 0, "{} tests were ignored; a test runs or does not exist", counts.ignored);

@@ -2,22 +2,20 @@
 //!
 //! Which tests these are, and why others are not among them, is in `tests/src/over_containerd.rs`.
 
-use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use ::tests::node_runtime::VARIABLE;
 use ::tests::over_containerd::{OTHER_SUITES, SUITES, Unmet, runnable};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use xtask::build::{cargo, products, require_root, run as run_command, words};
 use xtask::foreign::debian_program;
-use xtask::libtest::{Counts, failed_test};
+use xtask::libtest::{Counts, Transcript};
 use xtask::progress::{part, say};
 
 /// What all suites together did.
 #[derive(Debug, Default)]
 struct Outcome {
-    counts: Counts,
-    failures: Vec<String>,
+    transcript: Transcript,
     unmet: Vec<Unmet>,
 }
 
@@ -65,18 +63,8 @@ fn listed(command: &mut Command) -> Result<Vec<String>> {
 }
 
 fn run_suite(suite: &str, command: &mut Command, outcome: &mut Outcome) -> Result<()> {
-    let before = outcome.failures.len();
-    let mut child = command.stdout(Stdio::piped()).spawn().context("start cargo test")?;
-    let stdout = child.stdout.take().context("cargo test has a piped stdout")?;
-    for line in BufReader::new(stdout).lines() {
-        let line = line.context("read the output of cargo test")?;
-        outcome.counts.add(&line);
-        outcome.failures.extend(failed_test(&line).map(|test| format!("{suite}: {test}")));
-        say(&line);
-    }
-    let status = child.wait().context("wait for cargo test")?;
-    // A test binary that dies reports no failed test.
-    ensure!(status.success() || outcome.failures.len() > before, "{suite}: {status}");
+    let status = outcome.transcript.run(command)?;
+    ensure!(status.success() || outcome.transcript.has_failures(), "{suite}: {status}");
     Ok(())
 }
 
@@ -88,14 +76,10 @@ impl Outcome {
         for (suite, about) in OTHER_SUITES {
             say(&format!("not run over containerd: {suite}: {about}"));
         }
-        for name in &self.failures {
-            say(&format!("failed: {name}"));
-        }
-        let Counts { passed, failed, ignored } = self.counts;
+        self.transcript.say_failures();
+        let Counts { passed, failed, ignored } = self.transcript.counts();
         say(&format!("over containerd: {passed} passed, {failed} failed, {} cannot hold", self.unmet.len()));
-        if failed > 0 || !self.failures.is_empty() {
-            bail!("{failed} tests failed over containerd");
-        }
+        ensure!(!self.transcript.has_failures(), "{failed} tests failed over containerd");
         ensure!(ignored == 0, "{ignored} tests were ignored; a test runs or does not exist");
         ensure!(passed > 0, "no test ran");
         Ok(())
