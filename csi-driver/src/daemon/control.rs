@@ -360,7 +360,7 @@ mod tests {
     use proto::control::{Done, Resumed};
     use std::thread;
 
-    const LIMIT: Duration = Duration::from_millis(200);
+    const LIMIT: Duration = Duration::from_secs(1);
 
     struct Scene {
         dir: tempfile::TempDir,

@@ -33,6 +33,8 @@ impl Used {
     fn start(waiting: u8) -> Self {
         let warm =
             Warm::start(waiting, &["--keeper-binary".to_owned(), keeper_binary().display().to_string()]);
+        // The application waits until a driver has started.
+        warm.scene.sandbox.switch_fuse_guard_off();
         let caller = warm.scene.caller();
         let id = caller.bring_up("pvc-1", &["one"]).unwrap();
         let file = caller.target_path("one").join("f");

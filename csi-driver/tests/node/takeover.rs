@@ -129,6 +129,8 @@ pub(crate) fn go(file: &Path) -> PathBuf {
 #[test]
 fn a_driver_and_a_daemon_that_are_killed_together_cost_a_pause() {
     let mut scene = Scene::start(with_keeper());
+    // The writer waits until another driver has started.
+    scene.sandbox.switch_fuse_guard_off();
     let caller = scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let file = caller.target_path("one").join("f");
@@ -419,7 +421,7 @@ fn a_volume_is_unstaged_in_a_pause_between_daemons_that_die_at_once() {
     }
     caller.unstage(&id).unwrap();
     let taken = failed.elapsed();
-    assert!(taken < Duration::from_secs(1), "{taken:?}");
+    assert!(taken < Duration::from_millis(1900), "{taken:?}");
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
     scene.end_keeper();

@@ -17,7 +17,7 @@ use crate::all;
 const NEVER_RUN: usize = 20;
 const RUN: usize = 5;
 const AT_ONCE: usize = 20;
-const START_TIMEOUT: Duration = Duration::from_secs(15);
+const START_TIMEOUT: Duration = Duration::from_secs(25);
 
 fn manifest(scene: &Scene, volume_id: &str) -> PathBuf {
     scene.sandbox.path("m").join(format!("hawser-volume-{}.yaml", volume_id.trim_start_matches("vol-")))

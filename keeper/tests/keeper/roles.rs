@@ -182,7 +182,7 @@ fn descriptors_of_the_wrong_kind_are_refused_by_name_and_closed() {
 fn an_answer_that_comes_too_late_is_not_taken_for_another() {
     let keeper = Keeper::start();
     keeper.client().put(key(1), Role::StateTable, table().as_fd()).unwrap();
-    let limit = Duration::from_millis(100);
+    let limit = Duration::from_millis(500);
     let mut client = Client::connect(&keeper.socket, limit).unwrap();
     client.ping().unwrap();
     keeper.process.signal(Signal::SIGSTOP).unwrap();

@@ -321,7 +321,7 @@ mod tests {
                 let words = format!("process {} still holds it after 20ms", std::process::id());
                 assert_eq!((error.object.as_str(), error.source.to_string()), (NETWORK_NAMESPACE, words));
                 drop(held);
-                drop(take().unwrap());
+                drop(TransientLock::take_or_of_namespace(path, TIMEOUT).unwrap());
             })
             .unwrap();
         crate::netns::remove_persistent(&namespace).unwrap();

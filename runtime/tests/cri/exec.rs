@@ -176,9 +176,9 @@ async fn a_program_that_leaves_a_process_with_its_output_has_its_exit_code() {
     let mut host = Host::new();
     let mut cri = host.start().await;
     let (pod, id) = running(&host, &mut cri).await;
-    let left = exec(&cri, &id, &["/demo-app", "leave"], 1).await.unwrap();
+    let left = exec(&cri, &id, &["/demo-app", "leave"], 5).await.unwrap();
     assert_eq!((left.exit_code, left.stdout.len(), left.stderr.len()), (0, 0, 0));
-    let next = exec(&cri, &id, &["/demo-app", "print", "x"], 1).await.unwrap();
+    let next = exec(&cri, &id, &["/demo-app", "print", "x"], 5).await.unwrap();
     assert_eq!(next.stdout, b"x\n");
     cri.remove_pod(&pod).await;
     host.assert_clean();

@@ -1,7 +1,7 @@
 //! Further programs in containers that end meanwhile, that have groups of their own, and too many of them.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proto::cri::StopContainerRequest;
 use tests::cri::{Host, container, eventually, eventually_within};
@@ -133,14 +133,12 @@ async fn a_thousand_programs_run_at_once_and_the_next_ones_learn_why_they_do_not
     let mut host = Host::new();
     let mut cri = host.start().await;
     let (pod, id) = running(&host, &mut cri).await;
-    let begun = Instant::now();
     let mut running: Vec<_> = (0..MOST + MORE).map(|_| sleeping(&cri, &id)).collect();
     let ended = eventually_within(SLOWLY, "the refusal of the rest", async || {
         let ended = running.iter().filter(|caller| caller.is_finished()).count();
         (ended == MORE && children(&host).len() == MOST + 1).then_some(ended)
     });
     assert_eq!(ended.await, MORE);
-    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     for caller in running.extract_if(.., |caller| caller.is_finished()) {
         let refused = caller.await.unwrap().unwrap_err();
         let said = refused.message();

@@ -264,7 +264,8 @@ mod tests {
             });
         });
         let limit = Duration::from_millis(900);
-        assert_eq!(watch.ask(limit).unwrap_err(), "it has not answered for 0 s");
+        let reason = watch.ask(limit).unwrap_err();
+        assert!(reason.starts_with("it has not answered for "), "{reason}");
         // The thread may have started late.
         ::tests::eventually("the look has taken too long", Duration::from_secs(10), || {
             let since = watch.locked().looking_since;
