@@ -62,57 +62,38 @@ impl Tail {
     }
 
     async fn copy(&self, answers: &Answers) -> std::io::Result<()> {
-        let snapshot = snapshot(&self.log.path).await?;
+        let (writes, mut snapshot) = snapshot(&self.log.path).await?;
         let position = snapshot.position(&self.log.path);
-        let Some((snapshot, mut lines)) = self.send_earlier_logs(snapshot, answers).await? else {
-            return Ok(());
-        };
-        if self.request.follow {
-            return self.follow(position, lines, answers).await;
-        }
-        let (log, bytes) = snapshot.into_log()?;
-        let mut log = BufReader::new(File::from_std(log).take(bytes));
-        send_lines(&mut log, &mut Vec::new(), &mut lines, answers).await.map(drop)
-    }
-
-    /// Sends what was rotated away from the log. `None` when the client has gone, or has all that it
-    /// asked for.
-    async fn send_earlier_logs(
-        &self,
-        snapshot: Snapshot,
-        answers: &Answers,
-    ) -> std::io::Result<Option<(Snapshot, Lines)>> {
         let mut lines = Lines::new(&self.request);
-        let (tail, answers) = (self.request.tail_lines, answers.clone());
-        let sent = tokio::task::spawn_blocking(move || {
-            if let Some(tail) = tail {
-                lines.skip(snapshot.count_lines()?.saturating_sub(tail));
-            }
-            Ok(snapshot.send_rotated(&mut lines, &answers)?.then_some((snapshot, lines)))
-        });
-        sent.await.map_err(std::io::Error::other)?
+        if let Some(tail) = self.request.tail_lines {
+            let skipped;
+            (snapshot, skipped) = rotated::blocking(move || {
+                let skipped = snapshot.keep_tail(tail)?;
+                Ok((snapshot, skipped))
+            })
+            .await?;
+            lines.skip(skipped);
+        }
+        let Some(mut lines) = snapshot.send_rotated(lines, answers).await? else { return Ok(()) };
+        let (log, bytes) = snapshot.into_log()?;
+        let log = File::from_std(log);
+        if self.request.follow {
+            return self.follow(writes, log, position, lines, answers).await;
+        }
+        send_lines(&mut BufReader::new(log.take(bytes)), &mut Vec::new(), &mut lines, answers).await.map(drop)
     }
 
-    /// Sends what there is from `position` on, until the instance of the container ends.
+    /// Sends `file` and what is written after it, until the instance of the container ends.
     async fn follow(
         &self,
+        mut writes: Changes,
+        mut file: File,
         mut position: Position,
         mut lines: Lines,
         answers: &Answers,
     ) -> std::io::Result<()> {
-        let path = &self.log.path;
         loop {
-            let (mut writes, file) = open_when_there(path).await?;
             let id = FileId::of(&file.metadata().await?);
-            // A slow client may have missed several rotations.
-            if let Some(rotated) = position.unread_before(id)? {
-                match send_rotated(&rotated, lines, answers).await? {
-                    Some(more) => lines = more,
-                    None => return Ok(()),
-                }
-                position = position.after_rotated(rotated);
-                continue;
-            }
             let mut log = BufReader::new(file);
             let mut line = Vec::new();
             position = loop {
@@ -131,6 +112,20 @@ impl Tail {
                 // The end of the wait is a reason to look as good as a write.
                 let _elapsed = timeout(LOOK_FOR_END, next_of(&mut writes)).await;
             };
+            (writes, file) = loop {
+                let (writes, file) = open_when_there(&self.log.path).await?;
+                // A slow client may have missed several rotations.
+                match position.unread_before(FileId::of(&file.metadata().await?))? {
+                    None => break (writes, file),
+                    Some(rotated) => {
+                        let Some(rest) = rotated::send(rotated.clone(), lines, answers).await? else {
+                            return Ok(());
+                        };
+                        lines = rest;
+                        position = position.after_rotated(rotated);
+                    }
+                }
+            };
         }
     }
 
@@ -147,22 +142,15 @@ impl Tail {
     }
 }
 
-async fn snapshot(path: &Path) -> std::io::Result<Snapshot> {
+/// With the changes of the log.
+async fn snapshot(path: &Path) -> std::io::Result<(Changes, Snapshot)> {
     loop {
         // The container may be about to start.
-        let (_writes, file) = open_when_there(path).await?;
+        let (writes, file) = open_when_there(path).await?;
         if let Some(snapshot) = Snapshot::of(path, file.into_std().await)? {
-            return Ok(snapshot);
+            return Ok((writes, snapshot));
         }
     }
-}
-
-/// `None` when the client has gone, or has all that it asked for.
-async fn send_rotated(path: &Path, mut lines: Lines, answers: &Answers) -> std::io::Result<Option<Lines>> {
-    let (path, answers) = (path.to_owned(), answers.clone());
-    let sent =
-        tokio::task::spawn_blocking(move || Ok(rotated::send(&path, &mut lines, &answers)?.then_some(lines)));
-    sent.await.map_err(std::io::Error::other)?
 }
 
 /// What tells of changes of a file; `None` where regular looks have to do: the kernel counts

@@ -90,26 +90,41 @@ impl Snapshot {
         Position { log: log.to_owned(), last_read: self.rotated.last().cloned() }
     }
 
-    pub(super) fn count_lines(&self) -> io::Result<u64> {
+    /// Leaves out the files before the last `lines`. Of the first file that is left, so many lines come
+    /// before those.
+    pub(super) fn keep_tail(&mut self, lines: u64) -> io::Result<u64> {
         let mut log = &self.log;
         log.rewind()?;
-        let mut number = count_lines(BufReader::new(log.take(self.bytes)))?;
-        for path in &self.rotated {
-            if let Some(records) = open(path)? {
-                number += count_lines(records)?;
+        let found = count_lines(BufReader::new(log.take(self.bytes)))?;
+        let Some(mut missing) = lines.checked_sub(found) else {
+            self.rotated.clear();
+            return Ok(found - lines);
+        };
+        for (index, path) in self.rotated.iter().enumerate().rev() {
+            let found = open(path)?.map_or(Ok(0), count_lines)?;
+            if found >= missing {
+                self.rotated.drain(..index);
+                return Ok(found - missing);
             }
+            missing -= found;
         }
-        Ok(number)
+        Ok(0)
     }
 
-    /// Sends what was rotated away. `false` when the client has gone, or has all that it asked for.
-    pub(super) fn send_rotated(&self, lines: &mut Lines, answers: &Answers) -> io::Result<bool> {
+    /// Sends what was rotated away, but for `skipped` lines of its first file. `None` when the client has
+    /// gone, or has all that it asked for.
+    pub(super) async fn send_rotated(
+        &self,
+        mut lines: Lines,
+        answers: &Answers,
+    ) -> io::Result<Option<Lines>> {
         for path in &self.rotated {
-            if !send(path, lines, answers)? {
-                return Ok(false);
-            }
+            let Some(rest) = send(path.clone(), lines, answers).await? else { return Ok(None) };
+            lines = rest;
+            // The file may have been removed since its lines were counted.
+            lines.skip(0);
         }
-        Ok(true)
+        Ok(Some(lines))
     }
 
     /// The log itself, from its beginning, and how many of its bytes belong to the snapshot.
@@ -129,7 +144,7 @@ fn count_lines(mut records: impl BufRead) -> io::Result<u64> {
 }
 
 /// `None` if the file was removed, because it was the oldest.
-fn open(path: &Path) -> io::Result<Option<BufReader<Box<dyn Read>>>> {
+fn open(path: &Path) -> io::Result<Option<BufReader<Box<dyn Read + Send>>>> {
     // It may have been compressed since it was listed.
     for path in [path, &compressed(path)] {
         match File::open(path) {
@@ -144,21 +159,41 @@ fn open(path: &Path) -> io::Result<Option<BufReader<Box<dyn Read>>>> {
     Ok(None)
 }
 
-/// Sends a rotated file. `false` when the client has gone, or has all that it asked for.
-pub(super) fn send(path: &Path, lines: &mut Lines, answers: &Answers) -> io::Result<bool> {
-    let Some(mut records) = open(path)? else { return Ok(true) };
-    let (mut record, mut data) = (Vec::new(), Vec::new());
-    while records.read_until(b'\n', &mut record)? > 0 {
-        lines.push(&record, &mut data);
-        record.clear();
-        if (data.len() > CHUNK_BYTES || lines.are_complete())
-            && (answers.blocking_send(Ok(LogsChunk { data: std::mem::take(&mut data) })).is_err()
-                || lines.are_complete())
-        {
-            return Ok(false);
+/// Sends a rotated file piece by piece: no thread waits for the client. `None` when the client has gone,
+/// or has all that it asked for.
+pub(super) async fn send(path: PathBuf, mut lines: Lines, answers: &Answers) -> io::Result<Option<Lines>> {
+    let Some(mut records) = blocking(move || open(&path)).await? else { return Ok(Some(lines)) };
+    loop {
+        let data;
+        (data, records, lines) = blocking(move || {
+            let data = next_piece(&mut records, &mut lines)?;
+            Ok((data, records, lines))
+        })
+        .await?;
+        let is_end = data.is_empty();
+        if !is_end && answers.send(Ok(LogsChunk { data })).await.is_err() || lines.are_complete() {
+            return Ok(None);
+        }
+        if is_end {
+            return Ok(Some(lines));
         }
     }
-    Ok(data.is_empty() || answers.blocking_send(Ok(LogsChunk { data })).is_ok())
+}
+
+/// What is to be shown of the next records; nothing at their end.
+fn next_piece(records: &mut impl BufRead, lines: &mut Lines) -> io::Result<Vec<u8>> {
+    let (mut record, mut data) = (Vec::new(), Vec::new());
+    while data.len() <= CHUNK_BYTES && !lines.are_complete() && records.read_until(b'\n', &mut record)? > 0 {
+        lines.push(&record, &mut data);
+        record.clear();
+    }
+    Ok(data)
+}
+
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
 
 #[cfg(test)]
@@ -267,36 +302,98 @@ mod tests {
         assert_eq!(unread(&log, &position.after(id).unwrap().unwrap()), None);
     }
 
-    #[test]
-    fn what_is_written_and_rotated_after_a_snapshot_is_no_part_of_it() {
+    fn snapshot(log: &Log) -> Snapshot {
+        Snapshot::of(&log.path, log.open().0).unwrap().unwrap()
+    }
+
+    /// What is sent of a snapshot, with the lines of the log itself.
+    async fn shown(snapshot: Snapshot, skipped: u64) -> String {
+        let mut lines = Lines::new(&LogsRequest::default());
+        lines.skip(skipped);
+        let (answers, mut received) = mpsc::channel(10);
+        let mut lines = snapshot.send_rotated(lines, &answers).await.unwrap().unwrap();
+        let (rest, bytes) = snapshot.into_log().unwrap();
+        let mut shown = Vec::new();
+        while let Ok(piece) = received.try_recv() {
+            shown.extend(piece.unwrap().data);
+        }
+        shown.extend(next_piece(&mut BufReader::new(rest.take(bytes)), &mut lines).unwrap());
+        String::from_utf8(shown).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_is_written_and_rotated_after_a_snapshot_is_no_part_of_it() {
         let log = Log::new();
         log.rotate(1);
-        let snapshot = Snapshot::of(&log.path, log.open().0).unwrap().unwrap();
+        let snapshot = snapshot(&log);
         let (missed, _id) = log.open();
         File::options().append(true).open(&log.path).unwrap().write_all(b"later\n").unwrap();
         for minute in 2..4 {
             compress(&log.rotate(minute));
         }
         assert!(Snapshot::of(&log.path, missed).unwrap().is_none());
-        assert_eq!(snapshot.count_lines().unwrap(), 2);
-        let (answers, mut received) = mpsc::channel(1);
-        assert!(snapshot.send_rotated(&mut Lines::new(&LogsRequest::default()), &answers).unwrap());
-        assert_eq!(received.try_recv().unwrap().unwrap().data, b"first\n");
-        let (rest, bytes) = snapshot.into_log().unwrap();
-        assert_eq!(io::read_to_string(rest.take(bytes)).unwrap(), "after 1\n");
+        assert_eq!(shown(snapshot, 0).await, "first\nafter 1\n");
+    }
+
+    #[tokio::test]
+    async fn a_tail_begins_in_the_file_that_has_it_and_a_removed_file_hides_no_other() {
+        let log = Log::new();
+        std::fs::write(&log.path, "first\nsecond\nthird\n").unwrap();
+        let oldest = log.rotate(1);
+        compress(&log.rotate(2));
+        let tail = async |lines| {
+            let mut snapshot = snapshot(&log);
+            let skipped = snapshot.keep_tail(lines).unwrap();
+            shown(snapshot, skipped).await
+        };
+        let all = "first\nsecond\nthird\nafter 1\nafter 2\n";
+        for (lines, from) in
+            [(0, "\n"), (1, "after 2"), (2, "after 1"), (4, "second"), (5, "first"), (9, "first")]
+        {
+            let expected = if lines == 0 { "" } else { &all[all.find(from).unwrap()..] };
+            assert_eq!(tail(lines).await, expected, "{lines}");
+        }
+        let mut snapshot = snapshot(&log);
+        assert_eq!(snapshot.keep_tail(3).unwrap(), 2);
+        std::fs::remove_file(oldest).unwrap();
+        assert_eq!(shown(snapshot, 2).await, "after 1\nafter 2\n");
     }
 
     #[test]
-    fn a_file_that_is_compressed_after_the_listing_is_read() {
+    fn a_client_that_takes_nothing_holds_no_thread() {
+        let log = Log::new();
+        std::fs::write(&log.path, "a line\n".repeat(CHUNK_BYTES)).unwrap();
+        let rotated = log.rotate(1);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (answers, _takes_nothing) = mpsc::channel(1);
+            let sending =
+                tokio::spawn(
+                    async move { send(rotated, Lines::new(&LogsRequest::default()), &answers).await },
+                );
+            for _ in 0..10 {
+                blocking(|| Ok(())).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            assert!(!sending.is_finished());
+        });
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_compressed_after_the_listing_is_read() {
         let log = Log::new();
         let listed = log.rotate(1);
         compress(&listed);
-        let mut lines = Lines::new(&LogsRequest::default());
         let (answers, mut received) = mpsc::channel(1);
-        assert!(send(&listed, &mut lines, &answers).unwrap());
+        let lines = Lines::new(&LogsRequest::default());
+        let lines = send(listed.clone(), lines, &answers).await.unwrap().unwrap();
         assert_eq!(received.try_recv().unwrap().unwrap().data, b"first\n");
         std::fs::remove_file(compressed(&listed)).unwrap();
-        assert!(send(&listed, &mut lines, &answers).unwrap());
+        assert!(send(listed, lines, &answers).await.unwrap().is_some());
         assert_eq!(received.try_recv().unwrap_err(), mpsc::error::TryRecvError::Empty);
     }
 }
