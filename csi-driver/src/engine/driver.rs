@@ -189,8 +189,7 @@ impl Driver {
             counts: counts.clone(),
             deadline: config.daemon_deadline,
         });
-        let mount_point_lists =
-            Arc::new(MountPointLists { journal: journal.clone(), daemons: daemons.clone() });
+        let mount_point_lists = Arc::new(MountPointLists::new(journal.clone(), daemons.clone()));
         let driver = Self {
             config,
             journal,

@@ -6,13 +6,16 @@
 //!
 //! Invariant: a list is read after the daemon asked for it, and it is complete or not sent. A mount
 //! namespace without a process, kept only by a descriptor or a bind mount, is not seen.
+//!
+//! A pod decides how long a list takes, by its number of mounts, threads and roots. So at most one
+//! is made at a time, and one that takes too long ends.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linux::mountinfo;
 use nix::errno::Errno;
@@ -23,7 +26,8 @@ use crate::daemon::control::Control;
 use crate::engine::daemons::Daemons;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
-use crate::kernel::{bounded, release};
+use crate::kernel::bounded::OneEach;
+use crate::kernel::release;
 use crate::model::ids::VolumeId;
 
 /// The first kernel with FUSE_NOTIFY_PRUNE.
@@ -34,6 +38,7 @@ const EVERY: Duration = Duration::from_secs(2);
 const CONTROL_TIMEOUT: Duration = Duration::from_millis(500);
 /// A list that takes longer is not sent.
 const LIST: Duration = Duration::from_secs(5);
+const LISTING: &str = "list mount points";
 
 /// Answers daemons until the driver stops. On a kernel with FUSE_NOTIFY_PRUNE no daemon asks.
 pub(crate) async fn serve(lists: Arc<MountPointLists>, mut stopped: watch::Receiver<bool>) {
@@ -67,13 +72,21 @@ impl Control {
     }
 }
 
+/// By FUSE connection (minor device number).
+type MountPointsInside = BTreeMap<u32, BTreeSet<Vec<u8>>>;
+
 #[derive(Debug)]
 pub(crate) struct MountPointLists {
-    pub(crate) journal: Arc<Journal>,
-    pub(crate) daemons: Arc<Daemons>,
+    journal: Arc<Journal>,
+    daemons: Arc<Daemons>,
+    walks: Walks,
 }
 
 impl MountPointLists {
+    pub(crate) fn new(journal: Arc<Journal>, daemons: Arc<Daemons>) -> Self {
+        Self { journal, daemons, walks: Walks::default() }
+    }
+
     /// Sends the list of mount points inside its volume to every daemon that waits for one.
     fn send(&self) {
         let served = self.journal.list().into_iter().filter_map(|(id, record)| {
@@ -92,9 +105,7 @@ impl MountPointLists {
             return;
         }
         let minors = wanting.keys().copied().collect();
-        // Reading the files of a stuck process may block.
-        let found = bounded::within("list mount points", LIST, move || mounted_inside(&minors));
-        match found.and_then(|found| found) {
+        match self.walks.find(LIST, move |deadline| mounted_inside(&minors, deadline)) {
             Ok(mut found) => {
                 for (minor, (volume_id, control, round)) in wanting {
                     let paths = found.remove(&minor).unwrap_or_default();
@@ -108,15 +119,48 @@ impl MountPointLists {
     }
 }
 
+/// Walks over the mount tables of all threads, one at a time.
+#[derive(Debug, Default)]
+struct Walks(OneEach<()>);
+
+impl Walks {
+    /// `walk` gets the time at which it must end. Reading the files of a stuck process may block it
+    /// for longer; until it ends, further walks are refused.
+    fn find(
+        &self,
+        limit: Duration,
+        walk: impl FnOnce(Deadline) -> Result<MountPointsInside> + Send + 'static,
+    ) -> Result<MountPointsInside> {
+        let deadline = Deadline { at: Instant::now() + limit, limit };
+        self.0.within(&(), LISTING, limit, move || walk(deadline))?
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Deadline {
+    at: Instant,
+    limit: Duration,
+}
+
+impl Deadline {
+    fn check(self) -> Result<()> {
+        if Instant::now() < self.at {
+            return Ok(());
+        }
+        Err(Error::Deadline { what: LISTING.to_owned(), limit: self.limit })
+    }
+}
+
 /// For each of these FUSE connections (minor device numbers): the mount points inside it, in every
 /// mount namespace that has a thread.
-fn mounted_inside(minors: &BTreeSet<u32>) -> Result<BTreeMap<u32, BTreeSet<Vec<u8>>>> {
-    let mut found: BTreeMap<u32, BTreeSet<Vec<u8>>> = BTreeMap::new();
+fn mounted_inside(minors: &BTreeSet<u32>, deadline: Deadline) -> Result<MountPointsInside> {
+    let mut found = MountPointsInside::new();
     // Twice: a process that forks and ends during the listing of /proc is missed, and so is its
     // child.
     for _ in 0..2 {
         let mut seen = HashSet::new();
-        for thread in threads()? {
+        for thread in threads(deadline)? {
+            deadline.check()?;
             let view = ["ns/mnt", "root"].map(|name| std::fs::read_link(thread.join(name)));
             let [Ok(namespace), Ok(root)] = view else { continue };
             if !seen.insert((namespace, root)) {
@@ -141,9 +185,10 @@ fn mounted_inside(minors: &BTreeSet<u32>) -> Result<BTreeMap<u32, BTreeSet<Vec<u
 }
 
 /// `/proc/<pid>/task/<tid>` of every thread.
-fn threads() -> Result<Vec<PathBuf>> {
+fn threads(deadline: Deadline) -> Result<Vec<PathBuf>> {
     let mut threads = Vec::new();
     for process in numbered(Path::new("/proc"))? {
+        deadline.check()?;
         match numbered(&process.join("task")) {
             Ok(tasks) => threads.extend(tasks),
             Err(Error::Kernel { source, .. }) if source.errno() == Errno::ENOENT => {}
@@ -179,6 +224,48 @@ mod tests {
 
     use linux::mount::{self, MountFlags};
 
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    fn deadline(limit: Duration) -> Deadline {
+        Deadline { at: Instant::now() + limit, limit }
+    }
+
+    #[test]
+    fn a_walk_that_is_stuck_is_the_only_one() {
+        let walks = Walks::default();
+        let (begun, begins) = channel();
+        let (release, wait) = channel::<()>();
+        let wait = Arc::new(std::sync::Mutex::new(wait));
+        let walk = || {
+            let (begun, wait) = (begun.clone(), wait.clone());
+            move |_| {
+                begun.send(()).unwrap();
+                wait.lock().unwrap().recv().unwrap();
+                Ok(MountPointsInside::new())
+            }
+        };
+        for _ in 0..3 {
+            let error = walks.find(Duration::from_millis(20), walk()).unwrap_err();
+            assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        }
+        begins.recv_timeout(TIMEOUT).unwrap();
+        release.send(()).unwrap();
+        ::tests::eventually("the next one begins", TIMEOUT, || {
+            Ok(walks.find(TIMEOUT, |_| Ok(MountPointsInside::new())).map(drop)?)
+        })
+        .unwrap();
+        assert_eq!(begins.try_iter().count(), 0, "one began, and two were refused");
+    }
+
+    #[test]
+    fn a_walk_ends_at_its_deadline() {
+        let minors = BTreeSet::from([0]);
+        let error = mounted_inside(&minors, deadline(Duration::ZERO)).unwrap_err();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        let error = threads(deadline(Duration::ZERO)).unwrap_err();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+    }
+
     #[test]
     fn mounts_are_found_in_the_namespace_of_any_thread() {
         let dir = tempfile::tempdir().unwrap();
@@ -199,7 +286,7 @@ mod tests {
             let _ended = ended.recv();
         });
         let minor = wait.recv().unwrap();
-        let found = mounted_inside(&BTreeSet::from([minor])).unwrap();
+        let found = mounted_inside(&BTreeSet::from([minor]), deadline(TIMEOUT)).unwrap();
         drop(end);
         other.join().unwrap();
         let wanted: BTreeSet<Vec<u8>> = ["d/mounted", "f"].map(|path| path.as_bytes().to_vec()).into();
