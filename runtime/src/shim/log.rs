@@ -21,6 +21,7 @@ pub(super) const TURN_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: Option<PathBuf>,
+    /// `None` if there is no path, and while its file cannot be opened.
     file: Option<File>,
     /// Bytes in `file`.
     length: u64,
@@ -45,15 +46,23 @@ impl LogFile {
         Ok(())
     }
 
-    /// A full disk must not stop the container: lines that cannot be written are lost.
     fn append(&mut self, lines: &[u8]) {
-        self.make_room(lines.len() as u64);
+        if let Some(text) = self.write(lines) {
+            super::note(&text);
+        }
+    }
+
+    /// A full disk must not stop the container: lines that cannot be written are lost. Returns what
+    /// shim.log is to have about it.
+    fn write(&mut self, lines: &[u8]) -> Option<String> {
+        let note = self.make_room(lines.len() as u64);
         if let Some(file) = &mut self.file {
             match file.write_all(lines) {
                 Ok(()) => self.length += lines.len() as u64,
                 Err(_full_disk) => self.remove_begun_lines(),
             }
         }
+        note
     }
 
     /// After a write that has perhaps written a part. The file may have been made shorter by others.
@@ -64,22 +73,31 @@ impl LogFile {
         }
     }
 
-    fn make_room(&mut self, more: u64) {
-        let (Some(path), Some(ceiling)) = (&self.path, self.ceiling) else { return };
+    /// Returns what is to be noted.
+    fn make_room(&mut self, more: u64) -> Option<String> {
+        let path = self.path.as_ref()?;
+        if self.file.is_none() {
+            let text = format!("log {} is open again", path.display());
+            return self.reopen().ok().map(|()| text);
+        }
+        let ceiling = self.ceiling?;
         if self.length == 0 || self.length + more <= ceiling.bytes {
-            return;
+            return None;
         }
         match ceiling::rotate(path, ceiling) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                let text = format!("rotate {}: {e}", path.display());
                 // Do not try again for every line.
                 self.length = 0;
-                super::note(&format!("rotate {}: {e}", path.display()));
+                Some(text)
             }
             // Moved by the shim, or by a kubelet that is about to call reopen.
             _ => {
-                if let Err(e) = self.reopen() {
-                    super::note(&format!("reopen log: {e}"));
-                }
+                let text = format!("lines are lost until log {} can be opened", path.display());
+                let error = self.reopen().err()?;
+                // The open file has reached its limit, under its new name.
+                self.file = None;
+                Some(format!("{text}: {error}"))
             }
         }
     }
@@ -208,6 +226,8 @@ fn write_line(out: &mut Vec<u8>, prefix: &str, tag: u8, line: &[u8]) {
 mod tests {
     use super::*;
 
+    use linux::mount::MountFlags;
+
     #[test]
     fn lines_are_whole_and_the_open_one_waits() {
         let mut rest = Vec::new();
@@ -258,8 +278,38 @@ mod tests {
             log.append(b"T stdout F a line\n");
         }
         assert_eq!(log.length, 0);
-        let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect();
-        assert_eq!(names, [path], "no older file was replaced by an empty one");
+        assert_eq!(names(dir.path()), [path], "no older file was replaced by an empty one");
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_opened_again_grows_no_further() {
+        let in_own_mounts = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+            linux::mount::make_private(Path::new("/")).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let one_file = "nr_inodes=2";
+            linux::mount::mount_fs("tmpfs", "logs", dir.path(), MountFlags::default(), one_file).unwrap();
+            let path = dir.path().join("0.log");
+            let ceiling = LogCeiling { bytes: 100, files: 3 };
+            let mut log = LogFile::open(Some(path.clone()), Some(ceiling)).unwrap();
+            let line = b"T stdout F a line\n";
+            let notes: Vec<String> = (0..20).filter_map(|_| log.write(line)).collect();
+            assert!(notes.len() == 1 && notes[0].contains("No space left"), "{notes:?}");
+            let [rotated] = <[_; 1]>::try_from(names(dir.path())).unwrap();
+            assert_ne!(rotated, path);
+            let length = std::fs::metadata(&rotated).unwrap().len();
+            assert!(length <= ceiling.bytes, "{length}");
+
+            std::fs::remove_file(rotated).unwrap();
+            let notes: Vec<String> = (0..2).filter_map(|_| log.write(line)).collect();
+            assert!(notes.len() == 1 && notes[0].contains("open again"), "{notes:?}");
+            assert_eq!(std::fs::read(path).unwrap(), line.repeat(2));
+        });
+        in_own_mounts.join().unwrap();
+    }
+
+    fn names(dir: &Path) -> Vec<PathBuf> {
+        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 
     #[test]
