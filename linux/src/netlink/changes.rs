@@ -53,7 +53,7 @@ impl Changes {
     }
 
     /// Evaluates `check` now and after every change until it returns a value; `None` after
-    /// `timeout`.
+    /// `timeout`, even while changes go on.
     pub fn until<T>(
         &mut self,
         timeout: Duration,
@@ -64,7 +64,8 @@ impl Changes {
             if let Some(found) = check()? {
                 return Ok(Some(found));
             }
-            if !self.wait(deadline.saturating_duration_since(Instant::now()))? {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || !self.wait(left)? {
                 return Ok(None);
             }
         }
@@ -87,5 +88,37 @@ impl Changes {
             Err(Errno::EINTR) => Ok(true),
             Err(e) => Err(failed(e.into())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::Netlink;
+
+    const LOOPBACK: u32 = 1;
+
+    #[test]
+    fn the_time_ends_while_changes_go_on() {
+        let in_own_namespace = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let host = Netlink::open().unwrap();
+            let mut changes = Changes::watch(None, Watch::Links).unwrap();
+            let begin = Instant::now();
+            let mut is_up = false;
+            let found = changes.until(Duration::from_millis(50), || {
+                assert!(begin.elapsed() < Duration::from_secs(10), "it goes on");
+                is_up = !is_up;
+                if is_up {
+                    host.set_up(LOOPBACK)?;
+                } else {
+                    host.set_down(LOOPBACK)?;
+                }
+                Ok(None::<()>)
+            });
+            assert_eq!(found.unwrap(), None);
+            assert!(begin.elapsed() >= Duration::from_millis(50));
+        });
+        in_own_namespace.join().unwrap();
     }
 }
