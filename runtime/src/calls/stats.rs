@@ -48,7 +48,7 @@ pub(crate) async fn of_container(runtime: &Arc<Runtime>, id: &str) -> Result<Con
     Ok(found.expect("one container has one answer"))
 }
 
-/// Reads trees of files for at most `time`.
+/// Waits for figures of trees of files for at most `time`.
 async fn of_all(
     runtime: &Arc<Runtime>,
     containers: Vec<Arc<Container>>,

@@ -1,11 +1,13 @@
 //! Earlier measurements of a container, a pod or a directory, kept in memory beside it.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use linux::disk_usage::DiskUsage;
+use tokio::sync::{Semaphore, watch};
 
-use crate::error::Result;
+use crate::blocking::blocking;
+use crate::error::{Result, chain};
 
 /// The shortest time that a rate is taken over: the kernel's counters advance in steps.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
@@ -13,6 +15,9 @@ const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
 /// is spent with it.
 const VALIDITY: u32 = 20;
 const LONGEST_VALIDITY: Duration = Duration::from_secs(600);
+
+/// The trees that are measured at the same time. Further ones wait, without a thread.
+static MEASURING: Semaphore = Semaphore::const_new(4);
 
 /// The use of processors at an earlier call.
 #[derive(Debug, Default)]
@@ -50,8 +55,17 @@ impl Processor {
 }
 
 /// The size of a tree that may be huge.
+///
+/// Invariant: one measurement of a tree is under way at most, and it goes on without its callers.
 #[derive(Debug, Default)]
-pub(crate) struct Tree(tokio::sync::Mutex<Option<Measured>>);
+pub(crate) struct Tree(Arc<Mutex<Measurements>>);
+
+#[derive(Debug, Default)]
+struct Measurements {
+    last: Option<Measured>,
+    /// Closed at the end of the measurement that is under way.
+    under_way: Option<watch::Receiver<()>>,
+}
 
 #[derive(Debug)]
 struct Measured {
@@ -60,20 +74,51 @@ struct Measured {
 }
 
 impl Tree {
-    /// The last measurement while it is valid, or else that of `measure`. Callers wait for each
-    /// other rather than read the same tree.
-    pub(crate) async fn usage(&self, measure: impl Future<Output = Result<DiskUsage>>) -> Result<DiskUsage> {
-        let mut kept = self.0.lock().await;
+    /// The last measurement while it is valid, or else that of `measure` if it ends within `time`.
+    /// If it is late, the last one again; `None` if there is none, or if it failed. A later call has
+    /// what a late measurement found.
+    pub(crate) async fn usage(
+        &self,
+        time: Duration,
+        measure: impl FnOnce() -> Result<DiskUsage> + Send + 'static,
+    ) -> Option<DiskUsage> {
+        let mut end = {
+            let mut known = lock(&self.0);
+            let valid = |measured: &&Measured| Instant::now() < measured.until;
+            if let Some(measured) = known.last.as_ref().filter(valid) {
+                return Some(measured.usage);
+            }
+            known.under_way.get_or_insert_with(|| begin(Arc::clone(&self.0), measure)).clone()
+        };
+        // An error is the end.
+        let _late_or_ended = tokio::time::timeout(time, end.changed()).await;
+        lock(&self.0).last.as_ref().map(|measured| measured.usage)
+    }
+}
+
+fn begin(
+    known: Arc<Mutex<Measurements>>,
+    measure: impl FnOnce() -> Result<DiskUsage> + Send + 'static,
+) -> watch::Receiver<()> {
+    let (under_way, end) = watch::channel(());
+    tokio::spawn(async move {
+        let _turn = MEASURING.acquire().await;
         let began = Instant::now();
-        if let Some(measured) = kept.as_ref().filter(|measured| began < measured.until) {
-            return Ok(measured.usage);
-        }
-        let usage = measure.await?;
+        let measured = blocking("count a tree", measure).await;
         let ended = Instant::now();
         let validity = (ended - began).saturating_mul(VALIDITY).min(LONGEST_VALIDITY);
-        *kept = Some(Measured { usage, until: ended + validity });
-        Ok(usage)
-    }
+        let measured = measured.inspect_err(|e| tracing::warn!(error = %chain(e), "a tree was not counted"));
+        *lock(&known) = Measurements {
+            last: measured.ok().map(|usage| Measured { usage, until: ended + validity }),
+            under_way: None,
+        };
+        drop(under_way);
+    });
+    end
+}
+
+fn lock(known: &Mutex<Measurements>) -> std::sync::MutexGuard<'_, Measurements> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Of a container.
@@ -86,6 +131,9 @@ pub(crate) struct Samples {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
+
+    use crate::error::Error;
 
     #[test]
     fn a_rate_is_taken_over_a_second_or_more() {
@@ -100,20 +148,71 @@ mod tests {
         assert_eq!(processor.rate(at(6000), 0), None, "another group");
     }
 
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    fn usage(bytes: u64) -> DiskUsage {
+        DiskUsage { bytes, inodes: 1, is_complete: true }
+    }
+
     #[tokio::test]
     async fn a_measurement_is_repeated_once_it_is_no_longer_valid() {
         let tree = Tree::default();
-        let usage = |bytes| DiskUsage { bytes, inodes: 1, is_complete: true };
-        let slow = async {
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        let (_never, wait) = mpsc::channel::<()>();
+        let slow = move || {
+            wait.recv_timeout(Duration::from_millis(50)).unwrap_err();
             Ok(usage(1))
         };
-        assert_eq!(tree.usage(slow).await.unwrap().bytes, 1);
-        assert_eq!(tree.usage(async { Ok(usage(2)) }).await.unwrap().bytes, 1, "within a second");
+        assert_eq!(tree.usage(TIMEOUT, slow).await, Some(usage(1)));
+        assert_eq!(tree.usage(TIMEOUT, || Ok(usage(2))).await, Some(usage(1)), "within a second");
         let tree = Tree::default();
-        let quick = tree.usage(async { Ok(usage(3)) }).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        let next = tree.usage(async { Ok(usage(4)) }).await.unwrap();
-        assert_eq!((quick.bytes, next.bytes), (3, 4));
+        assert_eq!(tree.usage(TIMEOUT, || Ok(usage(3))).await, Some(usage(3)));
+        let begin = Instant::now();
+        while tree.usage(TIMEOUT, || Ok(usage(4))).await != Some(usage(4)) {
+            assert!(begin.elapsed() < TIMEOUT, "it stays valid");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_late_measurement_is_the_only_one_and_is_kept() {
+        let tree = Tree::default();
+        let (release, wait) = mpsc::channel::<()>();
+        let (begun, begins) = mpsc::channel();
+        let wait = Arc::new(Mutex::new(wait));
+        let measure = || {
+            let (begun, wait) = (begun.clone(), Arc::clone(&wait));
+            move || {
+                begun.send(()).unwrap();
+                wait.lock().unwrap().recv().unwrap();
+                Ok(usage(1))
+            }
+        };
+        for _ in 0..3 {
+            // The caller goes, as when its connection ends.
+            tokio::time::timeout(Duration::from_millis(20), tree.usage(TIMEOUT, measure()))
+                .await
+                .unwrap_err();
+        }
+        assert_eq!(tree.usage(Duration::from_millis(20), measure()).await, None, "late");
+        let other = Tree::default();
+        assert_eq!(other.usage(TIMEOUT, || Ok(usage(7))).await, Some(usage(7)), "another tree's");
+        release.send(()).unwrap();
+        assert_eq!(tree.usage(TIMEOUT, || Ok(usage(2))).await, Some(usage(1)));
+        assert_eq!(begins.try_iter().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_late_measurement_leaves_the_last_one_and_a_failed_one_does_not() {
+        let tree = Tree::default();
+        let expired = Measured { usage: usage(1), until: Instant::now() };
+        lock(&tree.0).last = Some(expired);
+        let (release, wait) = mpsc::channel::<()>();
+        let late = move || {
+            wait.recv().unwrap();
+            Err(Error::Task { task: "count" })
+        };
+        assert_eq!(tree.usage(Duration::from_millis(20), late).await, Some(usage(1)));
+        release.send(()).unwrap();
+        assert_eq!(tree.usage(TIMEOUT, || Ok(usage(2))).await, None, "the one under way failed");
+        assert_eq!(tree.usage(TIMEOUT, || Ok(usage(2))).await, Some(usage(2)));
     }
 }
