@@ -19,6 +19,7 @@ mod semaphore;
 mod source;
 mod unpack;
 mod unpacker;
+pub(crate) mod watch;
 mod zstd;
 
 use std::collections::BTreeMap;

@@ -61,6 +61,7 @@ pub use blocking::in_place::while_others_go_on;
 use calls::sandbox;
 pub use error::Error;
 use error::ServeProblem;
+pub use images::watch::ImagesWatch;
 pub use images::{ImageLimits, offered as offered_images};
 pub use locks::Locks;
 pub use registry::RegistryConfig;

@@ -5,9 +5,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use inotify::{Inotify, WatchMask};
-use runtime::ImageLimits;
-use tokio_stream::StreamExt;
+use runtime::{ImageLimits, ImagesWatch};
 use tracing::{info, warn};
 
 use crate::backoff::Backoff;
@@ -29,17 +27,12 @@ pub(super) async fn follow(cri: Cri, images_dir: PathBuf, limits: ImageLimits) {
     }
 }
 
+/// Returns only with an error.
 async fn follow_once(cri: &Cri, images_dir: &Path, limits: &ImageLimits) -> io::Result<()> {
-    let inotify = Inotify::init()?;
-    let mask = WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::ONLYDIR;
-    inotify.watches().add(images_dir, mask)?;
-    let mut events = inotify.into_event_stream(vec![0; 4096])?;
+    let mut watch = ImagesWatch::new(images_dir)?;
     loop {
         import_missing(cri, images_dir, limits).await?;
-        match events.next().await {
-            Some(event) => drop(event?),
-            None => return Ok(()),
-        }
+        watch.changed().await?;
     }
 }
 

@@ -8,11 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use inotify::{Inotify, WatchMask};
-use tokio_stream::StreamExt;
-
 use crate::error::chain;
 use crate::images;
+use crate::images::watch::ImagesWatch;
 use crate::runtime::Runtime;
 
 /// Pause before a failed watch is tried again.
@@ -32,17 +30,12 @@ pub(crate) async fn follow(runtime: Arc<Runtime>, images_dir: std::path::PathBuf
     }
 }
 
+/// Returns only with an error.
 async fn follow_once(runtime: &Arc<Runtime>, images_dir: &Path) -> io::Result<()> {
-    let inotify = Inotify::init()?;
-    let mask = WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::ONLYDIR;
-    inotify.watches().add(images_dir, mask)?;
-    let mut events = inotify.into_event_stream(vec![0; 4096])?;
+    let mut watch = ImagesWatch::new(images_dir)?;
     loop {
         import_beside(runtime, images_dir).await?;
-        match events.next().await {
-            Some(event) => drop(event?),
-            None => return Ok(()),
-        }
+        watch.changed().await?;
     }
 }
 
