@@ -109,7 +109,10 @@ fn files_are_copied_both_ways_and_never_beside_their_target() {
     let node = Node::start(&sandbox, NodeOptions::default()).expect("the node starts");
     attacker::install(&node).expect("an image");
     let idle = node.leak_check().expect("the kernel answers");
-    node.put_manifest("tools.yaml", &Attack::new("tools", TOOLS).yaml()).expect("put");
+    let tools = Attack::new("tools", TOOLS)
+        .with_pod_fields("volumes: [{name: small, emptyDir: {medium: Memory, sizeLimit: 64Ki}}]")
+        .with_container_fields("volumeMounts: [{name: small, mountPath: /small}]");
+    node.put_manifest("tools.yaml", &tools.yaml()).expect("put");
     node.put_manifest("web.yaml", &Pod::new("web", &["serve", "[::]:80", "/etc"]).yaml()).expect("put");
     node.wait_for_log("tools", &["installed"]).expect("it has tar");
     node.wait_for_log("web", &["serving"]).expect("it serves");
@@ -145,6 +148,10 @@ fn files_are_copied_both_ways_and_never_beside_their_target() {
     let (code, said) = failure(&node, &["cp", "web:/etc/hosts", &path("hosts")]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("container business of pod web cannot run tar, which cp needs there"), "{said}");
+    let (code, said) = failure(&node, &["cp", &path("here/large"), "tools:/small/large"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("No space left on device"), "{said}");
+    assert!(said.ends_with("command terminated with exit code 1\n"), "{said}");
     let (_, said) = failure(&node, &["cp", &path("none"), "tools:/x"]);
     assert!(said.contains("doesn't exist in local filesystem"), "{said}");
 
@@ -184,5 +191,22 @@ fn files_are_copied_both_ways_and_never_beside_their_target() {
     for place in ["evil.tar", "tar"] {
         fs::remove_file(sandbox.path(place)).expect("removed");
     }
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
+fn a_program_has_a_terminal_only_if_the_commands_input_is_one() {
+    let sandbox = Sandbox::new();
+    let node = Node::start(&sandbox, NodeOptions::default()).expect("the node starts");
+    attacker::install(&node).expect("an image");
+    let idle = node.leak_check().expect("the kernel answers");
+    node.put_manifest("tools.yaml", &Attack::new("tools", TOOLS).yaml()).expect("put");
+    node.wait_for_log("tools", &["installed"]).expect("it runs");
+    // The command's input is /dev/null, whose end ends the program too.
+    let program = "tty; cat; exit 5";
+    let output = node.client_output(&["exec", "-it", "tools", "--", "sh", "-c", program]).expect("it runs");
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    assert_eq!(output.stdout, b"not a tty\n");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("Unable to use a TTY"), "{output:?}");
     node.finish(&idle).expect("nothing is left");
 }

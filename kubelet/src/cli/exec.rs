@@ -14,8 +14,9 @@ pub(super) async fn exec(args: &ExecArgs, out: &mut dyn Write) -> Result<(), Err
     let ContainerArgs { pod, container } = &args.of;
     let name = kinds::pod_name(&pod.pod)?;
     let mut kubelet = client::connect(&pod.root).await?;
-    let has_terminal = args.tty && termios::isatty(io::stdin());
-    if args.tty && !has_terminal {
+    // As with kubectl, a program has no terminal if this command's input is none.
+    let tty = args.tty && termios::isatty(io::stdin());
+    if args.tty && !tty {
         let _no_reader = writeln!(io::stderr(), "Unable to use a TTY - input is not a terminal");
     }
     let container = containers::one(&mut kubelet, &pod.namespace, name, container).await?;
@@ -25,10 +26,10 @@ pub(super) async fn exec(args: &ExecArgs, out: &mut dyn Write) -> Result<(), Err
         container,
         command: args.command.clone(),
         stdin: args.stdin,
-        tty: args.tty,
+        tty,
     };
     let url = kubelet.exec(request.clone()).await?.into_inner().url;
     let again = async move || Ok(kubelet.exec(request).await?.into_inner().url);
-    let session = Session { url, stdin: args.stdin, tty: args.tty, sizes: args.tty, raw: has_terminal };
+    let session = Session { url, stdin: args.stdin, tty, sizes: tty, raw: tty };
     session.run(again, out).await
 }

@@ -1,6 +1,7 @@
 //! The streams of a program, a new one or a container's first, at the keyboard: what `exec` and `attach` share.
 
 use std::io::{self, Write};
+use std::pin::pin;
 
 use runtime::spdy_client::{Output, StreamsRequest};
 use rustix::termios::{self, OptionalActions, Termios};
@@ -37,12 +38,26 @@ impl Session {
         let raw = raw.then(RawTerminal::enter).transpose().map_err(Error::Terminal)?;
         let sizes =
             sizes.then(|| signal(SignalKind::window_change())).transpose().map_err(Error::Terminal)?;
-        let ended = tokio::select! {
-            status = receive(from, out) => status,
-            problem = send(to, stdin, sizes) => Err(Error::Stream(problem)),
-        };
+        let ended = end(receive(from, out), send(to, stdin, sizes)).await;
         drop(raw);
         ended
+    }
+}
+
+/// The program's end, as it was received. A program that has ended, or that reads no further, may take
+/// nothing more before that: an error in sending counts only if no end is received.
+pub(super) async fn end(
+    receiving: impl Future<Output = Result<(), Error>>,
+    sending: impl Future<Output = StreamProblem>,
+) -> Result<(), Error> {
+    let mut receiving = pin!(receiving);
+    let problem = tokio::select! {
+        ended = &mut receiving => return ended,
+        problem = sending => problem,
+    };
+    match receiving.await {
+        Err(Error::Answer(_)) => Err(Error::Stream(problem)),
+        ended => ended,
     }
 }
 
@@ -192,5 +207,20 @@ mod tests {
         let other = r#"{"status":"Failure","message":"no such file","reason":"InternalError","code":500}"#;
         assert!(matches!(outcome(other), Err(Error::Exec { message }) if message == "no such file"));
         assert!(outcome("{}").is_err());
+    }
+
+    #[tokio::test]
+    async fn an_end_that_is_received_counts_more_than_what_could_not_be_sent() {
+        let lost = async || StreamProblem::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        let ended_as = async |status: &'static [u8]| {
+            let received = async {
+                tokio::task::yield_now().await;
+                outcome(status)
+            };
+            end(received, lost()).await
+        };
+        let two = br#"{"status":"Failure","details":{"causes":[{"reason":"ExitCode","message":"2"}]}}"#;
+        assert!(matches!(ended_as(two).await, Err(Error::Exited { code: 2 })));
+        assert!(matches!(ended_as(b"").await, Err(Error::Stream(_))));
     }
 }

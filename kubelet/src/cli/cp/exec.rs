@@ -13,8 +13,8 @@ use tonic::transport::Channel;
 
 use super::super::printable::printable;
 use super::super::program::{self, Input, Receiver, Sender};
-use super::super::remote_command::outcome;
-use crate::cli::Error;
+use super::super::remote_command::{end, outcome};
+use crate::cli::{Error, StreamProblem};
 
 /// A container whose streams rest that long has stopped.
 const IDLE: Duration = Duration::from_secs(60);
@@ -61,8 +61,7 @@ impl Container {
         let (to, from) = program::connect(url, again, streams).await?;
         let idle = Cell::new(Some(Instant::now()));
         tokio::select! {
-            ended = receive(from, output, &idle) => ended,
-            problem = send(to, input, &idle) => Err(problem),
+            ended = end(receive(from, output, &idle), send(to, input, &idle)) => ended,
             () = rests(&idle) => Err(Error::Stalled { program: command[0].to_owned(), seconds: IDLE.as_secs() }),
         }
     }
@@ -126,7 +125,7 @@ async fn receive(
 }
 
 /// Returns when nothing can be sent any more.
-async fn send(mut to: Sender, mut input: Option<mpsc::Receiver<Vec<u8>>>, idle: &Idle) -> Error {
+async fn send(mut to: Sender, mut input: Option<mpsc::Receiver<Vec<u8>>>, idle: &Idle) -> StreamProblem {
     loop {
         let sending = match &mut input {
             None => return std::future::pending().await,
@@ -143,7 +142,7 @@ async fn send(mut to: Sender, mut input: Option<mpsc::Receiver<Vec<u8>>>, idle: 
         };
         idle.set(Some(Instant::now()));
         if let Err(problem) = to.send(sending).await {
-            return Error::Stream(problem);
+            return problem;
         }
         idle.set(Some(Instant::now()));
     }
