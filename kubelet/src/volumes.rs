@@ -2,8 +2,9 @@
 //!
 //! The state is on disk (kubelet's directory layout and vol_data.json), not in memory; a restarted
 //! kubelet reads it with [`Volumes::reconstruct`]. Operations on one volume run one after the
-//! other; operations on different volumes run concurrently. A started operation is never cancelled:
-//! it runs in its own task, and a caller can only stop waiting for it.
+//! other, but for the walk that gives a volume to a pod's fsGroup, which only that pod waits for;
+//! operations on different volumes run concurrently. A started operation is never cancelled: it runs
+//! in its own task, and a caller can only stop waiting for it.
 
 mod atomic_dir;
 mod budget;
@@ -46,6 +47,8 @@ pub(crate) use capability::{of_claim as capabilities_of_claim, of_volume as capa
 pub(crate) use error::Error;
 pub(crate) use expand::FILE_SYSTEM_PENDING;
 pub(crate) use figures::{Figures, Space, VolumeFigures};
+#[cfg(test)]
+pub(crate) use host_paths::mount_silent_at;
 pub(crate) use sub_paths::SubPath;
 
 use crate::capacity::critical::serves_volumes;
@@ -57,7 +60,7 @@ use crate::pod::fields::Capacity;
 use crate::sink::Sinks;
 use crate::store::Store;
 use configuration::{ConfigurationVolumes, Target};
-use csi_mount::CsiMount;
+use csi_mount::{CsiMount, Published};
 use device::{Device, DeviceKey, Devices, Stage};
 use empty_dirs::EmptyDirs;
 use host_paths::HostPaths;
@@ -260,11 +263,19 @@ impl Volumes {
         device.add_user(&pod.metadata.uid);
         let mount = shared.csi_mount(pod, &device, driver, Arc::clone(&volume), read_only);
         let operation = async move {
+            let turn = device.turn_of(&mount.pod.metadata.uid);
+            let _turn = turn.lock().await;
             let mut stage = device.stage.lock().await;
             if shared.is_stopping(&mount.pod.metadata.uid) {
                 return Err(Error::Interrupted { what: "the mount" });
             }
-            mount.run(&mut stage).await
+            let Published { target, change } = mount.run(&mut stage).await?;
+            // A walk has no time limit: the volume's other pods must not wait for it.
+            drop(stage);
+            if let Some(change) = change {
+                ownership::change_group_in_turn(change, &device.group_turn).await?;
+            }
+            Ok(target)
         };
         let finished = tokio::spawn(operation.in_current_span()).await;
         let host_path = finished.unwrap_or(Err(Error::Interrupted { what: "the mount" }))?;

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::dead_mount::is_dead;
 use super::device::{Device, Stage};
 use super::layout::{self, Layout, PublishData, StageData};
-use super::ownership::{self, GroupChange, Stop};
+use super::ownership::{GroupChange, Stop};
 use super::{capability, error::Error, files};
 use crate::clients::csi::Driver;
 use crate::clients::csi_secrets::Secrets;
@@ -38,10 +38,18 @@ pub(super) struct CsiMount {
     pub(super) stop: Arc<Stop>,
 }
 
+/// A volume that the driver has published.
+#[derive(Debug)]
+pub(super) struct Published {
+    pub(super) target: PathBuf,
+    /// What the kubelet has to do before the pod may use the volume.
+    pub(super) change: Option<GroupChange>,
+}
+
 impl CsiMount {
-    /// Stages the volume if necessary, publishes it, and returns the target path. The caller holds
-    /// the device's lock; `stage` is its state.
-    pub(super) async fn run(&self, stage: &mut Stage) -> Result<PathBuf, Error> {
+    /// Stages the volume if necessary and publishes it. The caller holds the device's lock; `stage` is
+    /// its state.
+    pub(super) async fn run(&self, stage: &mut Stage) -> Result<Published, Error> {
         self.take_for_pod()?;
         self.check_no_attachment()?;
         let can = self.driver.node_capabilities().await?;
@@ -49,17 +57,13 @@ impl CsiMount {
         let capability = capability::of_volume(&self.volume, can, fs_group)?;
         let staging_path = self.ensure_staged(stage, &capability, can.stage).await?;
         let target = self.publish(&staging_path, capability).await?;
-        match fs_group {
-            Some(group) if !can.mount_group && self.kubelet_owns_group() => {
-                let pod = &self.pod.metadata.uid;
-                let marker = self.layout.csi_ready(pod, &self.volume.metadata.name);
-                let policy = self.pod.spec.security_context.fs_group_change_policy.unwrap_or_default();
-                let (root, stop) = (target.clone(), Arc::clone(&self.stop));
-                ownership::change_group(GroupChange { root, group, policy, marker, stop }).await?;
-            }
-            _ => {}
-        }
-        Ok(target)
+        let group = fs_group.filter(|_| !can.mount_group && self.kubelet_owns_group());
+        let change = group.map(|group| {
+            let marker = self.layout.csi_ready(&self.pod.metadata.uid, &self.volume.metadata.name);
+            let policy = self.pod.spec.security_context.fs_group_change_policy.unwrap_or_default();
+            GroupChange { root: target.clone(), group, policy, marker, stop: Arc::clone(&self.stop) }
+        });
+        Ok(Published { target, change })
     }
 
     /// Calls NodePublishVolume again for a published volume. The kubelet's own files stay

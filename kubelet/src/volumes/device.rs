@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use runtime::Locks;
+
 /// kubelet's unique volume name: driver and handle.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct DeviceKey {
@@ -42,7 +44,14 @@ pub(crate) struct Device {
     staging: AtomicBool,
     /// By the pod's uid.
     users: Mutex<BTreeMap<String, Use>>,
+    /// By the pod's uid. Lock it before `stage`.
+    turns: Locks<String, Turn>,
+    /// Locked while a pod's fsGroup is given to the volume, without `stage`.
+    pub(crate) group_turn: Turn,
 }
+
+/// Guards no data.
+pub(crate) type Turn = tokio::sync::Mutex<()>;
 
 impl Device {
     pub(crate) fn is_staging(&self) -> bool {
@@ -51,6 +60,12 @@ impl Device {
 
     pub(crate) fn set_staging(&self, staging: bool) {
         self.staging.store(staging, Ordering::Relaxed);
+    }
+
+    /// Locked while the volume is mounted for the pod, from the call until its files have the pod's group, and
+    /// while it is unmounted.
+    pub(crate) fn turn_of(&self, pod_uid: &str) -> Arc<Turn> {
+        self.turns.of(pod_uid)
     }
 
     /// Adds a pod that wants the volume; no change if it has the volume already.
@@ -102,7 +117,8 @@ impl Devices {
         let new = || {
             let stage = tokio::sync::Mutex::new(first);
             let (staging, users) = (AtomicBool::new(false), Mutex::default());
-            Arc::new(Device { key: key.clone(), stage, staging, users })
+            let (turns, group_turn) = (Locks::default(), Turn::default());
+            Arc::new(Device { key: key.clone(), stage, staging, users, turns, group_turn })
         };
         Arc::clone(devices.entry(key.clone()).or_insert_with(new))
     }

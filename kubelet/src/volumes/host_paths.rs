@@ -149,15 +149,22 @@ fn check(path: &Path, wanted: HostPathType) -> Result<(), Error> {
 /// A file system in `dir` that does not answer until the connection is dropped.
 #[cfg(test)]
 pub(super) fn mount_silent(dir: &Path) -> (PathBuf, std::os::fd::OwnedFd) {
-    use linux::mount::{FuseMountOptions, FuseName, MountFlags, mount_fuse, open_fuse_device};
     let silent = dir.join("silent");
-    fs::create_dir(&silent).expect("an empty directory");
+    let connection = mount_silent_at(&silent);
+    (silent, connection)
+}
+
+/// The same at a path that does not exist yet.
+#[cfg(test)]
+pub(crate) fn mount_silent_at(silent: &Path) -> std::os::fd::OwnedFd {
+    use linux::mount::{FuseMountOptions, FuseName, MountFlags, mount_fuse, open_fuse_device};
+    fs::create_dir(silent).expect("an empty directory");
     let connection = open_fuse_device().expect("this test needs root and FUSE");
     let options =
         FuseMountOptions { flags: MountFlags::default(), allow_other: false, default_permissions: false };
-    mount_fuse(&connection, FuseName { source: "unserved", subtype: "test" }, &silent, options)
+    mount_fuse(&connection, FuseName { source: "unserved", subtype: "test" }, silent, options)
         .expect("mount");
-    (silent, connection)
+    connection
 }
 
 #[cfg(test)]

@@ -38,6 +38,10 @@ impl Stop {
         self.is_set.store(true, Ordering::Relaxed);
         let _was_set = self.set.set(());
     }
+
+    async fn wait(&self) {
+        self.set.wait().await;
+    }
 }
 
 /// A volume and its new group.
@@ -51,12 +55,30 @@ pub(super) struct GroupChange {
     pub(super) stop: Arc<Stop>,
 }
 
+/// [`change_group`] of a volume that other pods may have. Their walks hold `turn` too: the volume has the group
+/// of the last one, and a root with the right group shows that a walk is complete.
+pub(super) async fn change_group_in_turn(
+    change: GroupChange,
+    turn: &tokio::sync::Mutex<()>,
+) -> Result<(), Error> {
+    // The containers of this pod may run: they must not wait for another pod's walk.
+    if change.marker.exists() {
+        return Ok(());
+    }
+    let stop = Arc::clone(&change.stop);
+    let _turn = tokio::select! {
+        turn = turn.lock() => turn,
+        () = stop.wait() => return Err(INTERRUPTED),
+    };
+    change_group(change).await
+}
+
 /// Walks the whole tree, outside the async threads.
 pub(super) async fn change_group(change: GroupChange) -> Result<(), Error> {
     let stop = Arc::clone(&change.stop);
     let walk = tokio::task::spawn_blocking(move || change_once(&change));
     let stopped = async {
-        stop.set.wait().await;
+        stop.wait().await;
         tokio::time::sleep(STOP_TIMEOUT).await;
     };
     tokio::select! {

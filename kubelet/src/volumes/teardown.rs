@@ -115,6 +115,9 @@ impl Volumes {
 
 impl Shared {
     async fn unmount_device(&self, uid: &str, device: &Device) -> Result<(), Error> {
+        // Wait for the pod's own walk, which has ended or ends now: it holds a descriptor of the volume.
+        let turn = device.turn_of(uid);
+        let _turn = turn.lock().await;
         let mut stage = device.stage.lock().await;
         for dir in files::subdirectories(&self.layout.csi_volumes_dir(uid))? {
             self.unpublish_if_of(device, &dir).await?;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use linux::mount::UnmountMode;
 use proto::csi::controller_server::{Controller, ControllerServer};
 use proto::csi::node_server::{Node, NodeServer};
 use proto::csi::{self, controller_service_capability as controller, node_service_capability as node};
@@ -220,15 +221,20 @@ impl Node for Service {
 
     async fn node_unpublish_volume(
         &self,
-        _request: Request<csi::NodeUnpublishVolumeRequest>,
+        request: Request<csi::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<csi::NodeUnpublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.0.add("NodeUnpublishVolume", &request, HashMap::new());
+        // Most tests mount nothing there.
+        let _unmounted = linux::mount::unmount(Path::new(&request.target_path), UnmountMode::Detach);
         Ok(Response::new(csi::NodeUnpublishVolumeResponse {}))
     }
 
     async fn node_unstage_volume(
         &self,
-        _request: Request<csi::NodeUnstageVolumeRequest>,
+        request: Request<csi::NodeUnstageVolumeRequest>,
     ) -> Result<Response<csi::NodeUnstageVolumeResponse>, Status> {
+        self.0.add("NodeUnstageVolume", request.into_inner(), HashMap::new());
         Ok(Response::new(csi::NodeUnstageVolumeResponse {}))
     }
 }
@@ -484,6 +490,66 @@ async fn a_volume_that_no_pod_has_grows_when_it_is_mounted() {
     assert_eq!(claim.status.capacity["storage"].value(), 2 << 30);
     assert_eq!((claim.status.conditions.len(), fixture.driver.of("NodeExpandVolume").len()), (0, 1));
     assert_eq!(fixture.driver.of("ControllerExpandVolume").len(), 1);
+}
+
+/// A pod's fsGroup is given to a volume whose file system does not answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_other_pods_of_a_volume_do_not_wait_for_a_walk_and_its_own_pod_does() {
+    use crate::objects::Object;
+    let fixture = Fixture::start();
+    let claim = |size: &str| claim(size).replace("ReadWriteOncePod", "ReadWriteMany");
+    fixture.apply(&plain_class());
+    fixture.apply(&format!(
+        "apiVersion: storage.k8s.io/v1\nkind: CSIDriver\nmetadata: {{name: {DRIVER}}}\n\
+         spec: {{attachRequired: false, fsGroupPolicy: File}}\n"
+    ));
+    fixture.apply(&claim("1Gi"));
+    let bound = fixture.claim("bound", |claim| claim.status.phase == ClaimPhase::Bound).await;
+    fixture.apply(POD);
+    fixture.apply(
+        &POD.replace("name: web", "name: walker")
+            .replace("spec:", "spec:\n  securityContext: {fsGroup: 2000}"),
+    );
+    let pod = |name| fixture.store.pod("default", name).unwrap();
+    let (other, walker) = (pod("web"), pod("walker"));
+    let volumes = &fixture.volumes;
+    tokio::time::timeout(TIMEOUT, volumes.mount_pod(&other)).await.unwrap();
+
+    let dir = volumes.pod_dir(&walker.metadata.uid).join("volumes/kubernetes.io~csi");
+    let dir = dir.join(&bound.spec.volume_name);
+    std::fs::create_dir_all(&dir).unwrap();
+    let connection = crate::volumes::mount_silent_at(&dir.join("mount"));
+    let mounting = tokio::spawn({
+        let (volumes, walker) = (volumes.clone(), Arc::clone(&walker));
+        async move { volumes.mount_pod(&walker).await }
+    });
+    let deadline = Instant::now() + TIMEOUT;
+    while fixture.driver.of("NodePublishVolume").len() < 2 && Instant::now() < deadline {
+        tokio::task::yield_now().await;
+    }
+    fixture.apply(&claim("2Gi"));
+    let grown = |claim: &PersistentVolumeClaim| claim.status.capacity["storage"].value() == 2 << 30;
+    fixture.claim("expanded during the walk", grown).await;
+    let unmounted = tokio::time::timeout(TIMEOUT, volumes.unmount_pod(&other.reference())).await;
+    unmounted.expect("it does not wait for the walk");
+    assert_eq!(fixture.driver.of("NodeUnstageVolume").len(), 0, "the walker has it");
+    assert!(!mounting.is_finished());
+
+    // As a worker does it: the operation itself goes on.
+    mounting.abort();
+    let begun = Instant::now();
+    let unmounting = tokio::spawn({
+        let (volumes, walker) = (volumes.clone(), walker.reference());
+        async move { volumes.unmount_pod(&walker).await }
+    });
+    while fixture.driver.of("NodeUnpublishVolume").len() < 2 && begun.elapsed() < TIMEOUT {
+        tokio::task::yield_now().await;
+    }
+    let waited = begun.elapsed();
+    drop(connection);
+    tokio::time::timeout(TIMEOUT, unmounting).await.unwrap().unwrap();
+    assert!(Duration::from_secs(5) <= waited && waited < TIMEOUT, "{waited:?}: the walk was given up");
+    assert_eq!(fixture.driver.of("NodeUnstageVolume").len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
