@@ -215,16 +215,16 @@ impl Volumes {
                 if let Some(group) = pod.spec.security_context.fs_group {
                     // Like kubelet, change a pod's own volumes even if the root's group is right.
                     let policy = FsGroupChangePolicy::Always;
-                    let (root, stop) = (host_path.clone(), self.shared.stop_of(uid));
-                    ownership::change_group(GroupChange { root, group, policy, marker, stop }).await?;
+                    let (root, volume) = (host_path.clone(), host_path.clone());
+                    let change =
+                        GroupChange { root, volume, group, policy, marker, stop: self.shared.stop_of(uid) };
+                    ownership::change_group(change, self.shared.paths_of(pod)).await?;
                 }
                 Ok(Mounted { host_path, read_only: false, is_configuration: false })
             }
             Some(VolumeSource::HostPath(source)) => {
                 let _turn = local_turn.lock().await;
-                let shared = &self.shared;
-                let paths = if serves_volumes(pod) { &shared.mount_pods_paths } else { &shared.host_paths };
-                let host_path = paths.ensure(uid, source).await?;
+                let host_path = self.shared.paths_of(pod).ensure(uid, source).await?;
                 Ok(Mounted { host_path, read_only: false, is_configuration: false })
             }
             Some(VolumeSource::Ephemeral(source)) => {
@@ -273,7 +273,8 @@ impl Volumes {
             // A walk has no time limit: the volume's other pods must not wait for it.
             drop(stage);
             if let Some(change) = change {
-                ownership::change_group_in_turn(change, &device.group_turn).await?;
+                let paths = shared.paths_of(&mount.pod);
+                ownership::change_group_in_turn(change, &device.group_turn, paths).await?;
             }
             Ok(target)
         };
@@ -373,6 +374,10 @@ impl Shared {
 
     fn capacity(&self) -> Capacity {
         crate::pod::resources::node_capacity(self.layout.root())
+    }
+
+    fn paths_of(&self, pod: &Pod) -> &HostPaths {
+        if serves_volumes(pod) { &self.mount_pods_paths } else { &self.host_paths }
     }
 
     fn is_stopping(&self, uid: &str) -> bool {

@@ -61,7 +61,9 @@ impl CsiMount {
         let change = group.map(|group| {
             let marker = self.layout.csi_ready(&self.pod.metadata.uid, &self.volume.metadata.name);
             let policy = self.pod.spec.security_context.fs_group_change_policy.unwrap_or_default();
-            GroupChange { root: target.clone(), group, policy, marker, stop: Arc::clone(&self.stop) }
+            let volume = self.layout.stage_dir(&self.device.key.driver, &self.device.key.volume_handle);
+            let (root, stop) = (target.clone(), Arc::clone(&self.stop));
+            GroupChange { root, volume, group, policy, marker, stop }
         });
         Ok(Published { target, change })
     }

@@ -1,16 +1,18 @@
 //! hostPath volumes, and other work on paths that may be in a file system that does not answer: each
-//! check has its own thread.
+//! check, and each walk over a volume, has its own thread.
 //!
 //! Invariants:
-//! - No caller waits longer than [`TIMEOUT`] for a check.
-//! - A pod checks its volumes one after the other, so it has at most one late thread.
-//! - A mount has at most [`MAX_LATE_OF_MOUNT`] late threads, and the node [`MAX_LATE`].
+//! - No caller waits longer than [`TIMEOUT`] for a check. A walk has no time limit, but its caller gives it up.
+//! - A pod checks its volumes one after the other, so it has at most one late check.
+//! - A mount has at most [`MAX_LATE_OF_MOUNT`] late checks, and a volume as many late walks. The node has at
+//!   most [`MAX_LATE`] late threads.
 
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 use std::time::Duration;
 
 use linux::mountinfo;
@@ -22,12 +24,12 @@ use crate::objects::{HostPathType, HostPathVolume};
 
 /// Enough for a disk under load.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Concurrent checks that are not late.
+/// Concurrent checks that are not late; walks are not counted.
 const CONCURRENT_CHECKS: usize = 8;
 const MAX_LATE: usize = 256;
 const TYPE_CHECK: &str = "hostPath type check failed";
 /// For each mount but the root, from which a symbolic link may lead anywhere.
-const MAX_LATE_OF_MOUNT: usize = CONCURRENT_CHECKS;
+pub(super) const MAX_LATE_OF_MOUNT: usize = CONCURRENT_CHECKS;
 
 #[derive(Debug)]
 pub(super) struct HostPaths {
@@ -35,8 +37,18 @@ pub(super) struct HostPaths {
     late: Arc<Mutex<Late>>,
 }
 
-/// Pods with a late check, by uid, and the mount of its path.
+/// Late threads, and where each waits. The key is the uid of a check's pod, or the root of a walk.
 type Late = HashMap<String, PathBuf>;
+
+/// A walk over a pod's volume.
+#[derive(Debug)]
+pub(super) struct Walk<'a> {
+    pub(super) root: &'a Path,
+    /// The same for all pods of the volume.
+    pub(super) volume: &'a Path,
+    /// For errors.
+    pub(super) what: &'static str,
+}
 
 impl Default for HostPaths {
     fn default() -> Self {
@@ -73,34 +85,72 @@ impl HostPaths {
         // The semaphore is never closed.
         let _permit = self.permits.acquire().await;
         self.check_not_late(uid, path, what, &mount)?;
+        let thread = Builder::new().name("host-path".to_owned());
+        let done = self.until(tokio::time::sleep(TIMEOUT), thread, uid.to_owned(), mount, work);
+        let done = done.await.map_err(|e| Error::io("start a thread to check", path, e))?;
+        done.unwrap_or_else(|| Err(Error::PathTimeout { what, path: path.to_owned() }))
+    }
+
+    /// Runs a walk until `given_up` is over: `None`. It may then continue, and its outcome is dropped. A volume
+    /// has at most [`MAX_LATE_OF_MOUNT`] of these.
+    pub(super) async fn walk<T: Send + 'static>(
+        &self,
+        Walk { root, volume, what }: Walk<'_>,
+        given_up: impl Future<Output = ()>,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<Option<T>, Error> {
+        let key = root.to_string_lossy().into_owned();
+        self.check_not_late(&key, root, what, volume)?;
+        let thread = Builder::new().name("volume-walk".to_owned());
+        let done = self.until(given_up, thread, key, volume.to_owned(), work);
+        done.await.map_err(|e| Error::io("start a thread to walk", root, e))?.transpose()
+    }
+
+    /// Runs `work` in the thread until `given_up` is over: `None`, and it is late with this key.
+    async fn until<T: Send + 'static>(
+        &self,
+        given_up: impl Future<Output = ()>,
+        thread: Builder,
+        key: String,
+        place: PathBuf,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> std::io::Result<Option<Result<T, Error>>> {
         let (sender, mut answer) = oneshot::channel();
         let work_and_send = {
-            let (late, uid) = (Arc::clone(&self.late), uid.to_owned());
+            let (late, key) = (Arc::clone(&self.late), key.clone());
             move || {
-                // A closed channel means that the check is late.
+                // A closed channel means that the work is late.
                 let _receiver_gone = sender.send(work());
-                lock(&late).remove(&uid);
+                lock(&late).remove(&key);
             }
         };
-        let spawned = std::thread::Builder::new().name("host-path".to_owned()).spawn(work_and_send);
-        spawned.map_err(|e| Error::io("start a thread to check", path, e))?;
-        let interrupted = |_| Error::Interrupted { what: "the check of a path" };
-        if let Ok(answered) = tokio::time::timeout(TIMEOUT, &mut answer).await {
-            return answered.map_err(interrupted)?;
+        thread.spawn(work_and_send)?;
+        tokio::select! {
+            biased;
+            answered = &mut answer => {
+                let interrupted = |_| Err(Error::Interrupted { what: "the check of a path" });
+                return Ok(Some(answered.unwrap_or_else(interrupted)));
+            }
+            () = given_up => {}
         }
         // The thread takes this lock only after it has sent its answer.
         let mut late = lock(&self.late);
         if let Ok(answered) = answer.try_recv() {
-            return answered;
+            return Ok(Some(answered));
         }
-        late.insert(uid.to_owned(), mount);
-        Err(Error::PathTimeout { what, path: path.to_owned() })
+        late.insert(key, place);
+        Ok(None)
     }
 
-    fn check_not_late(&self, uid: &str, path: &Path, what: &'static str, mount: &Path) -> Result<(), Error> {
+    #[cfg(test)]
+    pub(super) fn late(&self) -> usize {
+        lock(&self.late).len()
+    }
+
+    fn check_not_late(&self, key: &str, path: &Path, what: &'static str, mount: &Path) -> Result<(), Error> {
         let late = lock(&self.late);
         let of_mount = late.values().filter(|late| *late == mount).count();
-        if late.contains_key(uid) || (mount != Path::new("/") && of_mount >= MAX_LATE_OF_MOUNT) {
+        if late.contains_key(key) || (mount != Path::new("/") && of_mount >= MAX_LATE_OF_MOUNT) {
             return Err(Error::PathTimeout { what, path: path.to_owned() });
         }
         if late.len() >= MAX_LATE {

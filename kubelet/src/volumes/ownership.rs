@@ -20,6 +20,7 @@ use tokio::sync::SetOnce;
 
 use super::error::Error;
 use super::files;
+use super::host_paths::{HostPaths, Walk};
 use crate::objects::FsGroupChangePolicy;
 
 /// How long a pod's end waits for a walk whose file system does not answer. The walk's thread ends later.
@@ -48,6 +49,8 @@ impl Stop {
 #[derive(Debug)]
 pub(super) struct GroupChange {
     pub(super) root: PathBuf,
+    /// A path that all pods of the volume have in common. It need not exist.
+    pub(super) volume: PathBuf,
     pub(super) group: u32,
     pub(super) policy: FsGroupChangePolicy,
     /// A file that exists once the group was changed.
@@ -60,6 +63,7 @@ pub(super) struct GroupChange {
 pub(super) async fn change_group_in_turn(
     change: GroupChange,
     turn: &tokio::sync::Mutex<()>,
+    paths: &HostPaths,
 ) -> Result<(), Error> {
     // The containers of this pod may run: they must not wait for another pod's walk.
     if change.marker.exists() {
@@ -70,21 +74,19 @@ pub(super) async fn change_group_in_turn(
         turn = turn.lock() => turn,
         () = stop.wait() => return Err(INTERRUPTED),
     };
-    change_group(change).await
+    change_group(change, paths).await
 }
 
-/// Walks the whole tree, outside the async threads.
-pub(super) async fn change_group(change: GroupChange) -> Result<(), Error> {
+/// Walks the whole tree, in a thread of its own.
+pub(super) async fn change_group(change: GroupChange, paths: &HostPaths) -> Result<(), Error> {
     let stop = Arc::clone(&change.stop);
-    let walk = tokio::task::spawn_blocking(move || change_once(&change));
     let stopped = async {
         stop.wait().await;
         tokio::time::sleep(STOP_TIMEOUT).await;
     };
-    tokio::select! {
-        walked = walk => walked.unwrap_or(Err(INTERRUPTED)),
-        () = stopped => Err(INTERRUPTED),
-    }
+    let (root, volume) = (change.root.clone(), change.volume.clone());
+    let walk = Walk { root: &root, volume: &volume, what: "change of group" };
+    paths.walk(walk, stopped, move || change_once(&change)).await?.ok_or(INTERRUPTED)
 }
 
 fn change_once(change: &GroupChange) -> Result<(), Error> {
@@ -119,6 +121,7 @@ fn change_if_needed(change: &GroupChange) -> linux::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::super::Volumes;
+    use super::super::host_paths::MAX_LATE_OF_MOUNT;
     use super::*;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
@@ -128,7 +131,7 @@ mod tests {
 
     fn change(dir: &Path, marker: &str, group: u32, policy: FsGroupChangePolicy) -> GroupChange {
         let (root, marker) = (dir.join("root"), dir.join("pods/u").join(marker));
-        GroupChange { root, group, policy, marker, stop: Arc::default() }
+        GroupChange { volume: dir.to_owned(), root, group, policy, marker, stop: Arc::default() }
     }
 
     #[tokio::test]
@@ -137,7 +140,8 @@ mod tests {
         std::fs::create_dir(dir.path().join("root")).unwrap();
         let walk = change(dir.path(), "a", 2000, FsGroupChangePolicy::Always);
         walk.stop.set();
-        let (marker, error) = (walk.marker.clone(), change_group(walk).await.unwrap_err());
+        let paths = HostPaths::default();
+        let (marker, error) = (walk.marker.clone(), change_group(walk, &paths).await.unwrap_err());
         assert!(error.text().contains("Operation canceled"), "{}", error.text());
         assert!(!marker.exists());
 
@@ -147,7 +151,7 @@ mod tests {
             ..change(dir.path(), "b", 2000, FsGroupChangePolicy::Always)
         };
         let (stop, marker) = (Arc::clone(&walk.stop), walk.marker.clone());
-        let walking = tokio::spawn(change_group(walk));
+        let walking = tokio::spawn(async move { change_group(walk, &paths).await });
         tokio::task::yield_now().await;
         stop.set();
         let stopped = tokio::time::timeout(2 * STOP_TIMEOUT, walking).await;
@@ -155,6 +159,39 @@ mod tests {
         linux::mount::unmount(&silent, linux::mount::UnmountMode::Detach).unwrap();
         assert_eq!(stopped.unwrap().unwrap().unwrap_err().text(), INTERRUPTED.text());
         assert!(!marker.exists());
+    }
+
+    /// Pods are made again and again on a volume whose server is gone.
+    #[tokio::test(start_paused = true)]
+    async fn walks_over_a_volume_that_does_not_answer_take_few_threads() {
+        const PODS: usize = 3 * MAX_LATE_OF_MOUNT;
+        let dir = tempfile::tempdir().unwrap();
+        let (silent, connection) = super::super::host_paths::mount_silent(dir.path());
+        let (paths, mut errors) = (HostPaths::default(), Vec::new());
+        for number in 0..PODS {
+            let marker = format!("ready-{number}");
+            let walk = GroupChange {
+                // Each pod has another path to the volume.
+                root: dir.path().join("./".repeat(number)).join("silent"),
+                ..change(dir.path(), &marker, 2000, FsGroupChangePolicy::Always)
+            };
+            let stop = Arc::clone(&walk.stop);
+            let walking = change_group(walk, &paths);
+            let ending = async {
+                tokio::task::yield_now().await;
+                stop.set();
+            };
+            errors.push(tokio::join!(walking, ending).0.unwrap_err().text());
+        }
+        // Each has a thread.
+        let late = paths.late();
+        drop(connection);
+        linux::mount::unmount(&silent, linux::mount::UnmountMode::Detach).unwrap();
+        assert_eq!(late, MAX_LATE_OF_MOUNT);
+        let (given_up, refused) = errors.split_at(MAX_LATE_OF_MOUNT);
+        assert!(given_up.iter().all(|error| *error == INTERRUPTED.text()), "{given_up:?}");
+        let says_why = |error: &String| error.contains("silent has not answered within 5 s");
+        assert!(refused.iter().all(says_why), "{refused:?}");
     }
 
     #[tokio::test]

@@ -24,7 +24,6 @@ use rustix::fs::{Mode, OFlags};
 
 use super::error::Error;
 use super::{Mounted, Shared, Volumes, files, mounted};
-use crate::capacity::critical::serves_volumes;
 use crate::objects::Pod;
 
 const INTERRUPTED: Error = Error::Interrupted { what: "the mount of a subPath" };
@@ -55,7 +54,7 @@ impl Volumes {
         check(&part.path)?;
         let shared = &self.shared;
         let uid = pod.metadata.uid.clone();
-        let paths = if serves_volumes(pod) { &shared.mount_pods_paths } else { &shared.host_paths };
+        let paths = shared.paths_of(pod);
         let (root, path) = (volume.host_path.clone(), part.path.clone());
         let find: fn(&Path, &Path) -> Result<Option<OwnedFd>, Error> =
             if volume.is_configuration { find_existing } else { find_or_make };
