@@ -457,14 +457,8 @@ pub(crate) async fn has_ended(tools: &Tools, pod: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capacity::admission::{Admission, Capacity};
-    use crate::clients::cri::Cri;
-    use crate::clients::plugins::Plugins;
     use crate::objects::PodPhase;
-    use crate::pod::cgroup::Hierarchies;
-    use crate::sink::Sinks;
     use crate::store::{EVICTED, Source, Store};
-    use crate::volumes::Volumes;
 
     /// The worker of a pod whose volume waits for a Secret.
     fn worker(root: &std::path::Path) -> Worker {
@@ -477,34 +471,7 @@ mod tests {
         for object in parsed.manifests {
             store.apply(object.described(), Source::Api).unwrap();
         }
-        let sinks = Sinks::new(store.clone(), Vec::new());
-        let capacity = Capacity {
-            cpu_millis: 1000,
-            memory_bytes: 1 << 30,
-            huge_pages: std::collections::BTreeMap::new(),
-            storage_bytes: 1 << 30,
-            pods: 1,
-        };
-        let tools = Tools {
-            cri: Cri::new(std::path::Path::new("/none")),
-            runtime_name: "test".to_owned(),
-            images: None,
-            volumes: Volumes::new(root, store.clone(), sinks.clone(), Plugins::new()),
-            store: store.clone(),
-            sinks,
-            hierarchies: Hierarchies::mounted().unwrap(),
-            node_name: "node".to_owned(),
-            host_ip: "127.0.0.1".to_owned(),
-            cgroup_root: "/".to_owned(),
-            pod_pids_limit: None,
-            seccomp_default: false,
-            recursive_read_only: true,
-            log_dir: root.join("logs"),
-            root_dir: root.to_owned(),
-            starts: Starts::new(),
-            admission: Admission::new("node", capacity, crate::capacity::pressure::NodePressure::default()),
-            file_work: FileWork::default(),
-        };
+        let tools = Tools::of_test(root, std::path::Path::new("/none"), store.clone());
         let pod = store.pods().remove(0);
         let mut worker = Worker::new(Arc::new(tools), pod, Arc::default());
         worker.started = Some(Time::now());

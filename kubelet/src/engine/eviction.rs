@@ -6,6 +6,7 @@
 
 mod disk;
 mod garbage;
+mod image_directories;
 mod images;
 mod limits;
 mod measure;
@@ -118,7 +119,8 @@ pub(crate) async fn watch_node(
 ) {
     let garbage = Arc::new(Garbage::new(image_gc));
     tokio::join!(
+        garbage.directories.follow(&tools.cri, PERIOD),
         garbage::collect_forever(Arc::clone(&tools), Arc::clone(&garbage), PERIOD),
-        node::watch(tools, garbage, limits, pressure, PERIOD),
+        node::watch(Arc::clone(&tools), Arc::clone(&garbage), limits, pressure, PERIOD),
     );
 }

@@ -1,6 +1,8 @@
 //! The shared dependencies of all workers.
 
 use std::net::UdpSocket;
+#[cfg(test)]
+use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -108,6 +110,40 @@ impl Starts {
 }
 
 impl Tools {
+    /// With a runtime at `socket`, and without drivers.
+    #[cfg(test)]
+    pub(crate) fn of_test(root: &Path, socket: &Path, store: Store) -> Self {
+        let sinks = Sinks::new(store.clone(), Vec::new());
+        let capacity = crate::capacity::admission::Capacity {
+            cpu_millis: 1000,
+            memory_bytes: 1 << 30,
+            huge_pages: std::collections::BTreeMap::new(),
+            storage_bytes: 1 << 30,
+            pods: 1,
+        };
+        let plugins = crate::clients::plugins::Plugins::new();
+        Self {
+            cri: Cri::new(socket),
+            runtime_name: "test".to_owned(),
+            images: None,
+            volumes: Volumes::new(root, store.clone(), sinks.clone(), plugins),
+            store,
+            sinks,
+            hierarchies: Hierarchies::mounted().expect("control groups"),
+            node_name: "node".to_owned(),
+            host_ip: "127.0.0.1".to_owned(),
+            cgroup_root: "/".to_owned(),
+            pod_pids_limit: None,
+            seccomp_default: false,
+            recursive_read_only: true,
+            log_dir: root.join("logs"),
+            root_dir: root.to_owned(),
+            starts: Starts::new(),
+            admission: Admission::new("node", capacity, crate::capacity::pressure::NodePressure::default()),
+            file_work: FileWork::default(),
+        }
+    }
+
     pub(crate) fn node(&self) -> Node<'_> {
         Node {
             name: &self.node_name,

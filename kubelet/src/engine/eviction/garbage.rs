@@ -12,9 +12,10 @@ use std::time::Duration;
 use proto::cri::{Container, ContainerState};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::disk::Space;
+use super::image_directories::ImageDirectories;
 use super::images::Images;
 use crate::clients::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
 use crate::objects::{EventType, ObjectRef};
@@ -41,11 +42,12 @@ pub struct ImageGc {
 pub(super) struct Garbage {
     limits: ImageGc,
     images: Mutex<Images>,
+    pub(super) directories: ImageDirectories,
 }
 
 impl Garbage {
     pub(super) fn new(limits: ImageGc) -> Self {
-        Self { limits, images: Mutex::default() }
+        Self { limits, images: Mutex::default(), directories: ImageDirectories::new() }
     }
 
     /// Removes every unused image that may go.
@@ -75,13 +77,7 @@ pub(super) async fn collect_forever(tools: Arc<Tools>, garbage: Arc<Garbage>, pe
     let (mut scanned_at, mut reported_at): (Option<Instant>, Option<Instant>) = (None, None);
     loop {
         tokio::time::sleep(period).await;
-        let directories = match tools.cri.image_directories().await {
-            Ok(found) => found,
-            Err(error) => {
-                debug!(%error, "cannot get the runtime's image directories");
-                continue;
-            }
-        };
+        let Some(directories) = garbage.directories.known() else { continue };
         let is_full =
             |path: &PathBuf| Space::of(path).is_some_and(|s| s.percent_used() >= limits.high_percent);
         let has_full_images = directories.iter().any(is_full);

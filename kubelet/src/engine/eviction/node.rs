@@ -21,6 +21,8 @@ use crate::objects::{EventType, Object, ObjectRef, Pod, now};
 use crate::pod::resources;
 use crate::worker::Tools;
 
+/// The wait for the runtime's image directories.
+const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// kubelet's podCleanupTimeout.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
 const CLEANUP_PAUSE: Duration = Duration::from_millis(500);
@@ -38,8 +40,10 @@ pub(super) async fn watch(
     let node = ObjectRef::node(tools.store.node_name());
     let mut monitor = Monitor::new(limits.thresholds.0, limits.transition);
     let mut awaited = BTreeSet::new();
+    // So that the first verdict is about all signals.
+    garbage.directories.wait(FIRST_ANSWER).await;
     loop {
-        let verdict = monitor.judge(&observe::node(&tools).await, Instant::now());
+        let verdict = monitor.judge(&observe::node(&tools, &garbage.directories), Instant::now());
         for reason in pressure.set(&verdict.conditions, now()) {
             let message = format!("Node {} status is now: {reason}", node.name);
             tools.sinks.record(&node, EventType::Normal, reason, &message);
@@ -89,13 +93,13 @@ async fn reclaim(
     if signal.condition() == Condition::Disk {
         remove_dead_containers(tools).await;
         // Images do not fill the kubelet's disk if they are on another one.
-        if signal.is_of_images() || !observe::images_are_apart(tools).await {
+        if signal.is_of_images() || !garbage.directories.are_apart_from(&tools.root_dir) {
             garbage.remove_images(tools).await;
         }
-        scarcest(&threshold, &observe::node(tools).await)?;
+        scarcest(&threshold, &observe::node(tools, &garbage.directories))?;
     }
     let pods: Vec<Arc<Pod>> = tools.store.pods().into_iter().filter(|pod| may_be_evicted(pod)).collect();
-    let usages = observe::pods(tools, signal, &pods).await;
+    let usages = observe::pods(tools, &garbage.directories, signal, &pods).await;
     let mut candidates: Vec<Candidate> = pods
         .iter()
         .map(|pod| Candidate {
@@ -164,8 +168,39 @@ async fn wait_for_cleanup(tools: &Tools, pod: &Pod) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ImageGc;
     use super::*;
     use crate::capacity::pressure::Thresholds;
+    use crate::store::{Source, Store};
+
+    #[tokio::test(start_paused = true)]
+    async fn memory_is_reclaimed_while_the_runtime_does_not_answer() {
+        let root = tempfile::tempdir().unwrap();
+        let socket = root.path().join("cri.sock");
+        let _silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let store = Store::open(root.path(), "node").unwrap();
+        let pod =
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: i}]}\n";
+        for manifest in crate::manifest::parse(pod.as_bytes(), "test").manifests {
+            store.apply(manifest.described(), Source::Api).unwrap();
+        }
+        let tools = Arc::new(Tools::of_test(root.path(), &socket, store.clone()));
+        let image_gc = ImageGc { high_percent: 85, low_percent: 80, min_age: Duration::ZERO };
+        let thresholds = Thresholds::parse("memory.available<1000Ti").unwrap();
+        let limits = PressureLimits { thresholds, transition: Duration::ZERO };
+        let watching = super::super::watch_node(tools, image_gc, limits, NodePressure::default());
+        let mut changes = store.subscribe();
+        let evicted = async {
+            while store.pods()[0].status.reason != EVICTED {
+                // A lagging receiver looks again too.
+                drop(changes.recv().await);
+            }
+        };
+        tokio::select! {
+            () = watching => {}
+            evicted = tokio::time::timeout(2 * FIRST_ANSWER, evicted) => evicted.expect("within a round"),
+        }
+    }
 
     #[test]
     fn the_message_is_kubelets() {

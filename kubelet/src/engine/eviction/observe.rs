@@ -1,7 +1,7 @@
 //! What is left of the node's memory, disks and processes, and what pods use of it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,14 +10,13 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-use super::disk::is_one_file_system;
+use super::image_directories::ImageDirectories;
 use super::limits::Usage;
 use super::measure::{self, Scope};
 use super::monitor::{Left, Observations};
 use crate::capacity::pressure::Signal;
-use crate::clients::cri::{CONTAINER_NAME_LABEL, POD_UID_LABEL};
 use crate::node::machine;
-use crate::objects::Pod;
+use crate::objects::{Container, Pod};
 use crate::worker::Tools;
 
 /// For the disk usage of all pods: one whose measurement has begun and takes longer counts as most.
@@ -35,13 +34,12 @@ pub(super) struct PodUsage {
 /// By uid; a pod whose measurement failed or took too long is not there.
 pub(super) type Usages = BTreeMap<String, PodUsage>;
 
-pub(super) async fn node(tools: &Tools) -> Observations {
+pub(super) fn node(tools: &Tools, images: &ImageDirectories) -> Observations {
     let mut found = Observations::new();
     found.insert(Signal::MemoryAvailable, memory(&tools.cgroup_root));
     file_system(&tools.root_dir, [Signal::NodefsAvailable, Signal::NodefsInodesFree], &mut found);
-    // A runtime that does not answer has other problems.
-    for directory in tools.cri.image_directories().await.unwrap_or_default() {
-        file_system(&directory, [Signal::ImagefsAvailable, Signal::ImagefsInodesFree], &mut found);
+    for directory in images.known().iter().flat_map(|known| known.iter()) {
+        file_system(directory, [Signal::ImagefsAvailable, Signal::ImagefsInodesFree], &mut found);
     }
     if let Some(left) = processes() {
         found.insert(Signal::PidAvailable, vec![left]);
@@ -97,12 +95,18 @@ fn processes() -> Option<Left> {
 }
 
 /// What the pods use of the signal's resource.
-pub(super) async fn pods(tools: &Arc<Tools>, signal: Signal, pods: &[Arc<Pod>]) -> Usages {
+pub(super) async fn pods(
+    tools: &Arc<Tools>,
+    images: &ImageDirectories,
+    signal: Signal,
+    pods: &[Arc<Pod>],
+) -> Usages {
+    let are_images_apart = images.are_apart_from(&tools.root_dir);
     match signal {
-        Signal::MemoryAvailable => memory_of_pods(tools, pods).await,
+        Signal::MemoryAvailable => memory_of_pods(&tools.cgroup_root, pods),
         Signal::PidAvailable => tasks_of_pods(tools, pods),
         Signal::NodefsAvailable | Signal::ImagefsAvailable => {
-            disk_of_pods(tools, signal, pods, |usage| {
+            disk_of_pods(tools, are_images_apart, signal, pods, |usage| {
                 let empty_dirs: u64 =
                     usage.empty_dirs.values().fold(0, |sum, used| sum.saturating_add(*used));
                 let total = usage.containers.values().fold(empty_dirs, |sum, used| sum.saturating_add(*used));
@@ -112,26 +116,27 @@ pub(super) async fn pods(tools: &Arc<Tools>, signal: Signal, pods: &[Arc<Pod>]) 
         }
         Signal::NodefsInodesFree | Signal::ImagefsInodesFree => {
             let inodes = |usage: Usage| PodUsage { total: usage.inodes, containers: BTreeMap::new() };
-            disk_of_pods(tools, signal, pods, inodes).await
+            disk_of_pods(tools, are_images_apart, signal, pods, inodes).await
         }
     }
 }
 
-/// A pod without containers uses none.
-async fn memory_of_pods(tools: &Tools, pods: &[Arc<Pod>]) -> Usages {
-    let Ok(all) = tools.cri.container_stats(None).await else { return Usages::new() };
-    let mut usages: Usages = pods.iter().map(|pod| (pod.metadata.uid.clone(), PodUsage::default())).collect();
-    for stats in all {
-        let Some(attributes) = stats.attributes else { continue };
-        let label = |name| attributes.labels.get(name).map_or("", String::as_str);
-        let Some(usage) = usages.get_mut(label(POD_UID_LABEL)) else { continue };
-        let used = stats.memory.and_then(|memory| memory.working_set_bytes).map_or(0, |bytes| bytes.value);
-        usage.total = usage.total.saturating_add(used);
-        // Stats of an ended container do not replace those of its successor.
-        let of_container = usage.containers.entry(label(CONTAINER_NAME_LABEL).to_owned()).or_default();
-        *of_container = (*of_container).max(used);
-    }
-    usages
+/// The kernel's figures alone: before a runtime answers, it may count all writable layers, and the kernel kills
+/// when memory is gone. A pod's group has what its containers use, and its emptyDirs in memory.
+fn memory_of_pods(cgroup_root: &str, pods: &[Arc<Pod>]) -> Usages {
+    let Ok(hierarchies) = linux::cgroup::Hierarchies::known() else { return Usages::new() };
+    // What has not started has no group.
+    let used = |group: &Path| hierarchies.usage(group).memory.map_or(0, |memory| memory.working_set());
+    let usage = |pod: &Arc<Pod>| {
+        let group = PathBuf::from(crate::pod::resources::cgroup_path(cgroup_root, pod));
+        let of_container = |container: &Container| {
+            let (_, id) = pod.status.of_container(&container.name)?.container_id.split_once("://")?;
+            Some((container.name.clone(), used(&group.join(id))))
+        };
+        let containers = pod.spec.all_containers().filter_map(of_container).collect();
+        (pod.metadata.uid.clone(), PodUsage { total: used(&group), containers })
+    };
+    pods.iter().map(usage).collect()
 }
 
 fn tasks_of_pods(tools: &Tools, pods: &[Arc<Pod>]) -> Usages {
@@ -145,20 +150,15 @@ fn tasks_of_pods(tools: &Tools, pods: &[Arc<Pod>]) -> Usages {
     pods.iter().map(usage).collect()
 }
 
-/// Whether images and layers are on another disk than the kubelet's root directory.
-pub(super) async fn images_are_apart(tools: &Tools) -> bool {
-    let directories = tools.cri.image_directories().await.unwrap_or_default();
-    directories.iter().any(|directory| !is_one_file_system(directory, &tools.root_dir))
-}
-
 /// Of the disk that the signal is about.
 async fn disk_of_pods(
     tools: &Arc<Tools>,
+    are_images_apart: bool,
     signal: Signal,
     pods: &[Arc<Pod>],
     usage_of: fn(Usage) -> PodUsage,
 ) -> Usages {
-    let scope = match (images_are_apart(tools).await, signal.is_of_images()) {
+    let scope = match (are_images_apart, signal.is_of_images()) {
         (false, _) => Scope::Whole,
         (true, true) => Scope::Layers,
         (true, false) => Scope::WithoutLayers,
@@ -212,6 +212,53 @@ mod tests {
         assert_eq!(memory_of_machine("MemTotal: 1 kB\n"), None);
         let left = processes().unwrap();
         assert!(left.available > 0 && left.available < left.capacity, "{left:?}");
+    }
+
+    /// Beside a pod that has not started.
+    #[test]
+    fn a_pods_memory_is_that_of_its_group_and_a_containers_that_of_the_groups_below() {
+        use std::io::{BufRead, BufReader, Write};
+        use std::process::{Command, Stdio};
+        const BYTES: u64 = 4_000_000;
+        let hierarchies = linux::cgroup::Hierarchies::detect().unwrap();
+        let root = format!("/hawser-test-eviction-{}", std::process::id());
+        let pod = |uid: &str| -> Arc<Pod> {
+            Arc::new(
+                serde_json::from_value(serde_json::json!({
+                    "apiVersion": "v1", "kind": "Pod", "metadata": {"name": uid, "uid": uid},
+                    "spec": {"containers": [{"name": "c"}, {"name": "new"}]},
+                    "status": {"containerStatuses": [
+                        {"name": "c", "containerID": "test://id", "state": {"running": {}}},
+                        {"name": "new", "state": {"waiting": {}}},
+                    ]},
+                }))
+                .unwrap(),
+            )
+        };
+        let group = Path::new(&crate::pod::resources::cgroup_path(&root, &pod("a"))).join("id");
+        let made = hierarchies.ensure_parent(&group).unwrap();
+        let script = format!("read x; x=$(head -c {BYTES} /dev/zero | tr '\\0' a); echo ready; read x");
+        let mut process = Command::new("sh")
+            .args(["-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let procs = hierarchies.dir("memory", &group).unwrap().join("cgroup.procs");
+        std::fs::write(procs, process.id().to_string()).unwrap();
+        let mut input = process.stdin.take().unwrap();
+        input.write_all(b"\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let usages = memory_of_pods(&root, &[pod("a"), pod("b")]);
+        drop(input);
+        process.wait().unwrap();
+        assert_eq!(linux::cgroup::remove_dirs(&made), [] as [PathBuf; 0]);
+        assert_eq!(line, "ready\n");
+        let used = usages["a"].containers["c"];
+        assert!(BYTES <= used && used <= usages["a"].total && usages["a"].total < 100 * BYTES, "{usages:?}");
+        assert_eq!(usages["a"].containers.len(), 1);
+        assert_eq!(usages["b"].total, 0);
     }
 
     #[test]

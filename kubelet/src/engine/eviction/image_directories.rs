@@ -1,0 +1,55 @@
+//! The directories where the runtime stores images.
+//!
+//! Invariant: only [`ImageDirectories::follow`] waits for the runtime's answer, for which the runtime may count
+//! all images and layers. What the node lacks is found without it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::disk::is_one_file_system;
+use crate::clients::cri::Cri;
+
+#[derive(Debug)]
+pub(super) struct ImageDirectories(watch::Sender<Option<Arc<[PathBuf]>>>);
+
+impl ImageDirectories {
+    pub(super) fn new() -> Self {
+        Self(watch::Sender::new(None))
+    }
+
+    /// Asks until the runtime has answered, and again once a directory is gone: another runtime may serve.
+    /// Never ends.
+    pub(super) async fn follow(&self, cri: &Cri, period: Duration) {
+        loop {
+            if self.known().is_none_or(|known| known.iter().any(|directory| !directory.exists())) {
+                match cri.image_directories().await {
+                    Ok(found) => drop(self.0.send_replace(Some(found.into()))),
+                    Err(error) => debug!(%error, "cannot get the runtime's image directories"),
+                }
+            }
+            tokio::time::sleep(period).await;
+        }
+    }
+
+    /// `None`: the runtime has not answered yet.
+    pub(super) fn known(&self) -> Option<Arc<[PathBuf]>> {
+        self.0.borrow().clone()
+    }
+
+    /// Waits until the runtime has answered, at most so long.
+    pub(super) async fn wait(&self, limit: Duration) {
+        let mut answers = self.0.subscribe();
+        // Without an answer, the caller goes on with what it has.
+        drop(timeout(limit, answers.wait_for(Option::is_some)).await);
+    }
+
+    /// Whether images and layers are on another disk than the kubelet's root directory, as far as known.
+    pub(super) fn are_apart_from(&self, root_dir: &Path) -> bool {
+        self.known().is_some_and(|known| known.iter().any(|path| !is_one_file_system(path, root_dir)))
+    }
+}
