@@ -31,7 +31,7 @@ pub struct Counts {
 
 impl Counts {
     /// Adds a line such as `test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; ...`.
-    fn add(&mut self, line: &str) {
+    pub fn add(&mut self, line: &str) {
         let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
         else {
             return;
@@ -136,11 +136,10 @@ impl Transcript {
             self.shown = None;
         } else if let Some(tests) = running(line) {
             binary.tests = Some(tests);
-        } else if let Some((test, result)) = ended(line) {
+        } else if let Some((test, _result)) = ended(line) {
             binary.finished.push(test.to_owned());
-            if result == "FAILED" {
-                self.failures.push(Failure { test: test.to_owned(), output: Vec::new() });
-            }
+            let failure = |test: &str| Failure { test: test.to_owned(), output: Vec::new() };
+            self.failures.extend(failed_test(line).map(failure));
         } else if let Some(test) = output_of(line) {
             self.shown = Some(test.to_owned());
         } else if line == "failures:" {
@@ -229,6 +228,11 @@ impl Binary {
 fn running(line: &str) -> Option<usize> {
     let (number, unit) = line.strip_prefix("running ")?.split_once(' ')?;
     number.parse().ok().filter(|_| matches!(unit, "test" | "tests"))
+}
+
+/// The name in `test a::b ... FAILED`.
+pub fn failed_test(line: &str) -> Option<&str> {
+    ended(line).and_then(|(test, result)| (result == "FAILED").then_some(test))
 }
 
 /// Name and result of `test a::b ... FAILED`.
