@@ -61,7 +61,7 @@ use crate::sink::Sinks;
 use crate::store::Store;
 use configuration::{ConfigurationVolumes, Target};
 use csi_mount::{CsiMount, Published};
-use device::{Device, DeviceKey, Devices, Stage};
+use device::{Device, DeviceKey, Devices, Stage, Turn};
 use empty_dirs::EmptyDirs;
 use host_paths::HostPaths;
 use layout::Layout;
@@ -81,8 +81,6 @@ pub(crate) struct Mounted {
 
 /// By the volume's name in the pod.
 pub(crate) type MountedVolumes = BTreeMap<String, Mounted>;
-
-type LocalTurn = tokio::sync::Mutex<()>;
 
 /// Clones share everything.
 #[derive(Debug, Clone)]
@@ -155,7 +153,7 @@ impl Volumes {
     /// failures. Dropping the future stops the wait, not the running operations.
     pub(crate) async fn mount_pod(&self, pod: &Arc<Pod>) -> MountedVolumes {
         let mut mounts = JoinSet::new();
-        let local_turn = Arc::new(tokio::sync::Mutex::new(()));
+        let local_turn = Arc::new(Turn::default());
         for volume in &pod.spec.volumes {
             let (this, pod, volume) = (self.clone(), Arc::clone(pod), volume.clone());
             let local_turn = Arc::clone(&local_turn);
@@ -179,7 +177,7 @@ impl Volumes {
     }
 
     /// `local_turn` serializes the pod's volumes without a driver.
-    async fn mount_until_done(&self, pod: &Arc<Pod>, volume: &Volume, local_turn: &LocalTurn) -> Mounted {
+    async fn mount_until_done(&self, pod: &Arc<Pod>, volume: &Volume, local_turn: &Turn) -> Mounted {
         let mut retry = Retry::new(&self.shared.store, &self.shared.plugins);
         loop {
             // Before the attempt, so that no release is missed.
@@ -202,7 +200,7 @@ impl Volumes {
         }
     }
 
-    async fn mount(&self, pod: &Arc<Pod>, volume: &Volume, local_turn: &LocalTurn) -> Result<Mounted, Error> {
+    async fn mount(&self, pod: &Arc<Pod>, volume: &Volume, local_turn: &Turn) -> Result<Mounted, Error> {
         let uid = &pod.metadata.uid;
         match volume.source() {
             None => Err(Error::Unsupported { field: format!("spec.volumes[name={}]", volume.name) }),
@@ -218,7 +216,11 @@ impl Volumes {
                     let (root, volume) = (host_path.clone(), host_path.clone());
                     let change =
                         GroupChange { root, volume, group, policy, marker, stop: self.shared.stop_of(uid) };
-                    ownership::change_group(change, self.shared.paths_of(pod)).await?;
+                    // A task of its own, so that a walk is counted though its caller goes.
+                    let (shared, pod) = (Arc::clone(&self.shared), Arc::clone(pod));
+                    let walk = async move { ownership::change_group(change, shared.paths_of(&pod)).await };
+                    let finished = tokio::spawn(walk.in_current_span()).await;
+                    finished.unwrap_or(Err(Error::Interrupted { what: "the change of group" }))?;
                 }
                 Ok(Mounted { host_path, read_only: false, is_configuration: false })
             }

@@ -138,6 +138,10 @@ impl Receiver {
             Self::WebSocket(from) => loop {
                 let Some(received) = from.next().await else { return Ok(None) };
                 let received = received.map_err(|source| Error::Stream(source.into()))?;
+                if matches!(received, Message::Close(_)) {
+                    // Reading further would first send what could not be sent.
+                    return Ok(None);
+                }
                 match channel(&received) {
                     Some((STDOUT, bytes)) => return Ok(Some(Output::Stdout(bytes.to_vec()))),
                     Some((STDERR, bytes)) => return Ok(Some(Output::Stderr(bytes.to_vec()))),

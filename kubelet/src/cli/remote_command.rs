@@ -64,16 +64,18 @@ pub(super) async fn end(
 /// Returns at the program's end.
 async fn receive(mut from: Receiver, out: &mut dyn Write) -> Result<(), Error> {
     let mut status = Vec::new();
-    while let Some(received) = from.next().await? {
-        match received {
-            Output::Stdout(bytes) => {
+    loop {
+        match from.next().await {
+            Ok(Some(Output::Stdout(bytes))) => {
                 out.write_all(&bytes).and_then(|()| out.flush()).map_err(Error::Output)?;
             }
-            Output::Stderr(bytes) => io::stderr().write_all(&bytes).map_err(Error::Output)?,
-            Output::Status(bytes) => status.extend(bytes),
+            Ok(Some(Output::Stderr(bytes))) => io::stderr().write_all(&bytes).map_err(Error::Output)?,
+            Ok(Some(Output::Status(bytes))) => status.extend(bytes),
+            Err(error) if status.is_empty() => return Err(error),
+            // The status is the last that is sent: an error after it loses nothing.
+            Ok(None) | Err(_) => return outcome(&status),
         }
     }
-    outcome(&status)
 }
 
 /// The program's end, from what was sent on its channel.
@@ -195,6 +197,12 @@ impl Drop for RawTerminal {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::{SinkExt, StreamExt};
+    use hyper::header::{HeaderValue, SEC_WEBSOCKET_PROTOCOL};
+    use tokio::net::TcpListener;
+    use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
+
+    use super::super::streams::{Message, message};
     use super::*;
 
     #[test]
@@ -222,5 +230,48 @@ mod tests {
         let two = br#"{"status":"Failure","details":{"causes":[{"reason":"ExitCode","message":"2"}]}}"#;
         assert!(matches!(ended_as(two).await, Err(Error::Exited { code: 2 })));
         assert!(matches!(ended_as(b"").await, Err(Error::Stream(_))));
+    }
+
+    /// Sends a status and the end, and closes without reading.
+    async fn serve_an_end(listener: TcpListener) {
+        let (stream, _client) = listener.accept().await.unwrap();
+        #[expect(clippy::result_large_err, reason = "the types are tungstenite's")]
+        let agree = |_: &Request, mut answer: Response| -> Result<Response, ErrorResponse> {
+            answer
+                .headers_mut()
+                .insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static("v5.channel.k8s.io"));
+            Ok(answer)
+        };
+        let mut socket = tokio_tungstenite::accept_hdr_async(stream, agree).await.unwrap();
+        // Some of the input has arrived, so that the close is a reset.
+        let _input = socket.next().await.unwrap().unwrap();
+        let status = br#"{"details":{"causes":[{"reason":"ExitCode","message":"3"}]}}"#;
+        let of_status = 3;
+        socket.send(message(of_status, status)).await.unwrap();
+        socket.send(Message::Close(None)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_end_counts_though_the_server_takes_no_more_input() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/exec", listener.local_addr().unwrap());
+        let server = tokio::spawn(serve_an_end(listener));
+        let streams = StreamsRequest { stdin: true, stdout: true, stderr: true, tty: false };
+        let again = async || panic!("the first attempt is answered");
+        let (mut to, from) = program::connect(url, again, streams).await.unwrap();
+        let receiving = async {
+            // The input is sent until the connection is reset.
+            server.await.unwrap();
+            receive(from, &mut Vec::new()).await
+        };
+        let sending = async {
+            loop {
+                if let Err(problem) = to.send(Input::Stdin(vec![0; 32 << 10])).await {
+                    return problem;
+                }
+            }
+        };
+        let ended = end(receiving, sending).await;
+        assert!(matches!(ended, Err(Error::Exited { code: 3 })), "{ended:?}");
     }
 }

@@ -128,7 +128,8 @@ impl HostPaths {
         tokio::select! {
             biased;
             answered = &mut answer => {
-                let interrupted = |_| Err(Error::Interrupted { what: "the check of a path" });
+                // It has panicked.
+                let interrupted = |_| Err(Error::Interrupted { what: "the look at a path" });
                 return Ok(Some(answered.unwrap_or_else(interrupted)));
             }
             () = given_up => {}

@@ -18,6 +18,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 use tokio::sync::SetOnce;
 
+use super::device::Turn;
 use super::error::Error;
 use super::files;
 use super::host_paths::{HostPaths, Walk};
@@ -62,7 +63,7 @@ pub(super) struct GroupChange {
 /// of the last one, and a root with the right group shows that a walk is complete.
 pub(super) async fn change_group_in_turn(
     change: GroupChange,
-    turn: &tokio::sync::Mutex<()>,
+    turn: &Turn,
     paths: &HostPaths,
 ) -> Result<(), Error> {
     // The containers of this pod may run: they must not wait for another pod's walk.

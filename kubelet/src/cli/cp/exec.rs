@@ -89,13 +89,18 @@ async fn receive(
     loop {
         let next = from.next();
         let received = match must_end {
-            None => next.await?,
+            None => next.await,
             Some(at) => match tokio::time::timeout_at(at, next).await {
-                Ok(next) => next?,
+                Ok(received) => received,
                 Err(_elapsed) => return Ok(()),
             },
         };
-        let Some(received) = received else { return outcome(&status) };
+        let received = match received {
+            Ok(Some(received)) => received,
+            Err(error) if status.is_empty() => return Err(error),
+            // The status is the last that is sent: an error after it loses nothing.
+            Ok(None) | Err(_) => return outcome(&status),
+        };
         match received {
             Output::Stdout(bytes) if must_end.is_some() => {
                 trailing += bytes.len();

@@ -14,6 +14,8 @@ use tracing::debug;
 use super::disk::is_one_file_system;
 use crate::clients::cri::Cri;
 
+const VALIDITY: Duration = Duration::from_secs(300);
+
 #[derive(Debug)]
 pub(super) struct ImageDirectories(watch::Sender<Option<Arc<[PathBuf]>>>);
 
@@ -22,15 +24,18 @@ impl ImageDirectories {
         Self(watch::Sender::new(None))
     }
 
-    /// Asks until the runtime has answered, and again once a directory is gone: another runtime may serve.
-    /// Never ends.
+    /// Asks every `period` until the runtime has named a directory, and again after [`VALIDITY`]: its
+    /// administrator may have moved them. Never ends.
     pub(super) async fn follow(&self, cri: &Cri, period: Duration) {
         loop {
-            if self.known().is_none_or(|known| known.iter().any(|directory| !directory.exists())) {
-                match cri.image_directories().await {
-                    Ok(found) => drop(self.0.send_replace(Some(found.into()))),
-                    Err(error) => debug!(%error, "cannot get the runtime's image directories"),
+            match cri.image_directories().await {
+                Ok(found) if !found.is_empty() => {
+                    self.0.send_replace(Some(found.into()));
+                    tokio::time::sleep(VALIDITY).await;
+                    continue;
                 }
+                Ok(_none) => {}
+                Err(error) => debug!(%error, "cannot get the runtime's image directories"),
             }
             tokio::time::sleep(period).await;
         }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::garbage::{Garbage, remove_dead_containers};
 use super::monitor::{Left, Monitor, scarcest};
@@ -21,8 +21,8 @@ use crate::objects::{EventType, Object, ObjectRef, Pod, now};
 use crate::pod::resources;
 use crate::worker::Tools;
 
-/// The wait for the runtime's image directories.
-const FIRST_ANSWER: Duration = Duration::from_secs(5);
+/// The wait for an answer of the runtime, without which the next step goes on.
+const RUNTIME_ANSWERS: Duration = Duration::from_secs(5);
 /// kubelet's podCleanupTimeout.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
 const CLEANUP_PAUSE: Duration = Duration::from_millis(500);
@@ -41,7 +41,7 @@ pub(super) async fn watch(
     let mut monitor = Monitor::new(limits.thresholds.0, limits.transition);
     let mut awaited = BTreeSet::new();
     // So that the first verdict is about all signals.
-    garbage.directories.wait(FIRST_ANSWER).await;
+    garbage.directories.wait(RUNTIME_ANSWERS).await;
     loop {
         let verdict = monitor.judge(&observe::node(&tools, &garbage.directories), Instant::now());
         for reason in pressure.set(&verdict.conditions, now()) {
@@ -74,7 +74,8 @@ async fn still_there(tools: &Tools, awaited: &BTreeSet<String>) -> Option<Arc<Po
     if evicted.is_empty() {
         return None;
     }
-    let containers = tools.cri.list_containers(None).await.ok()?;
+    // A runtime that does not answer must not keep the next pod from its eviction.
+    let containers = timeout(RUNTIME_ANSWERS, tools.cri.list_containers(None)).await.ok()?.ok()?;
     let mut owners = containers.iter().filter_map(|container| container.labels.get(POD_UID_LABEL));
     owners.find_map(|owner| evicted.iter().find(|pod| pod.metadata.uid == *owner)).cloned()
 }
@@ -157,13 +158,15 @@ fn eviction_message(threshold: Threshold, left: Left, pod: &Pod, used: &PodUsage
 
 /// An evicted pod is cleaned up when its containers are removed.
 async fn wait_for_cleanup(tools: &Tools, pod: &Pod) {
-    let begun = Instant::now();
-    while begun.elapsed() < CLEANUP_TIMEOUT {
-        match tools.cri.list_containers(Some(&pod.metadata.uid)).await {
-            Ok(containers) if containers.is_empty() => return,
-            Ok(_) | Err(_) => tokio::time::sleep(CLEANUP_PAUSE).await,
+    let gone = async {
+        loop {
+            match tools.cri.list_containers(Some(&pod.metadata.uid)).await {
+                Ok(containers) if containers.is_empty() => return,
+                Ok(_) | Err(_) => tokio::time::sleep(CLEANUP_PAUSE).await,
+            }
         }
-    }
+    };
+    let _gone_or_late = timeout(CLEANUP_TIMEOUT, gone).await;
 }
 
 #[cfg(test)]
@@ -198,7 +201,7 @@ mod tests {
         };
         tokio::select! {
             () = watching => {}
-            evicted = tokio::time::timeout(2 * FIRST_ANSWER, evicted) => evicted.expect("within a round"),
+            evicted = tokio::time::timeout(2 * RUNTIME_ANSWERS, evicted) => evicted.expect("within a round"),
         }
     }
 

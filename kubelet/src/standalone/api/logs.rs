@@ -21,7 +21,7 @@ use crate::engine::{ContainerLog, Handle};
 use crate::objects::ContainerState;
 use crate::store::Store;
 use lines::Lines;
-use rotated::{FileId, Position, Snapshot};
+use rotated::{FileId, Opened, Position, Snapshot};
 
 /// How soon `--follow` notices that its container has ended: that is no write to the log.
 const LOOK_FOR_END: Duration = Duration::from_millis(250);
@@ -93,13 +93,13 @@ impl Tail {
         answers: &Answers,
     ) -> std::io::Result<()> {
         loop {
-            let id = FileId::of(&file.metadata().await?);
+            let opened = Opened::of(file.try_clone().await?.into_std().await)?;
             let mut log = BufReader::new(file);
             let mut line = Vec::new();
             position = loop {
                 let has_ended = !self.is_running();
                 // Before the read: what was written until then is in this file.
-                let next = position.after(id);
+                let next = position.after(&opened);
                 if !send_lines(&mut log, &mut line, &mut lines, answers).await? {
                     return Ok(());
                 }

@@ -3,7 +3,7 @@
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufRead, BufReader, Read, Seek};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
@@ -13,6 +13,9 @@ use super::lines::{Lines, ends_line};
 use super::{Answers, CHUNK_BYTES};
 use crate::logs::names::{compressed, is_compressed, rotated, rotated_after};
 
+/// So much of two logs is compared.
+const BEGIN_BYTES: usize = 64;
+
 /// The identity of a file, which a rename does not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileId(u64, u64);
@@ -20,6 +23,36 @@ pub(super) struct FileId(u64, u64);
 impl FileId {
     pub(super) fn of(metadata: &Metadata) -> Self {
         Self(metadata.dev(), metadata.ino())
+    }
+}
+
+/// A file that was opened as the log.
+#[derive(Debug)]
+pub(super) struct Opened {
+    id: FileId,
+    file: File,
+}
+
+impl Opened {
+    pub(super) fn of(file: File) -> io::Result<Self> {
+        Ok(Self { id: FileId::of(&file.metadata()?), file })
+    }
+
+    /// Whether it was rotated to this name, and perhaps compressed since.
+    fn is_rotated_as(&self, path: &Path) -> bool {
+        match std::fs::metadata(path) {
+            Ok(metadata) if !is_compressed(path) => FileId::of(&metadata) == self.id,
+            _ => self.begins_like(&compressed(path)).unwrap_or(false),
+        }
+    }
+
+    /// Each record begins with its time, in nanoseconds.
+    fn begins_like(&self, compressed: &Path) -> io::Result<bool> {
+        let mut own = [0; BEGIN_BYTES];
+        let length = self.file.read_at(&mut own, 0)?;
+        let mut other = Vec::new();
+        GzDecoder::new(File::open(compressed)?).take(BEGIN_BYTES as u64).read_to_end(&mut other)?;
+        Ok(own[..length] == other)
     }
 }
 
@@ -46,16 +79,12 @@ impl Position {
     }
 
     /// The position after `opened`, before which nothing is unread; `None` while it is still the log.
-    pub(super) fn after(&self, opened: FileId) -> io::Result<Option<Self>> {
-        if FileId::of(&std::fs::metadata(&self.log)?) == opened {
+    pub(super) fn after(&self, opened: &Opened) -> io::Result<Option<Self>> {
+        if FileId::of(&std::fs::metadata(&self.log)?) == opened.id {
             return Ok(None);
         }
-        // A file with content of its own means that `opened` was removed after its rotation. A
-        // compression, also one since the listing, changes the identity.
-        let may_be_opened = |path: &PathBuf| {
-            is_compressed(path) || std::fs::metadata(path).map_or(true, |m| FileId::of(&m) == opened)
-        };
-        let name = self.next()?.filter(may_be_opened);
+        // The first unread file may be another: `opened` was removed after its rotation.
+        let name = self.next()?.filter(|path| opened.is_rotated_as(path));
         Ok(Some(Self { log: self.log.clone(), last_read: name.or_else(|| self.last_read.clone()) }))
     }
 
@@ -90,8 +119,8 @@ impl Snapshot {
         Position { log: log.to_owned(), last_read: self.rotated.last().cloned() }
     }
 
-    /// Leaves out the files before the last `lines`. Of the first file that is left, so many lines come
-    /// before those.
+    /// Leaves out the files before the last `lines`. Returns how many lines of the first remaining file to
+    /// skip.
     pub(super) fn keep_tail(&mut self, lines: u64) -> io::Result<u64> {
         let mut log = &self.log;
         log.rewind()?;
@@ -111,7 +140,7 @@ impl Snapshot {
         Ok(0)
     }
 
-    /// Sends what was rotated away, but for `skipped` lines of its first file. `None` when the client has
+    /// Sends what was rotated away. Lines to skip are those of its first file. `None` when the client has
     /// gone, or has all that it asked for.
     pub(super) async fn send_rotated(
         &self,
@@ -199,6 +228,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::time::Duration;
 
     use flate2::{Compression, write::GzEncoder};
     use proto::kubelet::LogsRequest;
@@ -247,13 +277,13 @@ mod tests {
     }
 
     /// A position before the log, which is open.
-    fn opened(log: &Log) -> (Position, File, FileId) {
+    fn opened(log: &Log) -> (Position, Opened) {
         compress(&log.rotate(1));
         let position = Position { log: log.path.clone(), last_read: None }.after_rotated(log.rotated(1));
-        let (file, id) = log.open();
-        assert_eq!(position.unread_before(id).unwrap(), None);
-        assert_eq!(position.after(id).unwrap().map(|after| after.last_read), None);
-        (position, file, id)
+        let opened = Opened::of(log.open().0).unwrap();
+        assert_eq!(position.unread_before(opened.id).unwrap(), None);
+        assert_eq!(position.after(&opened).unwrap().map(|after| after.last_read), None);
+        (position, opened)
     }
 
     fn unread(log: &Log, position: &Position) -> Option<PathBuf> {
@@ -263,19 +293,19 @@ mod tests {
     #[test]
     fn a_file_that_is_compressed_while_it_is_read_has_its_successor() {
         let log = Log::new();
-        let (position, _file, id) = opened(&log);
+        let (position, opened) = opened(&log);
         let done = log.rotate(2);
-        let early = position.after(id).unwrap().unwrap();
+        let early = position.after(&opened).unwrap().unwrap();
         assert_eq!(unread(&log, &early), None);
         compress(&done);
         let next = log.rotate(3);
-        let late = position.after(id).unwrap().unwrap();
+        let late = position.after(&opened).unwrap().unwrap();
         for position in [&early, &late] {
             assert_eq!(unread(&log, position), Some(next.clone()));
         }
         let next = compress(&next);
         let newest = log.rotate(4);
-        let late = position.after(id).unwrap().unwrap();
+        let late = position.after(&opened).unwrap().unwrap();
         for position in [early, late] {
             assert_eq!(unread(&log, &position), Some(next.clone()));
             let position = position.after_rotated(next.clone());
@@ -287,19 +317,22 @@ mod tests {
     #[test]
     fn a_file_that_is_removed_while_it_is_read_has_its_successor() {
         let log = Log::new();
-        let (position, _file, id) = opened(&log);
+        let (position, opened) = opened(&log);
         std::fs::remove_file(log.rotate(2)).unwrap();
         let next = log.rotate(3);
-        assert_eq!(unread(&log, &position.after(id).unwrap().unwrap()), Some(next));
+        let unread_after = || unread(&log, &position.after(&opened).unwrap().unwrap());
+        assert_eq!(unread_after(), Some(next.clone()));
+        let next = compress(&next);
+        assert_eq!(unread_after(), Some(next));
     }
 
     #[test]
     fn a_file_that_was_rotated_since_it_was_opened_is_not_read_twice() {
         let log = Log::new();
-        let (position, _file, id) = opened(&log);
+        let (position, opened) = opened(&log);
         log.rotate(2);
-        assert_eq!(position.unread_before(id).unwrap(), None);
-        assert_eq!(unread(&log, &position.after(id).unwrap().unwrap()), None);
+        assert_eq!(position.unread_before(opened.id).unwrap(), None);
+        assert_eq!(unread(&log, &position.after(&opened).unwrap().unwrap()), None);
     }
 
     fn snapshot(log: &Log) -> Snapshot {
@@ -376,11 +409,13 @@ mod tests {
                     async move { send(rotated, Lines::new(&LogsRequest::default()), &answers).await },
                 );
             for _ in 0..10 {
-                blocking(|| Ok(())).await.unwrap();
+                let other = tokio::time::timeout(Duration::from_secs(30), blocking(|| Ok(())));
+                other.await.expect("the thread is free").unwrap();
                 tokio::task::yield_now().await;
             }
             assert!(!sending.is_finished());
         });
+        runtime.shutdown_background();
     }
 
     #[tokio::test]
