@@ -3,10 +3,14 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// How long running system calls may delay the exit.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Container runtime: serves CRI v1 on a unix socket, for kubelet or crictl.
 #[derive(Debug, Parser)]
@@ -96,7 +100,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("start the runtime's threads")?;
-    tokio.block_on(async {
+    let served = tokio.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
         let shutdown = async {
@@ -106,7 +110,10 @@ fn run(args: Args) -> anyhow::Result<()> {
             }
         };
         runtime::serve(config, &args.socket, shutdown).await.context("serve")
-    })
+    });
+    // Counts of files, and calls of a disk that does not answer, must not delay the exit.
+    tokio.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    served
 }
 
 fn is_root() -> bool {

@@ -148,7 +148,7 @@ impl Runtime {
                 cache_dir: config.cni_cache_dir.clone(),
             },
             images,
-            images_usage: Tree::default(),
+            images_usage: Tree::of_images(),
             registries,
             trash,
             netns,

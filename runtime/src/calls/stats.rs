@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use linux::cgroup::Hierarchies;
 use linux::cgroup::usage::Usage;
-use linux::disk_usage::TimeShares;
 use proto::cri::{
     ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage, MemoryUsage, SwapUsage, UInt64Value,
 };
@@ -22,6 +21,7 @@ use crate::runtime::Runtime;
 use crate::runtime::samples::Processor;
 use crate::runtime::state::{Container, selected};
 use crate::shim::protocol::now;
+use file_systems::Layers;
 pub(crate) use file_systems::image_fs;
 pub(crate) use pods::{list as list_pods, of_pod};
 
@@ -39,39 +39,35 @@ pub(crate) async fn list(
             && record.sandbox_id.starts_with(&filter.pod_sandbox_id)
             && selected(&record.config.labels, &filter.label_selector)
     };
-    of_all(runtime, runtime.containers().into_iter().filter(wanted).collect(), CALL_TIME_LIMIT).await
+    let containers: Vec<_> = runtime.containers().into_iter().filter(wanted).collect();
+    let layers = Layers::count(runtime, &containers, CALL_TIME_LIMIT).await;
+    of_all(containers, &layers).await
 }
 
 /// ContainerStats.
 pub(crate) async fn of_container(runtime: &Arc<Runtime>, id: &str) -> Result<ContainerStats> {
-    let found = of_all(runtime, vec![runtime.container(id)?], CALL_TIME_LIMIT).await?.pop();
-    Ok(found.expect("one container has one answer"))
+    let containers = vec![runtime.container(id)?];
+    let layers = Layers::count(runtime, &containers, CALL_TIME_LIMIT).await;
+    Ok(of_all(containers, &layers).await?.pop().expect("one container has one answer"))
 }
 
-/// Waits for figures of trees of files for at most `time`.
-async fn of_all(
-    runtime: &Arc<Runtime>,
-    containers: Vec<Arc<Container>>,
-    time: Duration,
-) -> Result<Vec<ContainerStats>> {
+async fn of_all(containers: Vec<Arc<Container>>, layers: &Layers) -> Result<Vec<ContainerStats>> {
     let groups = containers
         .iter()
         .map(|container| container.state().is_running().then(|| container.record.cgroup_path.clone()));
     let usages = usages(groups.collect()).await?;
-    let mut stats = Vec::with_capacity(containers.len());
-    let mut shares = TimeShares::new(time, containers.len());
-    for (container, usage) in containers.into_iter().zip(usages) {
+    let stats = containers.into_iter().zip(usages).map(|(container, usage)| {
         let figures = Figures::new(&usage, &container.samples.processor);
-        stats.push(ContainerStats {
+        ContainerStats {
             attributes: Some(attributes(&container)),
             cpu: figures.cpu,
             memory: figures.memory,
             swap: figures.swap,
-            writable_layer: file_systems::writable_layer(runtime, &container, shares.next_share()).await?,
+            writable_layer: layers.of(&container.id),
             io: None,
-        });
-    }
-    Ok(stats)
+        }
+    });
+    Ok(stats.collect())
 }
 
 /// What these groups use: nothing known where there is none.

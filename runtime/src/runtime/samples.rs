@@ -8,6 +8,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::blocking::blocking;
 use crate::error::{Result, chain};
+use crate::shim::protocol::now;
 
 /// The shortest time that a rate is taken over: the kernel's counters advance in steps.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
@@ -17,7 +18,7 @@ const VALIDITY: u32 = 20;
 const LONGEST_VALIDITY: Duration = Duration::from_secs(600);
 
 /// The trees that are measured at the same time. Further ones wait, without a thread.
-static MEASURING: Semaphore = Semaphore::const_new(4);
+const MEASURED_AT_ONCE: usize = 4;
 
 /// The use of processors at an earlier call.
 #[derive(Debug, Default)]
@@ -57,8 +58,11 @@ impl Processor {
 /// The size of a tree that may be huge.
 ///
 /// Invariant: one measurement of a tree is under way at most, and it goes on without its callers.
-#[derive(Debug, Default)]
-pub(crate) struct Tree(Arc<Mutex<Measurements>>);
+#[derive(Debug)]
+pub(crate) struct Tree {
+    known: Arc<Mutex<Measurements>>,
+    turns: &'static Semaphore,
+}
 
 #[derive(Debug, Default)]
 struct Measurements {
@@ -67,54 +71,63 @@ struct Measurements {
     under_way: Option<watch::Receiver<()>>,
 }
 
-#[derive(Debug)]
-struct Measured {
-    usage: DiskUsage,
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Measured {
+    pub(crate) usage: DiskUsage,
+    /// Nanoseconds since the epoch.
+    pub(crate) taken_at: i64,
     until: Instant,
 }
 
 impl Tree {
+    /// The image store: it waits for no layer.
+    pub(crate) fn of_images() -> Self {
+        static TURN: Semaphore = Semaphore::const_new(1);
+        Self { known: Arc::default(), turns: &TURN }
+    }
+
+    pub(crate) fn of_layer() -> Self {
+        static TURNS: Semaphore = Semaphore::const_new(MEASURED_AT_ONCE);
+        Self { known: Arc::default(), turns: &TURNS }
+    }
+
     /// The last measurement while it is valid, or else that of `measure` if it ends within `time`.
     /// If it is late, the last one again; `None` if there is none, or if it failed. A later call has
     /// what a late measurement found.
-    pub(crate) async fn usage(
+    pub(crate) async fn measured(
         &self,
         time: Duration,
         measure: impl FnOnce() -> Result<DiskUsage> + Send + 'static,
-    ) -> Option<DiskUsage> {
+    ) -> Option<Measured> {
         let mut end = {
-            let mut known = lock(&self.0);
-            let valid = |measured: &&Measured| Instant::now() < measured.until;
-            if let Some(measured) = known.last.as_ref().filter(valid) {
-                return Some(measured.usage);
+            let mut known = lock(&self.known);
+            if let Some(measured) = known.last.filter(|measured| Instant::now() < measured.until) {
+                return Some(measured);
             }
-            known.under_way.get_or_insert_with(|| begin(Arc::clone(&self.0), measure)).clone()
+            known.under_way.get_or_insert_with(|| self.begin(measure)).clone()
         };
         // An error is the end.
         let _late_or_ended = tokio::time::timeout(time, end.changed()).await;
-        lock(&self.0).last.as_ref().map(|measured| measured.usage)
+        lock(&self.known).last
     }
-}
 
-fn begin(
-    known: Arc<Mutex<Measurements>>,
-    measure: impl FnOnce() -> Result<DiskUsage> + Send + 'static,
-) -> watch::Receiver<()> {
-    let (under_way, end) = watch::channel(());
-    tokio::spawn(async move {
-        let _turn = MEASURING.acquire().await;
-        let began = Instant::now();
-        let measured = blocking("count a tree", measure).await;
-        let ended = Instant::now();
-        let validity = (ended - began).saturating_mul(VALIDITY).min(LONGEST_VALIDITY);
-        let measured = measured.inspect_err(|e| tracing::warn!(error = %chain(e), "a tree was not counted"));
-        *lock(&known) = Measurements {
-            last: measured.ok().map(|usage| Measured { usage, until: ended + validity }),
-            under_way: None,
-        };
-        drop(under_way);
-    });
-    end
+    fn begin(&self, measure: impl FnOnce() -> Result<DiskUsage> + Send + 'static) -> watch::Receiver<()> {
+        let (under_way, end) = watch::channel(());
+        let (known, turns) = (Arc::clone(&self.known), self.turns);
+        tokio::spawn(async move {
+            let _turn = turns.acquire().await;
+            let began = Instant::now();
+            let measured = blocking("count a tree", measure).await;
+            let ended = Instant::now();
+            let validity = (ended - began).saturating_mul(VALIDITY).min(LONGEST_VALIDITY);
+            let measured =
+                measured.inspect_err(|e| tracing::warn!(error = %chain(e), "a tree was not counted"));
+            let keep = |usage| Measured { usage, taken_at: now(), until: ended + validity };
+            *lock(&known) = Measurements { last: measured.ok().map(keep), under_way: None };
+            drop(under_way);
+        });
+        end
+    }
 }
 
 fn lock(known: &Mutex<Measurements>) -> std::sync::MutexGuard<'_, Measurements> {
@@ -122,10 +135,16 @@ fn lock(known: &Mutex<Measurements>) -> std::sync::MutexGuard<'_, Measurements> 
 }
 
 /// Of a container.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Samples {
     pub(crate) processor: Processor,
     pub(crate) layer: Tree,
+}
+
+impl Default for Samples {
+    fn default() -> Self {
+        Self { processor: Processor::default(), layer: Tree::of_layer() }
+    }
 }
 
 #[cfg(test)]
@@ -154,9 +173,19 @@ mod tests {
         DiskUsage { bytes, inodes: 1, is_complete: true }
     }
 
+    impl Tree {
+        async fn usage(
+            &self,
+            time: Duration,
+            measure: impl FnOnce() -> Result<DiskUsage> + Send + 'static,
+        ) -> Option<DiskUsage> {
+            self.measured(time, measure).await.map(|measured| measured.usage)
+        }
+    }
+
     #[tokio::test]
     async fn a_measurement_is_repeated_once_it_is_no_longer_valid() {
-        let tree = Tree::default();
+        let tree = Tree::of_layer();
         let (_never, wait) = mpsc::channel::<()>();
         let slow = move || {
             wait.recv_timeout(Duration::from_millis(50)).unwrap_err();
@@ -164,17 +193,29 @@ mod tests {
         };
         assert_eq!(tree.usage(TIMEOUT, slow).await, Some(usage(1)));
         assert_eq!(tree.usage(TIMEOUT, || Ok(usage(2))).await, Some(usage(1)), "within a second");
-        let tree = Tree::default();
+        lock(&tree.known).last.as_mut().unwrap().until = Instant::now();
         assert_eq!(tree.usage(TIMEOUT, || Ok(usage(3))).await, Some(usage(3)));
-        let begin = Instant::now();
-        while tree.usage(TIMEOUT, || Ok(usage(4))).await != Some(usage(4)) {
-            assert!(begin.elapsed() < TIMEOUT, "it stays valid");
+    }
+
+    #[tokio::test]
+    async fn the_image_store_waits_for_no_layer() {
+        let (_held, wait) = mpsc::channel::<()>();
+        let wait = Arc::new(Mutex::new(wait));
+        let layers: Vec<Tree> = (0..MEASURED_AT_ONCE).map(|_| Tree::of_layer()).collect();
+        for layer in &layers {
+            let wait = Arc::clone(&wait);
+            let hangs = move || {
+                let _dropped = wait.lock().unwrap().recv();
+                Ok(usage(1))
+            };
+            assert_eq!(layer.usage(Duration::from_millis(1), hangs).await, None);
         }
+        assert_eq!(Tree::of_images().usage(TIMEOUT, || Ok(usage(2))).await, Some(usage(2)));
     }
 
     #[tokio::test]
     async fn a_late_measurement_is_the_only_one_and_is_kept() {
-        let tree = Tree::default();
+        let tree = Tree::of_layer();
         let (release, wait) = mpsc::channel::<()>();
         let (begun, begins) = mpsc::channel();
         let wait = Arc::new(Mutex::new(wait));
@@ -193,7 +234,7 @@ mod tests {
                 .unwrap_err();
         }
         assert_eq!(tree.usage(Duration::from_millis(20), measure()).await, None, "late");
-        let other = Tree::default();
+        let other = Tree::of_layer();
         assert_eq!(other.usage(TIMEOUT, || Ok(usage(7))).await, Some(usage(7)), "another tree's");
         release.send(()).unwrap();
         assert_eq!(tree.usage(TIMEOUT, || Ok(usage(2))).await, Some(usage(1)));
@@ -202,9 +243,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_late_measurement_leaves_the_last_one_and_a_failed_one_does_not() {
-        let tree = Tree::default();
-        let expired = Measured { usage: usage(1), until: Instant::now() };
-        lock(&tree.0).last = Some(expired);
+        let tree = Tree::of_layer();
+        let expired = Measured { usage: usage(1), taken_at: 0, until: Instant::now() };
+        lock(&tree.known).last = Some(expired);
         let (release, wait) = mpsc::channel::<()>();
         let late = move || {
             wait.recv().unwrap();

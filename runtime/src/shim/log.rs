@@ -283,19 +283,21 @@ mod tests {
 
     #[test]
     fn a_log_that_cannot_be_opened_again_grows_no_further() {
-        let in_own_mounts = std::thread::spawn(|| {
+        // Removed after the namespace that has a mount on it.
+        let removed_last = tempfile::tempdir().unwrap();
+        let dir = removed_last.path().to_owned();
+        let in_own_mounts = std::thread::spawn(move || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
             linux::mount::make_private(Path::new("/")).unwrap();
-            let dir = tempfile::tempdir().unwrap();
             let one_file = "nr_inodes=2";
-            linux::mount::mount_fs("tmpfs", "logs", dir.path(), MountFlags::default(), one_file).unwrap();
-            let path = dir.path().join("0.log");
+            linux::mount::mount_fs("tmpfs", "logs", &dir, MountFlags::default(), one_file).unwrap();
+            let path = dir.join("0.log");
             let ceiling = LogCeiling { bytes: 100, files: 3 };
             let mut log = LogFile::open(Some(path.clone()), Some(ceiling)).unwrap();
             let line = b"T stdout F a line\n";
             let notes: Vec<String> = (0..20).filter_map(|_| log.write(line)).collect();
             assert!(notes.len() == 1 && notes[0].contains("No space left"), "{notes:?}");
-            let [rotated] = <[_; 1]>::try_from(names(dir.path())).unwrap();
+            let [rotated] = <[_; 1]>::try_from(names(&dir)).unwrap();
             assert_ne!(rotated, path);
             let length = std::fs::metadata(&rotated).unwrap().len();
             assert!(length <= ceiling.bytes, "{length}");

@@ -2,15 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use linux::cgroup::usage::{Memory, Usage};
-use linux::disk_usage::TimeShares;
 use proto::cri::{
     LinuxPodSandboxStats, PodSandboxAttributes, PodSandboxStats, PodSandboxStatsFilter, ProcessUsage,
 };
 
-use super::{CALL_TIME_LIMIT, Figures, network, of_all, usages, value};
+use super::{CALL_TIME_LIMIT, Figures, Layers, network, of_all, usages, value};
 use crate::blocking::blocking;
 use crate::error::Result;
 use crate::runtime::Runtime;
@@ -28,10 +26,12 @@ pub(crate) async fn list(
             && sandbox.ready().is_ok()
     };
     let sandboxes: Vec<Arc<Sandbox>> = runtime.sandboxes().into_iter().filter(wanted).collect();
+    let containers: Vec<_> =
+        sandboxes.iter().flat_map(|sandbox| runtime.containers_of(&sandbox.id)).collect();
+    let layers = Layers::count(runtime, &containers, CALL_TIME_LIMIT).await;
     let mut stats = Vec::with_capacity(sandboxes.len());
-    let mut shares = TimeShares::new(CALL_TIME_LIMIT, sandboxes.len());
     for sandbox in sandboxes {
-        stats.push(of(runtime, &sandbox, shares.next_share()).await?);
+        stats.push(of(runtime, &sandbox, &layers).await?);
     }
     Ok(stats)
 }
@@ -39,13 +39,14 @@ pub(crate) async fn list(
 /// PodSandboxStats. A pod that was stopped has attributes alone.
 pub(crate) async fn of_pod(runtime: &Arc<Runtime>, id: &str) -> Result<PodSandboxStats> {
     let sandbox = runtime.sandbox(id)?;
-    of(runtime, &sandbox, CALL_TIME_LIMIT).await
+    let layers = Layers::count(runtime, &runtime.containers_of(&sandbox.id), CALL_TIME_LIMIT).await;
+    of(runtime, &sandbox, &layers).await
 }
 
-async fn of(runtime: &Arc<Runtime>, sandbox: &Sandbox, time: Duration) -> Result<PodSandboxStats> {
+async fn of(runtime: &Arc<Runtime>, sandbox: &Sandbox, layers: &Layers) -> Result<PodSandboxStats> {
     let record = sandbox.record();
     let linux = match record.phase {
-        Phase::Ready => Some(figures(runtime, sandbox, &record, time).await?),
+        Phase::Ready => Some(figures(runtime, sandbox, &record, layers).await?),
         Phase::Creating | Phase::Broken | Phase::Stopped => None,
     };
     let config = record.config;
@@ -62,7 +63,7 @@ async fn figures(
     runtime: &Arc<Runtime>,
     sandbox: &Sandbox,
     record: &SandboxRecord,
-    time: Duration,
+    layers: &Layers,
 ) -> Result<LinuxPodSandboxStats> {
     let usage = sum(usages(groups(runtime, record)).await?);
     let figures = Figures::new(&usage, &sandbox.processor);
@@ -77,7 +78,7 @@ async fn figures(
         memory: figures.memory,
         network,
         process,
-        containers: of_all(runtime, runtime.containers_of(&sandbox.id), time).await?,
+        containers: of_all(runtime.containers_of(&sandbox.id), layers).await?,
         io: None,
     })
 }
