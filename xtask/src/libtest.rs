@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -20,6 +20,10 @@ const UNFINISHED: usize = 4;
 /// How long the output may be silent after cargo's end: a process that a test left
 /// may hold the pipe open.
 const SILENCE: Duration = Duration::from_secs(2);
+/// What is printed later after cargo's end is not read.
+const LAST_OUTPUT: Duration = Duration::from_secs(30);
+/// Lines that wait to be repeated.
+const LINES_KEPT: usize = 1000;
 
 /// Sums over all test binaries.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +58,12 @@ struct Failure {
     output: Vec<String>,
 }
 
+impl Failure {
+    fn new(test: &str) -> Self {
+        Self { test: test.to_owned(), output: Vec::new() }
+    }
+}
+
 /// A test binary that is running, or that ended without a result.
 #[derive(Debug, PartialEq, Eq)]
 struct Binary {
@@ -84,6 +94,8 @@ impl Transcript {
     ///
     /// The command cannot be started or waited for. A status other than 0 is no error.
     pub fn run(&mut self, command: &mut Command) -> Result<ExitStatus> {
+        // The words by which cargo names a binary are read below.
+        command.env("CARGO_TERM_COLOR", "never").env("CARGO_TERM_QUIET", "false");
         let status = run_lines(command, |line| {
             say(line);
             self.read(line);
@@ -96,9 +108,9 @@ impl Transcript {
         self.counts
     }
 
-    /// Whether a test failed or a test binary died.
-    pub fn has_failures(&self) -> bool {
-        !self.failures.is_empty() || !self.died.is_empty()
+    /// How many tests failed and test binaries died.
+    pub fn failures(&self) -> usize {
+        self.failures.len() + self.died.len()
     }
 
     /// Repeats what failed and why, so that the end of a long output names it.
@@ -122,38 +134,48 @@ impl Transcript {
     }
 
     fn read(&mut self, line: &str) {
-        let words = line.trim_start();
-        if let Some(name) = words.strip_prefix("Running ").or_else(|| words.strip_prefix("Doc-tests ")) {
+        let name = line.strip_prefix("     Running ").or_else(|| line.strip_prefix("   Doc-tests "));
+        if let Some(name) = name {
             self.end_binary();
             self.running = Some(Binary::new(name));
-            return;
-        }
-        self.counts.add(line);
-        let Some(binary) = &mut self.running else { return };
-        if line.starts_with("test result: ") {
+        } else if line.starts_with("test result: ") {
+            self.counts.add(line);
             // What cargo prints after that concerns no test.
             self.running = None;
             self.shown = None;
         } else if let Some(tests) = running(line) {
-            binary.tests = Some(tests);
+            self.running.get_or_insert_with(|| Binary::new("a test binary")).tests = Some(tests);
         } else if let Some((test, _result)) = ended(line) {
-            binary.finished.push(test.to_owned());
-            let failure = |test: &str| Failure { test: test.to_owned(), output: Vec::new() };
-            self.failures.extend(failed_test(line).map(failure));
+            if let Some(binary) = &mut self.running {
+                binary.finished.push(test.to_owned());
+            }
+            self.failures.extend(failed_test(line).map(Failure::new));
         } else if let Some(test) = output_of(line) {
+            // Its result may not have had a line of its own.
+            if !self.failures.iter().any(|failure| failure.test == test) {
+                self.failures.push(Failure::new(test));
+            }
             self.shown = Some(test.to_owned());
         } else if line == "failures:" {
             self.shown = None;
-        } else {
-            binary.keep(line);
-            let of_shown = |failure: &&mut Failure| Some(&failure.test) == self.shown.as_ref();
-            if let Some(failure) = self.failures.iter_mut().rev().find(of_shown)
-                && failure.output.len() < FAILURE_LINES
-                && !line.is_empty()
-            {
-                failure.output.push(line.to_owned());
-            }
+        } else if !line.is_empty() {
+            self.keep(line);
         }
+    }
+
+    /// Keeps what a failed test printed, and the last that a binary printed.
+    fn keep(&mut self, line: &str) {
+        let shown = |failure: &&mut Failure| Some(&failure.test) == self.shown.as_ref();
+        if let Some(failure) = self.failures.iter_mut().rev().find(shown)
+            && failure.output.len() < FAILURE_LINES
+        {
+            failure.output.push(line.to_owned());
+        }
+        let Some(binary) = &mut self.running else { return };
+        if binary.last_lines.len() == LAST_LINES {
+            binary.last_lines.pop_front();
+        }
+        binary.last_lines.push_back(line.to_owned());
     }
 
     /// A binary that printed no result died.
@@ -171,7 +193,7 @@ fn run_lines(command: &mut Command, mut each: impl FnMut(&str)) -> Result<ExitSt
     let mut child = command.spawn().context("start cargo test")?;
     // This process's copies of the writing end go, so that the reader sees the end.
     command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
-    let (sender, lines) = channel();
+    let (sender, lines) = sync_channel(LINES_KEPT);
     thread::spawn(move || {
         for line in BufReader::new(reader).split(b'\n') {
             let Ok(line) = line else { return };
@@ -180,20 +202,22 @@ fn run_lines(command: &mut Command, mut each: impl FnMut(&str)) -> Result<ExitSt
             }
         }
     });
-    let mut status = None;
+    let mut ended: Option<(ExitStatus, Instant)> = None;
     loop {
-        match lines.recv_timeout(SILENCE) {
-            Ok(line) => each(&line),
-            Err(RecvTimeoutError::Timeout) if status.is_some() => break,
-            Err(RecvTimeoutError::Timeout) => {
-                status = child.try_wait().context("wait for cargo test")?;
-            }
-            Err(RecvTimeoutError::Disconnected) => break,
+        let received = lines.recv_timeout(SILENCE);
+        if let Ok(line) = &received {
+            each(line);
         }
-    }
-    match status {
-        Some(status) => Ok(status),
-        None => child.wait().context("wait for cargo test"),
+        match (received, ended) {
+            (Err(RecvTimeoutError::Disconnected), _) => return child.wait().context("wait for cargo test"),
+            (Err(RecvTimeoutError::Timeout), Some((status, _))) => return Ok(status),
+            (_, Some((status, since))) if since.elapsed() > LAST_OUTPUT => return Ok(status),
+            (_, Some(_)) => {}
+            (_, None) => {
+                ended =
+                    child.try_wait().context("wait for cargo test")?.map(|status| (status, Instant::now()));
+            }
+        }
     }
 }
 
@@ -202,25 +226,23 @@ impl Binary {
         Self { name: name.to_owned(), tests: None, finished: Vec::new(), last_lines: VecDeque::new() }
     }
 
-    fn keep(&mut self, line: &str) {
-        if line.is_empty() {
-            return;
-        }
-        if self.last_lines.len() == LAST_LINES {
-            self.last_lines.pop_front();
-        }
-        self.last_lines.push_back(line.to_owned());
-    }
-
-    /// Tests without a result, in the order in which they are started; none if the binary cannot list them.
+    /// Tests without a result, in the order in which they are started; none if the binary cannot list them, or
+    /// was to run only some.
     fn unfinished(&self) -> Vec<String> {
         let path = self.name.rsplit_once('(').and_then(|(_, path)| path.strip_suffix(')'));
         let listed =
             path.and_then(|path| Command::new(path).args(["--list", "--format", "terse"]).output().ok());
         let listed =
             listed.map(|listed| String::from_utf8_lossy(&listed.stdout).into_owned()).unwrap_or_default();
-        let tests = listed.lines().filter_map(|line| line.strip_suffix(": test"));
-        tests.filter(|test| !self.finished.iter().any(|name| name == test)).map(str::to_owned).collect()
+        let tests: Vec<&str> = listed.lines().filter_map(|line| line.strip_suffix(": test")).collect();
+        if self.tests != Some(tests.len()) {
+            return Vec::new();
+        }
+        tests
+            .into_iter()
+            .filter(|test| !self.finished.iter().any(|name| name == test))
+            .map(str::to_owned)
+            .collect()
     }
 }
 
@@ -309,7 +331,7 @@ error: test failed, to rerun pass `-p xtask --test words`",
             ]
         );
         assert_eq!(transcript.died, []);
-        assert!(transcript.has_failures());
+        assert_eq!(transcript.failures(), 2);
     }
 
     #[test]
