@@ -21,7 +21,7 @@ use crate::engine::{ContainerLog, Handle};
 use crate::objects::ContainerState;
 use crate::store::Store;
 use lines::Lines;
-use rotated::{FileId, Opened, Position, Snapshot};
+use rotated::{FileId, Opened, Position, Rotated, Snapshot};
 
 /// How soon `--follow` notices that its container has ended: that is no write to the log.
 const LOOK_FOR_END: Duration = Duration::from_millis(250);
@@ -62,8 +62,7 @@ impl Tail {
     }
 
     async fn copy(&self, answers: &Answers) -> std::io::Result<()> {
-        let (writes, mut snapshot) = snapshot(&self.log.path).await?;
-        let position = snapshot.position(&self.log.path);
+        let (writes, mut snapshot, position) = snapshot(&self.log.path).await?;
         let mut lines = Lines::new(&self.request);
         if let Some(tail) = self.request.tail_lines {
             let skipped;
@@ -118,7 +117,8 @@ impl Tail {
                 match position.unread_before(FileId::of(&file.metadata().await?))? {
                     None => break (writes, file),
                     Some(rotated) => {
-                        let Some(rest) = rotated::send(rotated.clone(), lines, answers).await? else {
+                        let Some(rest) = rotated::send(Rotated::At(rotated.clone()), lines, answers).await?
+                        else {
                             return Ok(());
                         };
                         lines = rest;
@@ -142,13 +142,13 @@ impl Tail {
     }
 }
 
-/// With the changes of the log.
-async fn snapshot(path: &Path) -> std::io::Result<(Changes, Snapshot)> {
+/// With the changes of the log, and the position before it.
+async fn snapshot(path: &Path) -> std::io::Result<(Changes, Snapshot, Position)> {
     loop {
         // The container may be about to start.
         let (writes, file) = open_when_there(path).await?;
-        if let Some(snapshot) = Snapshot::of(path, file.into_std().await)? {
-            return Ok((writes, snapshot));
+        if let Some((snapshot, position)) = Snapshot::of(path, file.into_std().await)? {
+            return Ok((writes, snapshot, position));
         }
     }
 }

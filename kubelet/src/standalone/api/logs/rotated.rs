@@ -94,45 +94,57 @@ impl Position {
 }
 
 /// A log at one moment. What is written, rotated and compressed later does not change it; only its
-/// oldest files may be removed.
+/// oldest files may be removed, unless [`Snapshot::keep_tail`] has opened them.
 #[derive(Debug)]
 pub(super) struct Snapshot {
-    rotated: Vec<PathBuf>,
+    rotated: Vec<Rotated>,
     log: File,
     bytes: u64,
 }
 
+/// A rotated file.
+#[derive(Debug)]
+pub(super) enum Rotated {
+    At(PathBuf),
+    Open(OpenLog),
+}
+
+#[derive(Debug)]
+pub(super) struct OpenLog {
+    file: File,
+    is_compressed: bool,
+}
+
 impl Snapshot {
     /// `None`: `opened`, which was just opened as the log, has been rotated since.
-    pub(super) fn of(log: &Path, opened: File) -> io::Result<Option<Self>> {
-        let rotated = rotated(log)?;
+    pub(super) fn of(log: &Path, opened: File) -> io::Result<Option<(Self, Position)>> {
+        let paths = rotated(log)?;
         let metadata = opened.metadata()?;
         let is_log = match std::fs::metadata(log) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => false,
             at_path => FileId::of(&at_path?) == FileId::of(&metadata),
         };
-        Ok(is_log.then(|| Self { rotated, bytes: metadata.len(), log: opened }))
+        if !is_log {
+            return Ok(None);
+        }
+        let position = Position { log: log.to_owned(), last_read: paths.last().cloned() };
+        let rotated = paths.into_iter().map(Rotated::At).collect();
+        Ok(Some((Self { rotated, bytes: metadata.len(), log: opened }, position)))
     }
 
-    /// The position before the log, after all that was rotated away.
-    pub(super) fn position(&self, log: &Path) -> Position {
-        Position { log: log.to_owned(), last_read: self.rotated.last().cloned() }
-    }
-
-    /// Leaves out the files before the last `lines`. Returns how many lines of the first remaining file to
-    /// skip.
+    /// Leaves out the files before the last `lines`, and opens the others: in a flood of lines they may be
+    /// removed at any time. Returns how many lines of the first remaining file to skip.
     pub(super) fn keep_tail(&mut self, lines: u64) -> io::Result<u64> {
         let mut log = &self.log;
         log.rewind()?;
         let found = count_lines(BufReader::new(log.take(self.bytes)))?;
-        let Some(mut missing) = lines.checked_sub(found) else {
-            self.rotated.clear();
-            return Ok(found - lines);
-        };
-        for (index, path) in self.rotated.iter().enumerate().rev() {
-            let found = open(path)?.map_or(Ok(0), count_lines)?;
+        let earlier = std::mem::take(&mut self.rotated);
+        let Some(mut missing) = lines.checked_sub(found) else { return Ok(found - lines) };
+        for rotated in earlier.into_iter().rev() {
+            let Some(open) = rotated.open()? else { break };
+            let found = count_lines(open.records()?)?;
+            self.rotated.insert(0, Rotated::Open(open));
             if found >= missing {
-                self.rotated.drain(..index);
                 return Ok(found - missing);
             }
             missing -= found;
@@ -140,18 +152,15 @@ impl Snapshot {
         Ok(0)
     }
 
-    /// Sends what was rotated away. Lines to skip are those of its first file. `None` when the client has
-    /// gone, or has all that it asked for.
+    /// Sends what was rotated away. `None` when the client has gone, or has all that it asked for.
     pub(super) async fn send_rotated(
-        &self,
+        &mut self,
         mut lines: Lines,
         answers: &Answers,
     ) -> io::Result<Option<Lines>> {
-        for path in &self.rotated {
-            let Some(rest) = send(path.clone(), lines, answers).await? else { return Ok(None) };
+        for rotated in std::mem::take(&mut self.rotated) {
+            let Some(rest) = send(rotated, lines, answers).await? else { return Ok(None) };
             lines = rest;
-            // The file may have been removed since its lines were counted.
-            lines.skip(0);
         }
         Ok(Some(lines))
     }
@@ -172,26 +181,38 @@ fn count_lines(mut records: impl BufRead) -> io::Result<u64> {
     Ok(number)
 }
 
-/// `None` if the file was removed, because it was the oldest.
-fn open(path: &Path) -> io::Result<Option<BufReader<Box<dyn Read + Send>>>> {
-    // It may have been compressed since it was listed.
-    for path in [path, &compressed(path)] {
-        match File::open(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(e),
-            Ok(file) if is_compressed(path) => {
-                return Ok(Some(BufReader::new(Box::new(GzDecoder::new(file)))));
+impl Rotated {
+    /// `None` if the file was removed, because it was the oldest.
+    fn open(self) -> io::Result<Option<OpenLog>> {
+        let path = match self {
+            Self::At(path) => path,
+            Self::Open(open) => return Ok(Some(open)),
+        };
+        // It may have been compressed since it was listed.
+        for path in [&path, &compressed(&path)] {
+            match File::open(path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                opened => return Ok(Some(OpenLog { file: opened?, is_compressed: is_compressed(path) })),
             }
-            Ok(file) => return Ok(Some(BufReader::new(Box::new(file)))),
         }
+        Ok(None)
     }
-    Ok(None)
+}
+
+impl OpenLog {
+    /// From its beginning.
+    fn records(&self) -> io::Result<BufReader<Box<dyn Read + Send>>> {
+        let mut file = self.file.try_clone()?;
+        file.rewind()?;
+        Ok(BufReader::new(if self.is_compressed { Box::new(GzDecoder::new(file)) } else { Box::new(file) }))
+    }
 }
 
 /// Sends a rotated file piece by piece: no thread waits for the client. `None` when the client has gone,
 /// or has all that it asked for.
-pub(super) async fn send(path: PathBuf, mut lines: Lines, answers: &Answers) -> io::Result<Option<Lines>> {
-    let Some(mut records) = blocking(move || open(&path)).await? else { return Ok(Some(lines)) };
+pub(super) async fn send(rotated: Rotated, mut lines: Lines, answers: &Answers) -> io::Result<Option<Lines>> {
+    let records = move || rotated.open()?.map(|open| open.records()).transpose();
+    let Some(mut records) = blocking(records).await? else { return Ok(Some(lines)) };
     loop {
         let data;
         (data, records, lines) = blocking(move || {
@@ -336,11 +357,11 @@ mod tests {
     }
 
     fn snapshot(log: &Log) -> Snapshot {
-        Snapshot::of(&log.path, log.open().0).unwrap().unwrap()
+        Snapshot::of(&log.path, log.open().0).unwrap().unwrap().0
     }
 
     /// What is sent of a snapshot, with the lines of the log itself.
-    async fn shown(snapshot: Snapshot, skipped: u64) -> String {
+    async fn shown(mut snapshot: Snapshot, skipped: u64) -> String {
         let mut lines = Lines::new(&LogsRequest::default());
         lines.skip(skipped);
         let (answers, mut received) = mpsc::channel(10);
@@ -369,34 +390,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_tail_begins_in_the_file_that_has_it_and_a_removed_file_hides_no_other() {
+    async fn a_tail_has_all_its_lines_though_files_are_removed_meanwhile() {
         let log = Log::new();
         std::fs::write(&log.path, "first\nsecond\nthird\n").unwrap();
         let oldest = log.rotate(1);
-        compress(&log.rotate(2));
-        let tail = async |lines| {
+        let next = compress(&log.rotate(2));
+        let tail = |lines| {
             let mut snapshot = snapshot(&log);
             let skipped = snapshot.keep_tail(lines).unwrap();
-            shown(snapshot, skipped).await
+            shown(snapshot, skipped)
         };
+        assert_eq!(tail(0).await, "");
         let all = "first\nsecond\nthird\nafter 1\nafter 2\n";
-        for (lines, from) in
-            [(0, "\n"), (1, "after 2"), (2, "after 1"), (4, "second"), (5, "first"), (9, "first")]
-        {
-            let expected = if lines == 0 { "" } else { &all[all.find(from).unwrap()..] };
-            assert_eq!(tail(lines).await, expected, "{lines}");
+        for (lines, from) in [(1, "after 2"), (2, "after 1"), (4, "second"), (5, "first"), (9, "first")] {
+            assert_eq!(tail(lines).await, all[all.find(from).unwrap()..], "{lines}");
         }
-        let mut snapshot = snapshot(&log);
-        assert_eq!(snapshot.keep_tail(3).unwrap(), 2);
-        std::fs::remove_file(oldest).unwrap();
-        assert_eq!(shown(snapshot, 2).await, "after 1\nafter 2\n");
+        let shown = tail(3);
+        for path in [oldest, next] {
+            std::fs::remove_file(path).unwrap();
+        }
+        assert_eq!(shown.await, "third\nafter 1\nafter 2\n");
+        assert_eq!(tail(3).await, "after 2\n");
     }
 
     #[test]
     fn a_client_that_takes_nothing_holds_no_thread() {
         let log = Log::new();
         std::fs::write(&log.path, "a line\n".repeat(CHUNK_BYTES)).unwrap();
-        let rotated = log.rotate(1);
+        let rotated = Rotated::At(log.rotate(1));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads(1)
             .enable_all()
@@ -425,10 +446,10 @@ mod tests {
         compress(&listed);
         let (answers, mut received) = mpsc::channel(1);
         let lines = Lines::new(&LogsRequest::default());
-        let lines = send(listed.clone(), lines, &answers).await.unwrap().unwrap();
+        let lines = send(Rotated::At(listed.clone()), lines, &answers).await.unwrap().unwrap();
         assert_eq!(received.try_recv().unwrap().unwrap().data, b"first\n");
         std::fs::remove_file(compressed(&listed)).unwrap();
-        assert!(send(listed, lines, &answers).await.unwrap().is_some());
+        assert!(send(Rotated::At(listed), lines, &answers).await.unwrap().is_some());
         assert_eq!(received.try_recv().unwrap_err(), mpsc::error::TryRecvError::Empty);
     }
 }
