@@ -14,9 +14,9 @@ pub(super) async fn exec(args: &ExecArgs, out: &mut dyn Write) -> Result<(), Err
     let ContainerArgs { pod, container } = &args.of;
     let name = kinds::pod_name(&pod.pod)?;
     let mut kubelet = client::connect(&pod.root).await?;
-    // As with kubectl, a program has no terminal if this command's input is none.
-    let tty = args.tty && termios::isatty(io::stdin());
-    if args.tty && !tty {
+    // As with kubectl, a program has no terminal without input, or if this command's input is none.
+    let tty = args.tty && args.stdin && termios::isatty(io::stdin());
+    if args.tty && args.stdin && !tty {
         let _no_reader = writeln!(io::stderr(), "Unable to use a TTY - input is not a terminal");
     }
     let container = containers::one(&mut kubelet, &pod.namespace, name, container).await?;

@@ -64,18 +64,24 @@ pub(super) async fn end(
 /// Returns at the program's end.
 async fn receive(mut from: Receiver, out: &mut dyn Write) -> Result<(), Error> {
     let mut status = Vec::new();
-    loop {
-        match from.next().await {
-            Ok(Some(Output::Stdout(bytes))) => {
+    while let Some(received) = unless_ended(from.next().await, &status)? {
+        match received {
+            Output::Stdout(bytes) => {
                 out.write_all(&bytes).and_then(|()| out.flush()).map_err(Error::Output)?;
             }
-            Ok(Some(Output::Stderr(bytes))) => io::stderr().write_all(&bytes).map_err(Error::Output)?,
-            Ok(Some(Output::Status(bytes))) => status.extend(bytes),
-            Err(error) if status.is_empty() => return Err(error),
-            // The status is the last that is sent: an error after it loses nothing.
-            Ok(None) | Err(_) => return outcome(&status),
+            Output::Stderr(bytes) => io::stderr().write_all(&bytes).map_err(Error::Output)?,
+            Output::Status(bytes) => status.extend(bytes),
         }
     }
+    outcome(&status)
+}
+
+/// The status is the last that is sent: an error after it is the end.
+pub(super) fn unless_ended(
+    received: Result<Option<Output>, Error>,
+    status: &[u8],
+) -> Result<Option<Output>, Error> {
+    if status.is_empty() { received } else { received.or(Ok(None)) }
 }
 
 /// The program's end, from what was sent on its channel.

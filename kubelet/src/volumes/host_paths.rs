@@ -129,7 +129,7 @@ impl HostPaths {
             biased;
             answered = &mut answer => {
                 // It has panicked.
-                let interrupted = |_| Err(Error::Interrupted { what: "the look at a path" });
+                let interrupted = |_| Err(Error::Interrupted { what: "the work on a path" });
                 return Ok(Some(answered.unwrap_or_else(interrupted)));
             }
             () = given_up => {}

@@ -17,7 +17,7 @@ const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
 const VALIDITY: u32 = 20;
 const LONGEST_VALIDITY: Duration = Duration::from_secs(600);
 
-/// The trees that are measured at the same time. Further ones wait, without a thread.
+/// The writable layers that are measured at the same time. Further ones wait, without a thread.
 const MEASURED_AT_ONCE: usize = 4;
 
 /// The use of processors at an earlier call.

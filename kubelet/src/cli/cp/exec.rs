@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 
 use super::super::printable::printable;
 use super::super::program::{self, Input, Receiver, Sender};
-use super::super::remote_command::{end, outcome};
+use super::super::remote_command::{end, outcome, unless_ended};
 use crate::cli::{Error, StreamProblem};
 
 /// A container whose streams rest that long has stopped.
@@ -92,15 +92,11 @@ async fn receive(
             None => next.await,
             Some(at) => match tokio::time::timeout_at(at, next).await {
                 Ok(received) => received,
-                Err(_elapsed) => return Ok(()),
+                Err(_elapsed) if status.is_empty() => return Ok(()),
+                Err(_elapsed) => return outcome(&status),
             },
         };
-        let received = match received {
-            Ok(Some(received)) => received,
-            Err(error) if status.is_empty() => return Err(error),
-            // The status is the last that is sent: an error after it loses nothing.
-            Ok(None) | Err(_) => return outcome(&status),
-        };
+        let Some(received) = unless_ended(received, &status)? else { return outcome(&status) };
         match received {
             Output::Stdout(bytes) if must_end.is_some() => {
                 trailing += bytes.len();

@@ -77,7 +77,7 @@ pub(super) async fn collect_forever(tools: Arc<Tools>, garbage: Arc<Garbage>, pe
     let (mut scanned_at, mut reported_at): (Option<Instant>, Option<Instant>) = (None, None);
     loop {
         tokio::time::sleep(period).await;
-        let Some(directories) = garbage.directories.known() else { continue };
+        let directories = garbage.directories.known().unwrap_or_default();
         let is_full =
             |path: &PathBuf| Space::of(path).is_some_and(|s| s.percent_used() >= limits.high_percent);
         let has_full_images = directories.iter().any(is_full);

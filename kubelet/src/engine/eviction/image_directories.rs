@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::timeout;
-use tracing::debug;
+use tracing::warn;
 
 use super::disk::is_one_file_system;
 use crate::clients::cri::Cri;
@@ -24,20 +24,25 @@ impl ImageDirectories {
         Self(watch::Sender::new(None))
     }
 
-    /// Asks every `period` until the runtime has named a directory, and again after [`VALIDITY`]: its
-    /// administrator may have moved them. Never ends.
+    /// Asks every `period` until the runtime has named a directory, and again after [`VALIDITY`]: an
+    /// administrator may have moved the directories. Never ends.
     pub(super) async fn follow(&self, cri: &Cri, period: Duration) {
+        let mut is_reported = false;
         loop {
-            match cri.image_directories().await {
+            let pause = match cri.image_directories().await {
                 Ok(found) if !found.is_empty() => {
                     self.0.send_replace(Some(found.into()));
-                    tokio::time::sleep(VALIDITY).await;
-                    continue;
+                    VALIDITY
                 }
-                Ok(_none) => {}
-                Err(error) => debug!(%error, "cannot get the runtime's image directories"),
-            }
-            tokio::time::sleep(period).await;
+                Ok(_none) => period,
+                Err(error) => {
+                    if !std::mem::replace(&mut is_reported, true) {
+                        warn!(%error, "cannot get the runtime's image directories: they are not looked at");
+                    }
+                    period
+                }
+            };
+            tokio::time::sleep(pause).await;
         }
     }
 

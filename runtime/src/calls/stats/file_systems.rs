@@ -95,7 +95,8 @@ pub(crate) async fn image_fs(runtime: &Arc<Runtime>) -> Result<ImageFsInfoRespon
         runtime.images_usage.measured(IMAGE_FS_WAIT, measure),
         Layers::count(runtime, &containers, IMAGE_FS_WAIT),
     );
-    let images = images.ok_or(Error::Busy { what: "the image store: its files are still being counted" })?;
+    let images =
+        images.ok_or(Error::Busy { what: "the files of the image store have not been counted yet" })?;
     Ok(ImageFsInfoResponse {
         image_filesystems: vec![on(runtime.images.dir(), images.usage, images.taken_at)],
         container_filesystems: vec![on(&runtime.root_dir, layers.sum(), now())],
