@@ -52,7 +52,12 @@ const fn unmet(suite: &'static str, test: &'static str, reason: &'static str) ->
     Unmet { suite, test, reason }
 }
 
-pub const UNMET: [Unmet; 2] = [
+pub const UNMET: [Unmet; 3] = [
+    unmet(
+        "keyboard",
+        "a_copy_into_a_full_volume_ends_with_the_exit_code_of_tar",
+        "it does not report the end of a program that has not read its whole input; the copy ends after 60 s",
+    ),
     unmet(
         "streams",
         "a_command_that_is_killed_takes_its_program_along",
