@@ -7,7 +7,7 @@ use serde_json::Value;
 use tests::attacker::{self, Attack};
 use tests::manifests::Pod;
 use tests::node::TIMEOUT;
-use tests::{Node, NodeOptions, Sandbox};
+use tests::{LeakCheck, Node, NodeOptions, Sandbox};
 
 /// The exit code of a command, and what it said on stderr.
 fn failure(node: &Node<'_>, words: &[&str]) -> (Option<i32>, String) {
@@ -17,6 +17,16 @@ fn failure(node: &Node<'_>, words: &[&str]) -> (Option<i32>, String) {
 
 /// A pod whose container has busybox's programs where the image's PATH leads.
 const TOOLS: &str = "/busybox --install -s / && echo installed && exec sleep 3600";
+
+/// A node on which this pod, whose command is [`TOOLS`], has its programs.
+fn node_with<'a>(sandbox: &'a Sandbox, tools: &Attack<'_>) -> (Node<'a>, LeakCheck) {
+    let node = Node::start(sandbox, NodeOptions::default()).expect("the node starts");
+    attacker::install(&node).expect("an image");
+    let idle = node.leak_check().expect("the kernel answers");
+    node.put_manifest("tools.yaml", &tools.yaml()).expect("put");
+    node.wait_for_log("tools", &["installed"]).expect("it has its programs");
+    (node, idle)
+}
 
 #[test]
 fn pods_are_applied_watched_and_deleted_from_the_keyboard() {
@@ -106,12 +116,8 @@ fn a_watch_ends_with_the_kubelet() {
 #[test]
 fn files_are_copied_both_ways_and_never_beside_their_target() {
     let sandbox = Sandbox::new();
-    let node = Node::start(&sandbox, NodeOptions::default()).expect("the node starts");
-    attacker::install(&node).expect("an image");
-    let idle = node.leak_check().expect("the kernel answers");
-    node.put_manifest("tools.yaml", &Attack::new("tools", TOOLS).yaml()).expect("put");
+    let (node, idle) = node_with(&sandbox, &Attack::new("tools", TOOLS));
     node.put_manifest("web.yaml", &Pod::new("web", &["serve", "[::]:80", "/etc"]).yaml()).expect("put");
-    node.wait_for_log("tools", &["installed"]).expect("it has tar");
     node.wait_for_log("web", &["serving"]).expect("it serves");
 
     let here = sandbox.path("here");
@@ -190,14 +196,10 @@ fn files_are_copied_both_ways_and_never_beside_their_target() {
 #[test]
 fn a_copy_into_a_full_volume_ends_with_the_exit_code_of_tar() {
     let sandbox = Sandbox::new();
-    let node = Node::start(&sandbox, NodeOptions::default()).expect("the node starts");
-    attacker::install(&node).expect("an image");
-    let idle = node.leak_check().expect("the kernel answers");
     let tools = Attack::new("tools", TOOLS)
         .with_pod_fields("volumes: [{name: small, emptyDir: {medium: Memory, sizeLimit: 64Ki}}]")
         .with_container_fields("volumeMounts: [{name: small, mountPath: /small}]");
-    node.put_manifest("tools.yaml", &tools.yaml()).expect("put");
-    node.wait_for_log("tools", &["installed"]).expect("it has tar");
+    let (node, idle) = node_with(&sandbox, &tools);
     let large = sandbox.path("large");
     fs::write(&large, vec![7; 1_200_000]).expect("written");
     let (code, said) = failure(&node, &["cp", &large.display().to_string(), "tools:/small/large"]);
@@ -211,11 +213,7 @@ fn a_copy_into_a_full_volume_ends_with_the_exit_code_of_tar() {
 #[test]
 fn a_program_has_a_terminal_only_if_the_commands_input_is_one() {
     let sandbox = Sandbox::new();
-    let node = Node::start(&sandbox, NodeOptions::default()).expect("the node starts");
-    attacker::install(&node).expect("an image");
-    let idle = node.leak_check().expect("the kernel answers");
-    node.put_manifest("tools.yaml", &Attack::new("tools", TOOLS).yaml()).expect("put");
-    node.wait_for_log("tools", &["installed"]).expect("it runs");
+    let (node, idle) = node_with(&sandbox, &Attack::new("tools", TOOLS));
     // The command's input is /dev/null, whose end ends the program too.
     let program = "tty; cat; exit 5";
     let output = node.client_output(&["exec", "-it", "tools", "--", "sh", "-c", program]).expect("it runs");

@@ -234,16 +234,17 @@ impl Binary {
             path.and_then(|path| Command::new(path).args(["--list", "--format", "terse"]).output().ok());
         let listed =
             listed.map(|listed| String::from_utf8_lossy(&listed.stdout).into_owned()).unwrap_or_default();
-        let tests: Vec<&str> = listed.lines().filter_map(|line| line.strip_suffix(": test")).collect();
+        let tests = listed_tests(&listed);
         if self.tests != Some(tests.len()) {
             return Vec::new();
         }
-        tests
-            .into_iter()
-            .filter(|test| !self.finished.iter().any(|name| name == test))
-            .map(str::to_owned)
-            .collect()
+        tests.into_iter().filter(|test| !self.finished.contains(test)).collect()
     }
+}
+
+/// The names in what `--list --format terse` prints.
+pub fn listed_tests(text: &str) -> Vec<String> {
+    text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
 /// The number in `running 58 tests`.

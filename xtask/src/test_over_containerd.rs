@@ -9,7 +9,7 @@ use ::tests::over_containerd::{OTHER_SUITES, SUITES, Unmet, runnable};
 use anyhow::{Context, Result, ensure};
 use xtask::build::{cargo, products, require_root, run as run_command, words};
 use xtask::foreign::debian_program;
-use xtask::libtest::{Counts, Transcript};
+use xtask::libtest::{Counts, Transcript, listed_tests};
 use xtask::progress::{part, say};
 
 /// What all suites together did.
@@ -58,8 +58,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
 fn listed(command: &mut Command) -> Result<Vec<String>> {
     let output = command.stderr(Stdio::inherit()).output().with_context(|| words(command))?;
     ensure!(output.status.success(), "{}: {}", words(command), output.status);
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    Ok(listed_tests(&String::from_utf8_lossy(&output.stdout)))
 }
 
 fn run_suite(suite: &str, command: &mut Command, outcome: &mut Outcome) -> Result<()> {
