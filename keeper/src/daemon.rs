@@ -3,7 +3,7 @@
 //! without the daemon, since their registration needs CAP_SYS_ADMIN.
 //!
 //! Invariant: a call waits for the keeper at most the time limit, with system calls that the
-//! daemon's seccomp filter allows (sendmsg, recvfrom, ppoll, sched_yield, fcntl with F_GETFL). Only
+//! daemon's seccomp filter allows (sendmsg, sendmmsg, recvfrom, ppoll, sched_yield, fcntl with F_GETFL). Only
 //! [`Removed::list_removed`] needs recvmsg, so it comes before the filter.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -93,7 +93,7 @@ impl Removed {
                     if is_this {
                         return Ok(backing);
                     }
-                    self.unregister_backing(backing, limit)?;
+                    self.unregister_backings(&[backing], limit)?;
                 }
                 (Kind::NotRegistered(refusal), _) if is_this => {
                     return Err(Error::Refused { op: OP, refusal });
@@ -107,12 +107,31 @@ impl Removed {
         }
     }
 
-    /// Ends a registration. There is no answer. Files that are open with it stay open. `limit` is for the
-    /// socket to take the request.
-    pub fn unregister_backing(&self, backing: u32, limit: Duration) -> Result<(), Error> {
+    /// Ends registrations. There is no answer. Files that are open with them stay open. Returns how many
+    /// requests the socket has taken: the first ones, and all unless it has no room within `limit`.
+    ///
+    /// # Errors
+    ///
+    /// None was taken.
+    pub fn unregister_backings(&self, backings: &[u32], limit: Duration) -> Result<usize, Error> {
+        const OP: &str = "UNREGISTER_BACKING";
         let deadline = Instant::now() + limit;
-        let request = DaemonRequest::UnregisterBacking { backing };
-        self.send_until("UNREGISTER_BACKING", request, &[], deadline)
+        let request = |&backing| DaemonRequest::UnregisterBacking { backing }.encode();
+        let requests: Vec<_> = backings.iter().map(request).collect();
+        let mut sent = 0;
+        while sent < requests.len() {
+            let taken = match packets::send_many(&self.socket, &requests[sent..]) {
+                Ok(taken) => Ok(taken),
+                Err(Errno::AGAIN) => self.wait(OP, PollFlags::OUT, deadline).map(|()| 0),
+                Err(e) => Err(failed(OP, e)),
+            };
+            match taken {
+                Ok(taken) => sent += taken,
+                Err(_) if sent > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(sent)
     }
 
     /// The nodes that the keeper has refused since the last call, without waiting. It keeps at most 64

@@ -10,8 +10,8 @@
 //! otherwise it rests. All loops wait, for a while, when the one that waited is busy and
 //! - more requests come meanwhile, time after time,
 //! - or its request usually takes long: it waits for the disk, or has much data (the caller says so),
-//! - or its request has taken [`LOOK`] already. For that, one of the resting loops, the watcher,
-//!   looks at the others as long as requests come.
+//! - or its request has taken [`LOOK`] already, and another one waits. For that, one of the resting
+//!   loops, the watcher, looks at the others as long as requests come.
 //!
 //! Invariant: a loop rests only if another one waits that has a [`Membership`], by which the resting
 //! loops learn of the connection's end.
@@ -33,8 +33,9 @@ const TOGETHER: Duration = Duration::from_micros(100);
 const INTERVAL: u64 = 7;
 /// So many requests one after the other that find another one behind them come from more than one
 /// process. From one process, RELEASE and the request after it can come together: the kernel does
-/// not wait for the answer to RELEASE.
-const CROWD: u32 = 4;
+/// not wait for the answer to RELEASE. And FORGETs can wait behind up to eight requests of a process
+/// that removes files (fs/fuse/dev.c, `forget_batch`).
+const CROWD: u32 = 12;
 
 #[derive(Debug)]
 pub(crate) struct EventLoops {
@@ -102,6 +103,8 @@ impl EventLoops {
 
     /// Called by an event loop that has received a request; says whether that usually takes long.
     pub(crate) fn begin(self: &Arc<Self>, takes_long: bool) -> Turn<'_> {
+        // What follows does not come together with what came before.
+        FORGETS.set(None);
         let mut state = self.receive(Instant::now());
         if takes_long {
             self.call_all(&mut state);
@@ -200,7 +203,7 @@ impl EventLoops {
             }
             match state.none_waits_since {
                 Some(since) if state.waiting == 0 => {
-                    if since.elapsed() >= LOOK {
+                    if since.elapsed() >= LOOK && self.has_more() {
                         self.call_all(&mut state);
                     }
                 }

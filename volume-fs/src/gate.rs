@@ -91,12 +91,6 @@ impl Gate {
         self.open(state);
     }
 
-    /// Whether a pause has begun: the use is counted, nothing changes, and nothing will until
-    /// [`Self::resume`].
-    pub fn is_still(&self) -> bool {
-        self.state().is_still()
-    }
-
     /// Opens the gate if no reason to shut it is left, and does the requests set aside.
     fn open(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         if state.is_shut() {
@@ -160,6 +154,8 @@ impl State {
         self.when_still.take_if(|_| is_still)
     }
 
+    /// Whether a pause has begun: the use is counted, nothing changes, and nothing will until
+    /// [`Gate::resume`].
     fn is_still(&self) -> bool {
         self.paused && !self.counting && self.inside == 0
     }
@@ -231,13 +227,13 @@ mod tests {
         let (one, two) = (gate.enter().unwrap(), gate.enter().unwrap());
         let still = pause(&gate);
         drop(one);
-        assert!(!gate.is_still());
+        assert!(!gate.state().is_still());
         assert_eq!(still.try_recv(), Err(TryRecvError::Empty));
         drop(two);
-        assert!(gate.is_still());
+        assert!(gate.state().is_still());
         assert_eq!(still.recv(), Ok(()));
         gate.resume();
-        assert!(!gate.is_still());
+        assert!(!gate.state().is_still());
         gate.enter().unwrap();
     }
 
@@ -259,10 +255,10 @@ mod tests {
         assert!(gate.enter().is_err(), "it still counts");
         let still = pause(&gate);
         assert_eq!(still.try_recv(), Err(TryRecvError::Empty));
-        assert!(!gate.is_still());
+        assert!(!gate.state().is_still());
         gate.counted();
         assert_eq!(still.recv(), Ok(()));
-        assert!(gate.is_still());
+        assert!(gate.state().is_still());
         gate.resume();
         gate.enter().unwrap();
     }
@@ -285,7 +281,7 @@ mod tests {
         still.try_recv().unwrap_err();
         gate.resume();
         gate.pause(|| {});
-        assert!(!gate.is_still(), "both are inside");
+        assert!(!gate.state().is_still(), "both are inside");
         go.send(()).unwrap();
         assert_eq!((still.recv(), still.recv()), (Ok(1), Ok(2)));
         assert!(still.recv().is_err(), "and gone");

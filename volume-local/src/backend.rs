@@ -8,6 +8,8 @@ use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use keeper::daemon::Removed;
 use linux::credentials::Caller;
@@ -35,6 +37,9 @@ use crate::sweeper;
 use crate::trust::{self, Access};
 use crate::usage_file::{BootId, UsageFile};
 use crate::volume::{NewXattr, Policies, Running, Shared, Volume};
+
+/// Most that the end of the connection waits for changes in progress.
+const CHANGES_END: Duration = Duration::from_secs(1);
 
 /// Where the volume's data are, from the driver's assignment.
 #[derive(Debug)]
@@ -422,10 +427,15 @@ impl Backend for Local {
         replaced
     }
 
-    /// If no change is in progress, the next daemon need not count.
+    /// If no change is in progress, the next daemon need not count. Waits for changes whose answers were sent, but not
+    /// for long: a count may be in progress too.
     fn end(&self) {
-        self.gate.pause(|| {});
-        if self.gate.is_still() {
+        let (still, is_still) = channel();
+        self.gate.pause(move || {
+            // Refused if the wait is over.
+            let _waits = still.send(());
+        });
+        if is_still.recv_timeout(CHANGES_END).is_ok() {
             self.capacity.end();
         }
     }
@@ -460,6 +470,9 @@ fn failure(errno: Errno) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{Sender, TryRecvError};
+
+    use volume_fs::figures::UsageNow;
     use volume_fs::request::Permissions;
 
     use super::*;
@@ -497,5 +510,43 @@ mod tests {
         takes(8);
         local.unlink(by, name("none"), |_| {});
         takes(4);
+    }
+
+    /// Sends when it ends.
+    #[derive(Debug)]
+    struct Ending(Sender<()>);
+
+    impl Policy for Ending {
+        fn usage(&self) -> UsageNow {
+            Unlimited.usage()
+        }
+
+        fn expand(&self, wanted: Limits) -> std::result::Result<(), Shrinks> {
+            Unlimited.expand(wanted)
+        }
+
+        fn end(&self) {
+            self.0.send(()).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_end_waits_for_a_change_whose_answer_was_sent() {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let volume = Arc::new(volume(directory.path(), Access::default(), None));
+        let (ends, ended) = channel();
+        let (gate, capacity) = (Arc::new(Gate::new(false)), Arc::new(Ending(ends)));
+        let local = Local { volume, gate, capacity, continues: false };
+        std::thread::scope(|scope| {
+            let change = local.gate.enter().unwrap();
+            scope.spawn(|| local.end());
+            // The end shuts the gate first.
+            while local.gate.enter().is_ok() {
+                std::thread::yield_now();
+            }
+            assert_eq!(ended.try_recv(), Err(TryRecvError::Empty));
+            drop(change);
+        });
+        assert_eq!(ended.try_recv(), Ok(()));
     }
 }

@@ -292,7 +292,9 @@ impl Backings {
             state.may_be_mapped.remove(&node);
             state.outdated.remove(&node);
             state.end_at_last_close(node, &self.table);
-            self.send_ended(&mut state);
+            if !self.leave_to_ender(&mut state) {
+                self.send_ended(&mut state);
+            }
         }
     }
 
@@ -301,11 +303,7 @@ impl Backings {
     pub(crate) fn is_gone(&self, node: u64, bytes: u64) {
         let mut state = self.locked();
         state.end_at_last_close(node, &self.table);
-        let waiting = state.ended.len() - state.sent;
-        if bytes < LARGE_BYTES && waiting < MOST_WAITING {
-            if waiting > 0 && !std::mem::replace(&mut state.is_awaited, true) {
-                self.waits.notify_one();
-            }
+        if bytes < LARGE_BYTES && self.leave_to_ender(&mut state) {
             return;
         }
         if state.no_wait_until.is_some_and(|until| until > Instant::now()) {
@@ -315,6 +313,15 @@ impl Backings {
         self.send_ended_within(&mut state, KEEPER_READS);
         let is_slow = state.ended.len() > state.sent;
         state.no_wait_until = is_slow.then(|| Instant::now() + AFTER_FAILURE);
+    }
+
+    /// Leaves what is not sent to the ender, unless that is too much.
+    fn leave_to_ender(&self, state: &mut State) -> bool {
+        let waiting = state.ended.len() - state.sent;
+        if waiting > 0 && waiting < MOST_WAITING && !std::mem::replace(&mut state.is_awaited, true) {
+            self.waits.notify_one();
+        }
+        waiting < MOST_WAITING
     }
 
     /// Called by the ender. Never returns.
@@ -418,19 +425,14 @@ impl Backings {
 
     /// Waits so long for room.
     fn send_ended_within(&self, state: &mut State, limit: Duration) -> Arc<Removed> {
-        let begun = Instant::now();
         let keeper = self.keeper.now();
         if !state.sent_to.as_ref().is_some_and(|sent_to| Arc::ptr_eq(sent_to, &keeper)) {
             (state.sent_to, state.sent) = (Some(Arc::clone(&keeper)), 0);
         }
-        while let Some(Ended { number, .. }) = state.ended.get(state.sent) {
-            match keeper.unregister_backing(*number, limit.saturating_sub(begun.elapsed())) {
-                Ok(()) => state.sent += 1,
-                Err(error) => {
-                    tracing::debug!(error = linux::chain(&error), "the keeper gets this later");
-                    break;
-                }
-            }
+        let numbers: Vec<u32> = state.ended[state.sent..].iter().map(|ended| ended.number).collect();
+        match keeper.unregister_backings(&numbers, limit) {
+            Ok(sent) => state.sent += sent,
+            Err(error) => tracing::debug!(error = linux::chain(&error), "the keeper gets this later"),
         }
         keeper
     }

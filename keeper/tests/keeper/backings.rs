@@ -64,7 +64,7 @@ fn a_file_of_the_volume_is_registered_and_ended() {
     let [one, other] =
         [1, 2].map(|number| register(&daemon, number, served.open("f", OFlags::RDWR)).unwrap());
     assert_ne!(one, other);
-    daemon.unregister_backing(one, LIMIT).unwrap();
+    daemon.unregister_backings(&[one], LIMIT).unwrap();
     // In the background.
     eventually("it is ended", LIMIT, || {
         anyhow::ensure!(linux::fuse_backing::unregister(&served.device, one).is_err(), "once more");
@@ -138,16 +138,13 @@ fn a_volume_has_a_bounded_number_of_backing_files() {
     assert_refused(register(&daemon, MOST_BACKINGS, &file), Refusal::Full);
     // Numbers that are not registered make no room, however often they are ended.
     let unknown = registered.iter().max().unwrap() + 1;
-    for _ in 0..100 {
-        daemon.unregister_backing(unknown, LIMIT).unwrap();
-    }
+    assert_eq!(daemon.unregister_backings(&[unknown; 100], LIMIT).unwrap(), 100);
     assert_refused(register(&daemon, MOST_BACKINGS + 1, &file), Refusal::Full);
     // A new daemon has no more room than the one before.
     let daemon = served.keeper.removed(key(1));
     assert_refused(register(&daemon, 1, &file), Refusal::Full);
-    for number in registered {
-        daemon.unregister_backing(number, LIMIT).unwrap();
-    }
+    // More than the socket has room for.
+    assert_eq!(daemon.unregister_backings(&registered, LIMIT).unwrap(), registered.len());
     let begun = Instant::now();
     for number in 2.. {
         match register(&daemon, number, &file) {
