@@ -8,7 +8,8 @@
 //!
 //! So a loop that has answered a request waits for the next one only if no other loop does;
 //! otherwise it rests. All loops wait, for a while, when the one that waited is busy and
-//! - more requests come meanwhile, time after time,
+//! - requests of several threads come by turns ([`Callers`]), or more requests come meanwhile, time
+//!   after time,
 //! - or its request usually takes long: it waits for the disk, or has much data (the caller says so),
 //! - or its request has taken [`LOOK`] already, and another one waits. For that, one of the resting
 //!   loops, the watcher, looks at the others as long as requests come.
@@ -16,12 +17,16 @@
 //! Invariant: a loop rests only if another one waits that has a [`Membership`], by which the resting
 //! loops learn of the connection's end.
 
+mod callers;
+
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use self::callers::Callers;
 
 /// How long requests may wait for another one before the watcher notices.
 const LOOK: Duration = Duration::from_millis(2);
@@ -57,6 +62,7 @@ struct State {
     /// Whether the watcher looks from time to time.
     is_watched: bool,
     requests: u64,
+    callers: Callers,
     /// How many requests one after the other found another one behind them.
     followed: u32,
     /// Since when no loop waits.
@@ -101,12 +107,13 @@ impl EventLoops {
         Arc::new(Self { device, state: Mutex::default(), watcher: Condvar::new(), others: Condvar::new() })
     }
 
-    /// Called by an event loop that has received a request; says whether that usually takes long.
-    pub(crate) fn begin(self: &Arc<Self>, takes_long: bool) -> Turn<'_> {
+    /// Called by an event loop that has received a request of the thread `caller`; says whether that usually
+    /// takes long.
+    pub(crate) fn begin(self: &Arc<Self>, caller: u32, takes_long: bool) -> Turn<'_> {
         // What follows does not come together with what came before.
         FORGETS.set(None);
         let mut state = self.receive(Instant::now());
-        if takes_long {
+        if state.callers.take_turns(caller) || takes_long {
             self.call_all(&mut state);
         } else if state.waiting == 0 && state.at_rest() > 0 {
             let looks = state.followed > 0 || state.requests.is_multiple_of(INTERVAL);
@@ -318,7 +325,7 @@ mod tests {
                         }
                         continue;
                     }
-                    let _turn = loops.begin(&request[..length] == FSYNC);
+                    let _turn = loops.begin(1, &request[..length] == FSYNC);
                     began.send(thread::current().id()).unwrap();
                     if &request[..length] != QUICK {
                         ended.lock().unwrap().recv().unwrap();

@@ -107,15 +107,15 @@ impl<B: Backend> Adapter<B> {
     }
 
     /// The turn must last until the request is answered or set aside.
-    fn begin(&self, operation: Operation) -> (Turn<'_>, Call) {
-        self.begin_transfer(operation, 0)
+    fn begin(&self, request: &Request, operation: Operation) -> (Turn<'_>, Call) {
+        self.begin_transfer(request, operation, 0)
     }
 
     /// [`Self::begin`] of a request that moves so many bytes of data.
-    fn begin_transfer(&self, operation: Operation, bytes: usize) -> (Turn<'_>, Call) {
+    fn begin_transfer(&self, request: &Request, operation: Operation, bytes: usize) -> (Turn<'_>, Call) {
         use Operation::{CopyFileRange, Fallocate, Fsync, Fsyncdir};
         let waits_for_the_disk = matches!(operation, Fsync | Fsyncdir | Fallocate | CopyFileRange);
-        let turn = self.event_loops.begin(waits_for_the_disk || bytes >= MUCH_DATA);
+        let turn = self.event_loops.begin(request.pid(), waits_for_the_disk || bytes >= MUCH_DATA);
         (turn, Call::begin(&self.metrics, operation))
     }
 }
@@ -164,7 +164,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEntry) {
-        let (_turn, call) = self.begin(Operation::Lookup);
+        let (_turn, call) = self.begin(request, Operation::Lookup);
         self.backend.lookup(id(request), name(parent, child), answers::looked_up(call, reply));
     }
 
@@ -173,8 +173,8 @@ impl<B: Backend> Filesystem for Adapter<B> {
         self.backend.forget(node(ino), nlookup);
     }
 
-    fn getattr(&self, _request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
-        let (_turn, call) = self.begin(Operation::Getattr);
+    fn getattr(&self, request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+        let (_turn, call) = self.begin(request, Operation::Getattr);
         self.backend.getattr(node(ino), fh.map(handle), answers::attributes(call, reply));
     }
 
@@ -196,7 +196,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let (_turn, call) = self.begin(Operation::Setattr);
+        let (_turn, call) = self.begin(request, Operation::Setattr);
         let times = (atime.is_some() || mtime.is_some())
             .then(|| Timestamps { last_access: timespec(atime), last_modification: timespec(mtime) });
         let changes = Changes { mode, uid, gid, size, times };
@@ -204,8 +204,8 @@ impl<B: Backend> Filesystem for Adapter<B> {
         self.backend.setattr(caller(request), node(ino), fh.map(handle), changes, answer);
     }
 
-    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
-        let (_turn, call) = self.begin(Operation::Readlink);
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        let (_turn, call) = self.begin(request, Operation::Readlink);
         self.backend.readlink(node(ino), answers::data(call, reply));
     }
 
@@ -219,7 +219,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _rdev: u32,
         reply: ReplyEntry,
     ) {
-        let (_turn, call) = self.begin(Operation::Mknod);
+        let (_turn, call) = self.begin(request, Operation::Mknod);
         let special = match mode & libc::S_IFMT {
             libc::S_IFREG | 0 => Special::Regular,
             libc::S_IFIFO => Special::Fifo,
@@ -242,19 +242,19 @@ impl<B: Backend> Filesystem for Adapter<B> {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let (_turn, call) = self.begin(Operation::Mkdir);
+        let (_turn, call) = self.begin(request, Operation::Mkdir);
         let permissions = Permissions { mode, umask };
         let answer = answers::entry(call, reply);
         self.backend.mkdir(requester(request), name(parent, child), permissions, answer);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEmpty) {
-        let (_turn, call) = self.begin(Operation::Unlink);
+        let (_turn, call) = self.begin(request, Operation::Unlink);
         self.backend.unlink(requester(request), name(parent, child), answers::empty(call, reply));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, child: &OsStr, reply: ReplyEmpty) {
-        let (_turn, call) = self.begin(Operation::Rmdir);
+        let (_turn, call) = self.begin(request, Operation::Rmdir);
         self.backend.rmdir(requester(request), name(parent, child), answers::empty(call, reply));
     }
 
@@ -266,7 +266,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        let (_turn, call) = self.begin(Operation::Symlink);
+        let (_turn, call) = self.begin(request, Operation::Symlink);
         let answer = answers::entry(call, reply);
         self.backend.symlink(requester(request), name(parent, link_name), target.as_os_str(), answer);
     }
@@ -281,25 +281,25 @@ impl<B: Backend> Filesystem for Adapter<B> {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let (_turn, call) = self.begin(Operation::Rename);
+        let (_turn, call) = self.begin(request, Operation::Rename);
         let (from, to) = (name(parent, child), name(newparent, newname));
         let flags = rustix::fs::RenameFlags::from_bits_retain(flags.bits());
         self.backend.rename(requester(request), from, to, flags, answers::empty(call, reply));
     }
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        let (_turn, call) = self.begin(Operation::Link);
+        let (_turn, call) = self.begin(request, Operation::Link);
         self.backend.link(id(request), node(ino), name(newparent, newname), answers::entry(call, reply));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let (_turn, call) = self.begin(Operation::Open);
+        let (_turn, call) = self.begin(request, Operation::Open);
         self.backend.open(id(request), node(ino), open_flags(flags.0), answers::opened(call, reply));
     }
 
     fn read(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -308,7 +308,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let (_turn, call) = self.begin_transfer(Operation::Read, buffer_size(size));
+        let (_turn, call) = self.begin_transfer(request, Operation::Read, buffer_size(size));
         let answer = answers::read(call, Arc::clone(&self.metrics), reply);
         self.backend.read(handle(fh), offset, size, answer);
     }
@@ -325,7 +325,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let (_turn, call) = self.begin_transfer(Operation::Write, data.len());
+        let (_turn, call) = self.begin_transfer(request, Operation::Write, data.len());
         let answer = answers::written(call, Some(Arc::clone(&self.metrics)), reply);
         let clears_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let from_pages = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
@@ -338,19 +338,19 @@ impl<B: Backend> Filesystem for Adapter<B> {
 
     fn flush(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        let (_turn, call) = self.begin(Operation::Flush);
+        let (_turn, call) = self.begin(request, Operation::Flush);
         self.backend.flush(handle(fh), answers::empty(call, reply));
     }
 
     fn release(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         _flags: OpenFlags,
@@ -358,56 +358,56 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        let (_turn, call) = self.begin(Operation::Release);
+        let (_turn, call) = self.begin(request, Operation::Release);
         self.backend.release(handle(fh), answers::empty(call, reply));
     }
 
-    fn fsync(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        let (_turn, call) = self.begin(Operation::Fsync);
+    fn fsync(&self, request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        let (_turn, call) = self.begin(request, Operation::Fsync);
         self.backend.fsync(handle(fh), datasync, answers::empty(call, reply));
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let (_turn, call) = self.begin(Operation::Opendir);
+        let (_turn, call) = self.begin(request, Operation::Opendir);
         self.backend.opendir(requester(request), node(ino), answers::opened_directory(call, reply));
     }
 
-    fn readdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
-        let (_turn, call) = self.begin(Operation::Readdir);
+    fn readdir(&self, request: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
+        let (_turn, call) = self.begin(request, Operation::Readdir);
         self.backend.readdir(handle(fh), offset, Entries { call, reply });
     }
 
     fn readdirplus(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        let (_turn, call) = self.begin(Operation::Readdirplus);
+        let (_turn, call) = self.begin(request, Operation::Readdirplus);
         self.backend.readdirplus(node(ino), handle(fh), offset, KnownEntries { call, reply });
     }
 
     fn releasedir(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        let (_turn, call) = self.begin(Operation::Releasedir);
+        let (_turn, call) = self.begin(request, Operation::Releasedir);
         self.backend.releasedir(handle(fh), answers::empty(call, reply));
     }
 
-    fn fsyncdir(&self, _request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        let (_turn, call) = self.begin(Operation::Fsyncdir);
+    fn fsyncdir(&self, request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        let (_turn, call) = self.begin(request, Operation::Fsyncdir);
         self.backend.fsyncdir(handle(fh), datasync, answers::empty(call, reply));
     }
 
-    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        let (_turn, call) = self.begin(Operation::Statfs);
+    fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        let (_turn, call) = self.begin(request, Operation::Statfs);
         self.backend.statfs(answers::statistics(call, reply));
     }
 
@@ -421,24 +421,24 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let (_turn, call) = self.begin(Operation::Setxattr);
+        let (_turn, call) = self.begin(request, Operation::Setxattr);
         let flags = XattrFlags::from_bits_retain(flags.cast_unsigned());
         let answer = answers::empty(call, reply);
         self.backend.setxattr(requester(request), node(ino), name, value, flags, answer);
     }
 
-    fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let (_turn, call) = self.begin(Operation::Getxattr);
+    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let (_turn, call) = self.begin(request, Operation::Getxattr);
         self.backend.getxattr(node(ino), name, buffer_size(size), answers::xattr(call, reply));
     }
 
-    fn listxattr(&self, _request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let (_turn, call) = self.begin(Operation::Listxattr);
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let (_turn, call) = self.begin(request, Operation::Listxattr);
         self.backend.listxattr(node(ino), buffer_size(size), answers::xattr(call, reply));
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (_turn, call) = self.begin(Operation::Removexattr);
+        let (_turn, call) = self.begin(request, Operation::Removexattr);
         self.backend.removexattr(id(request), node(ino), name, answers::empty(call, reply));
     }
 
@@ -458,7 +458,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let (_turn, call) = self.begin(Operation::Create);
+        let (_turn, call) = self.begin(request, Operation::Create);
         let permissions = Permissions { mode, umask };
         let answer = answers::created(call, reply);
         self.backend.create(requester(request), name(parent, child), permissions, open_flags(flags), answer);
@@ -466,7 +466,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
 
     fn fallocate(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -474,7 +474,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let (_turn, call) = self.begin(Operation::Fallocate);
+        let (_turn, call) = self.begin(request, Operation::Fallocate);
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
         // The kernel has checked that the sum is a valid size of a file.
         let range = offset..offset.saturating_add(length);
@@ -483,7 +483,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
 
     fn lseek(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: i64,
@@ -498,13 +498,13 @@ impl<B: Backend> Filesystem for Adapter<B> {
             (libc::SEEK_DATA | libc::SEEK_HOLE, Err(_)) => return reply.error(FuseErrno::ENXIO),
             _ => return reply.error(FuseErrno::EINVAL),
         };
-        let (_turn, call) = self.begin(Operation::Lseek);
+        let (_turn, call) = self.begin(request, Operation::Lseek);
         self.backend.lseek(handle(fh), position, answers::position(call, reply));
     }
 
     fn copy_file_range(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino_in: INodeNo,
         fh_in: FileHandle,
         offset_in: u64,
@@ -515,7 +515,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let (_turn, call) = self.begin(Operation::CopyFileRange);
+        let (_turn, call) = self.begin(request, Operation::CopyFileRange);
         let from = Position { handle: handle(fh_in), offset: offset_in };
         let to = Position { handle: handle(fh_out), offset: offset_out };
         // The answer has 32 bits.
