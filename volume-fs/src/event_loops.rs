@@ -11,8 +11,8 @@
 //! - requests of several threads come by turns ([`Callers`]), or more requests come meanwhile, time
 //!   after time,
 //! - or its request usually takes long: it waits for the disk, or has much data (the caller says so),
-//! - or its request has taken [`LOOK`] already, and another one waits. For that, one of the resting
-//!   loops, the watcher, looks at the others as long as requests come.
+//! - or its request has taken [`LOOK`] already, and another one waits, or [`LONG`]. For that, one of
+//!   the resting loops, the watcher, looks at the others as long as requests come.
 //!
 //! Invariant: a loop rests only if another one waits that has a [`Membership`], by which the resting
 //! loops learn of the connection's end.
@@ -30,8 +30,12 @@ use self::callers::Callers;
 
 /// How long requests may wait for another one before the watcher notices.
 const LOOK: Duration = Duration::from_millis(2);
+/// A request that takes so long waits for something.
+const LONG: Duration = Duration::from_millis(20);
 /// How long all loops wait for requests.
 const SHARED: Duration = Duration::from_millis(50);
+/// A request that is read so soon after the last answer was there before: its sender did not wait for that answer.
+const AT_ONCE: Duration = Duration::from_micros(5);
 /// Inodes that a loop forgets in shorter intervals come from one request.
 const TOGETHER: Duration = Duration::from_micros(100);
 /// Each that many requests, the loop looks whether more have come.
@@ -63,6 +67,9 @@ struct State {
     is_watched: bool,
     requests: u64,
     callers: Callers,
+    /// Requests that loops handle now.
+    handled: usize,
+    last_answer: Option<Instant>,
     /// How many requests one after the other found another one behind them.
     followed: u32,
     /// Since when no loop waits.
@@ -112,8 +119,13 @@ impl EventLoops {
     pub(crate) fn begin(self: &Arc<Self>, caller: u32, takes_long: bool) -> Turn<'_> {
         // What follows does not come together with what came before.
         FORGETS.set(None);
-        let mut state = self.receive(Instant::now());
-        if state.callers.take_turns(caller) || takes_long {
+        let now = Instant::now();
+        let mut state = self.receive(now);
+        let was_there =
+            state.handled > 0 || state.last_answer.is_some_and(|last| now.duration_since(last) < AT_ONCE);
+        state.handled += 1;
+        let take_turns = state.callers.take_turns(caller, was_there);
+        if take_turns || takes_long {
             self.call_all(&mut state);
         } else if state.waiting == 0 && state.at_rest() > 0 {
             let looks = state.followed > 0 || state.requests.is_multiple_of(INTERVAL);
@@ -160,6 +172,8 @@ impl EventLoops {
     /// Waits until this loop should wait for a request.
     fn end(&self) {
         let mut state = self.state();
+        state.handled -= 1;
+        state.last_answer = Some(Instant::now());
         let is_shared = || state.shared_until.is_some_and(|until| Instant::now() < until);
         if state.has_ended || state.waiting == 0 || is_shared() || self.has_more() {
             state.waiting += 1;
@@ -210,7 +224,8 @@ impl EventLoops {
             }
             match state.none_waits_since {
                 Some(since) if state.waiting == 0 => {
-                    if since.elapsed() >= LOOK && self.has_more() {
+                    let took = since.elapsed();
+                    if took >= LONG || took >= LOOK && self.has_more() {
                         self.call_all(&mut state);
                     }
                 }
@@ -286,6 +301,8 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(10);
     const QUICK: &[u8] = b"quick";
+    /// Of another thread.
+    const OTHER: &[u8] = b"other";
     /// Until the test answers it.
     const LONG: &[u8] = b"long";
     const FSYNC: &[u8] = b"fsync";
@@ -325,9 +342,10 @@ mod tests {
                         }
                         continue;
                     }
-                    let _turn = loops.begin(1, &request[..length] == FSYNC);
+                    let is_other = &request[..length] == OTHER;
+                    let _turn = loops.begin(if is_other { 2 } else { 1 }, &request[..length] == FSYNC);
                     began.send(thread::current().id()).unwrap();
-                    if &request[..length] != QUICK {
+                    if &request[..length] != QUICK && !is_other {
                         ended.lock().unwrap().recv().unwrap();
                     }
                 }
@@ -424,6 +442,22 @@ mod tests {
             handlers.dedup();
             assert_eq!(handlers.len(), 4);
             (0..4).for_each(|_| served.ends.send(()).unwrap());
+        }
+        served.end();
+    }
+
+    /// After each pair nothing waits, so a look for further requests does not show that there are two threads.
+    #[test]
+    fn two_threads_that_take_turns_are_handled_by_all_loops() {
+        let served = serve(4);
+        served.settle();
+        let began = Instant::now();
+        while served.loops.state().resting > 0 {
+            assert!(began.elapsed() < TIMEOUT, "{:?}", served.loops.state());
+            served.send(QUICK);
+            served.send(OTHER);
+            served.begun();
+            served.begun();
         }
         served.end();
     }

@@ -27,6 +27,8 @@ pub struct Gate {
 struct State {
     counting: bool,
     paused: bool,
+    /// The pause lasts for good.
+    has_ended: bool,
     inside: usize,
     aside: VecDeque<Job>,
     bytes_aside: usize,
@@ -75,9 +77,18 @@ impl Gate {
         callbacks.into_iter().for_each(|call| call());
     }
 
-    /// Ends the pause.
+    /// [`Self::pause`] for good.
+    pub fn end(&self, when_still: impl FnOnce() + Send + 'static) {
+        self.state().has_ended = true;
+        self.pause(when_still);
+    }
+
+    /// Ends the pause, unless it lasts for good.
     pub fn resume(self: &Arc<Self>) {
         let mut state = self.state();
+        if state.has_ended {
+            return;
+        }
         state.paused = false;
         let uncalled = state.when_still.take();
         self.open(state);
@@ -145,7 +156,7 @@ impl Gate {
 
 impl State {
     fn is_shut(&self) -> bool {
-        self.counting || self.paused
+        self.counting || self.paused || self.has_ended
     }
 
     /// The callback of a pause that begins now.
@@ -245,6 +256,17 @@ mod tests {
         gate.resume();
         drop(inside);
         assert_eq!(still.try_recv(), Err(TryRecvError::Disconnected));
+    }
+
+    #[test]
+    fn nothing_opens_a_gate_that_has_ended() {
+        let gate = Arc::new(Gate::new(true));
+        let (still, done) = channel();
+        gate.end(move || still.send(()).unwrap());
+        gate.resume();
+        gate.counted();
+        assert_eq!(done.recv(), Ok(()));
+        assert!(gate.enter().is_err(), "it is shut");
     }
 
     #[test]

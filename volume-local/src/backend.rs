@@ -428,14 +428,15 @@ impl Backend for Local {
     }
 
     /// If no change is in progress, the next daemon need not count. Waits for changes whose answers were sent, but not
-    /// for long: a count may be in progress too.
+    /// for long, and not for a count.
     fn end(&self) {
         let (still, is_still) = channel();
-        self.gate.pause(move || {
+        self.gate.end(move || {
             // Refused if the wait is over.
             let _waits = still.send(());
         });
-        if is_still.recv_timeout(CHANGES_END).is_ok() {
+        let limit = if self.capacity.usage().counting { Duration::ZERO } else { CHANGES_END };
+        if is_still.recv_timeout(limit).is_ok() {
             self.capacity.end();
         }
     }

@@ -47,8 +47,10 @@ const ENDED_AT_ONCE: usize = 64;
 const ENDS_TOGETHER: Duration = Duration::from_millis(2);
 /// The space of a removed file of this size is to be free at once.
 const LARGE_BYTES: u64 = 256 << 10;
-/// Most ends that wait for each other.
+/// Most ends of removed files that wait for each other.
 const MOST_WAITING: usize = 4 * ENDED_AT_ONCE;
+/// How long ends that found no keeper, or no room, wait for the next attempt.
+const BEHIND: Duration = Duration::from_millis(100);
 /// Numbers that a predecessor may have got and not written down: it has registered one at a time.
 const MOST_UNRECORDED: u32 = 16;
 
@@ -157,6 +159,11 @@ pub(crate) fn writes(flags: OFlags) -> bool {
 }
 
 impl State {
+    /// How many of those that have ended the keeper of now was not sent.
+    fn unsent(&self) -> usize {
+        self.ended.len() - self.sent
+    }
+
     /// The node has no open file.
     fn end(&mut self, node: u64, table: &StateTable) {
         if let Some(Way { backing: Some(Backing { number, record }), .. }) = self.ways.remove(&node) {
@@ -229,7 +236,7 @@ impl Backings {
                     && state.ways.get(&node).is_some_and(|way| way.opens == 0) =>
             {
                 state.end(node, &self.table);
-                if state.ended.len() >= state.sent + ENDED_AT_ONCE {
+                if state.unsent() >= ENDED_AT_ONCE {
                     self.send_ended(&mut state);
                 }
             }
@@ -292,9 +299,7 @@ impl Backings {
             state.may_be_mapped.remove(&node);
             state.outdated.remove(&node);
             state.end_at_last_close(node, &self.table);
-            if !self.leave_to_ender(&mut state) {
-                self.send_ended(&mut state);
-            }
+            self.leave_to_ender(&mut state);
         }
     }
 
@@ -303,7 +308,8 @@ impl Backings {
     pub(crate) fn is_gone(&self, node: u64, bytes: u64) {
         let mut state = self.locked();
         state.end_at_last_close(node, &self.table);
-        if bytes < LARGE_BYTES && self.leave_to_ender(&mut state) {
+        if bytes < LARGE_BYTES && state.unsent() < MOST_WAITING {
+            self.leave_to_ender(&mut state);
             return;
         }
         if state.no_wait_until.is_some_and(|until| until > Instant::now()) {
@@ -311,17 +317,15 @@ impl Backings {
             return;
         }
         self.send_ended_within(&mut state, KEEPER_READS);
-        let is_slow = state.ended.len() > state.sent;
+        let is_slow = state.unsent() > 0;
         state.no_wait_until = is_slow.then(|| Instant::now() + AFTER_FAILURE);
     }
 
-    /// Leaves what is not sent to the ender, unless that is too much.
-    fn leave_to_ender(&self, state: &mut State) -> bool {
-        let waiting = state.ended.len() - state.sent;
-        if waiting > 0 && waiting < MOST_WAITING && !std::mem::replace(&mut state.is_awaited, true) {
+    /// Leaves what is not sent to the ender.
+    fn leave_to_ender(&self, state: &mut State) {
+        if state.unsent() > 0 && !std::mem::replace(&mut state.is_awaited, true) {
             self.waits.notify_one();
         }
-        waiting < MOST_WAITING
     }
 
     /// Called by the ender. Never returns.
@@ -334,6 +338,11 @@ impl Backings {
             let mut state = self.locked();
             state.is_awaited = false;
             self.send_ended(&mut state);
+            let is_behind = state.is_awaited;
+            drop(state);
+            if is_behind {
+                rest(BEHIND);
+            }
         }
     }
 
@@ -417,8 +426,8 @@ impl Backings {
         }
     }
 
-    /// Sends the keeper of now what has ended, as far as it takes that without a wait. What an earlier
-    /// keeper was sent is sent again: it may be lost, and what has ended may be ended twice.
+    /// Sends the keeper of now what has ended, as far as it takes that without a wait, and leaves the rest to the
+    /// ender. What an earlier keeper was sent is sent again: it may be lost, and what has ended may be ended twice.
     fn send_ended(&self, state: &mut State) -> Arc<Removed> {
         self.send_ended_within(state, Duration::ZERO)
     }
@@ -429,11 +438,19 @@ impl Backings {
         if !state.sent_to.as_ref().is_some_and(|sent_to| Arc::ptr_eq(sent_to, &keeper)) {
             (state.sent_to, state.sent) = (Some(Arc::clone(&keeper)), 0);
         }
-        let numbers: Vec<u32> = state.ended[state.sent..].iter().map(|ended| ended.number).collect();
-        match keeper.unregister_backings(&numbers, limit) {
-            Ok(sent) => state.sent += sent,
-            Err(error) => tracing::debug!(error = linux::chain(&error), "the keeper gets this later"),
+        let begun = Instant::now();
+        while state.unsent() > 0 {
+            let next = state.ended[state.sent..].iter().take(ENDED_AT_ONCE);
+            let numbers: Vec<u32> = next.map(|ended| ended.number).collect();
+            match keeper.unregister_backings(&numbers, limit.saturating_sub(begun.elapsed())) {
+                Ok(sent) => state.sent += sent,
+                Err(error) => {
+                    tracing::debug!(error = linux::chain(&error), "the keeper gets this later");
+                    break;
+                }
+            }
         }
+        self.leave_to_ender(state);
         keeper
     }
 
@@ -441,3 +458,6 @@ impl Backings {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

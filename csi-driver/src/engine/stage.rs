@@ -27,7 +27,7 @@ use crate::kernel::host_path::{HostPath, HostPaths};
 use crate::kernel::mounts::{self, WhenBusy};
 use crate::kernel::place::Place;
 use crate::kernel::release::{self, FIRST_WITH_RESEND};
-use crate::model::capability::{Access, Parsed};
+use crate::model::capability::{Access, MountFlag, Parsed};
 use crate::model::counts::Counts;
 use crate::model::ids::VolumeId;
 use crate::model::policies::{CapacityPolicy, DataPath};
@@ -303,7 +303,7 @@ impl Stages {
             threads: settings.threads,
             inode_limit: limits.inodes,
             known_inode_limit: settings.known_inodes(),
-            data_path: wire_data_path(settings.data_path).into(),
+            data_path: wire_data_path(data_path_of_stage(settings.data_path, access)).into(),
             capacity: wire_capacity(settings.capacity).into(),
             changed_from_outside: settings.changed_from_outside,
             writeback_cache: settings.writeback_cache,
@@ -405,6 +405,12 @@ impl Stages {
             if is_served { Duration::from_secs(stage.settings.grace_seconds.into()) } else { Duration::ZERO };
         self.daemons.end(volume_id, stage, grace)
     }
+}
+
+/// With the mount option `sync`, the daemon answers writes of every volume: the kernel synchronises no write that it
+/// passes through, unless the file was opened so (fs/fuse/passthrough.c, `fuse_passthrough_write_iter`).
+fn data_path_of_stage(data_path: DataPath, access: Access) -> DataPath {
+    if access.flags.contains(MountFlag::Sync) { DataPath::Daemon } else { data_path }
 }
 
 fn wire_data_path(data_path: DataPath) -> handover::DataPath {

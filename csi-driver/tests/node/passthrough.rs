@@ -3,10 +3,12 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
+use tests::csi::data_path;
 use tests::csi::scene::{Flags, Scene, create_request};
 use tests::csi::snapshots::with;
 use tonic::Code;
 
+use crate::access::{flags, publish, stage};
 use crate::keepers::{kill_daemon, kill_keeper, wait_until_held, with_keeper};
 use crate::takeover::Load;
 
@@ -70,4 +72,32 @@ fn without_a_keeper_the_stage_is_refused_by_name() {
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
+}
+
+fn fsyncs(scene: &Scene, volume_id: &str) -> u64 {
+    let page = data_path::metrics(&scene.daemon_metrics(volume_id)).unwrap();
+    let sample = r#"hawser_volume_operations_total{operation="fsync",result="ok"} "#;
+    page.lines().find_map(|line| line.strip_prefix(sample)).map_or(0, |value| value.parse().unwrap())
+}
+
+#[test]
+fn with_the_mount_option_sync_the_daemon_synchronises_every_write() {
+    let scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let daemon = [("dataPath", "daemon"), ("capacity", "none")];
+    for (name, parameters) in [("pvc-1", PASSING), ("pvc-2", daemon)] {
+        let id = caller.create(with(create_request(name), &parameters)).unwrap().volume_id;
+        stage(&caller, &id, flags(&["sync"])).unwrap();
+        publish(&caller, &id, "one", flags(&["sync"])).unwrap();
+        let target = caller.target_path("one");
+        data_path::ensure_daemon_answers(&scene.daemon_metrics(&id), &target).unwrap();
+        let before = fsyncs(&scene, &id);
+        let file = File::create_new(target.join("f")).unwrap();
+        (0..3).for_each(|at| file.write_all_at(b"x", at).unwrap());
+        assert_eq!(fsyncs(&scene, &id) - before, 3, "{parameters:?}");
+        drop(file);
+        caller.take_down(&id, &["one"]).unwrap();
+    }
+    scene.assert_nothing_left();
+    scene.end_keeper();
 }

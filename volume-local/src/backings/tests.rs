@@ -1,0 +1,126 @@
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use keeper::wire::daemon::{DaemonPacket, DaemonRequest, Kind, VERSION};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+use volume_fs::state::Region;
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(10);
+const FLAGS: OFlags = OFlags::WRONLY;
+
+/// The keeper's end of a volume's socket, which the test reads and answers.
+struct Keeper(OwnedFd);
+
+impl Keeper {
+    /// The next request; `None` if none waits.
+    fn request(&self) -> Option<DaemonRequest> {
+        let mut packet = [0; DaemonRequest::SIZE];
+        match rustix::net::recv(&self.0, &mut packet, RecvFlags::DONTWAIT) {
+            Ok(_) => Some(DaemonRequest::decode(&packet).unwrap()),
+            Err(Errno::AGAIN) => None,
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    fn waits_for_request(&self) -> DaemonRequest {
+        let begun = Instant::now();
+        loop {
+            if let Some(request) = self.request() {
+                return request;
+            }
+            assert!(begun.elapsed() < LIMIT, "nothing is sent");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The number of the registration that is to end.
+    fn waits_for_end(&self) -> u32 {
+        match self.waits_for_request() {
+            DaemonRequest::UnregisterBacking { backing } => backing,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Answers a registration with this number.
+    fn registers(&self, backing: u32) {
+        let DaemonRequest::RegisterBacking { number } = self.waits_for_request() else { panic!("another") };
+        let header = DaemonPacket { version: VERSION, kind: Kind::Registered, count: 1, number };
+        let answer = [&header.encode()[..], &u64::from(backing).to_le_bytes()].concat();
+        rustix::net::send(&self.0, &answer, SendFlags::empty()).unwrap();
+    }
+}
+
+fn socket() -> (Removed, Keeper) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (daemon, keeper) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    // Room for few packets.
+    sockopt::set_socket_send_buffer_size(&daemon, 4096).unwrap();
+    (Removed::new(daemon, LIMIT).unwrap(), Keeper(keeper))
+}
+
+/// Files 1 to `count` passed through and are closed; their numbers are the same.
+fn with_closed_files(count: u32) -> (Arc<Backings>, Keeper) {
+    let (daemon, keeper) = socket();
+    let memory = linux::shared_memory::create("test", 1 << 20).unwrap();
+    let table = Arc::new(StateTable::new(Region::of_backend(&memory).unwrap()));
+    let backings = Arc::new(Backings::new(Arc::new(KeeperSocket::new(Arc::new(daemon))), table));
+    let file = File::open("/dev/null").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| (1..=count).for_each(|number| keeper.registers(number)));
+        for node in 1..=count {
+            let entered = backings.enter(node.into(), FLAGS, Wanted::Passing(file.as_fd()));
+            assert_eq!(entered.backing.map(|BackingId(number)| number), Some(node));
+            backings.leave(node.into(), FLAGS);
+        }
+    });
+    (backings, keeper)
+}
+
+/// Its thread stays until the test process ends.
+fn start_ender(backings: &Arc<Backings>) {
+    let backings = Arc::clone(backings);
+    std::thread::spawn(move || backings.send_what_waits());
+}
+
+#[test]
+fn what_the_kernel_forgets_ends_together() {
+    let (backings, keeper) = with_closed_files(20);
+    for node in 1..=20 {
+        backings.is_forgotten(node, || true);
+        // A node that was never registered sends nothing of the others.
+        backings.is_forgotten(node + 1000, || true);
+    }
+    assert_eq!(keeper.request(), None);
+    start_ender(&backings);
+    for number in 1..=20 {
+        assert_eq!(keeper.waits_for_end(), number);
+    }
+}
+
+#[test]
+fn what_finds_no_room_is_sent_later() {
+    let (backings, keeper) = with_closed_files(600);
+    start_ender(&backings);
+    (1..=600).for_each(|node| backings.is_gone(node, 0));
+    for number in 1..=600 {
+        assert_eq!(keeper.waits_for_end(), number);
+    }
+}
+
+#[test]
+fn what_ends_without_a_keeper_is_sent_to_the_next_one() {
+    let (backings, keeper) = with_closed_files(600);
+    drop(keeper);
+    start_ender(&backings);
+    (1..=600).for_each(|node| backings.is_gone(node, 0));
+    let (daemon, keeper) = socket();
+    backings.keeper.replace(Arc::new(daemon));
+    backings.keeper_was_replaced();
+    for number in 1..=600 {
+        assert_eq!(keeper.waits_for_end(), number);
+    }
+}
