@@ -1,11 +1,12 @@
 //! Volumes whose files the kernel reads and writes, with the driver and the keeper.
 
-use std::fs::{self, File};
+use std::fs::{self, File, FileTimes};
 use std::os::unix::fs::FileExt;
+use std::time::SystemTime;
 
 use tests::csi::data_path;
 use tests::csi::scene::{Flags, Scene, create_request};
-use tests::csi::snapshots::with;
+use tests::csi::snapshots::{data, with};
 use tonic::Code;
 
 use crate::access::{flags, publish, stage};
@@ -72,6 +73,31 @@ fn without_a_keeper_the_stage_is_refused_by_name() {
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
+}
+
+#[test]
+fn noatime_and_relatime_of_a_stage_apply_to_what_passes_through() {
+    const BYTES: usize = 1 << 20;
+    let scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    for (name, option, changes) in [("pvc-1", "noatime", false), ("pvc-2", "relatime", true)] {
+        let id = caller.create(with(create_request(name), &PASSING)).unwrap().volume_id;
+        stage(&caller, &id, flags(&[option])).unwrap();
+        publish(&caller, &id, "one", flags(&[option])).unwrap();
+        let path = caller.target_path("one").join("f");
+        fs::write(&path, vec![7; BYTES]).unwrap();
+        let file = File::open(&path).unwrap();
+        file.set_times(FileTimes::new().set_accessed(SystemTime::UNIX_EPOCH)).unwrap();
+        let before = moved_by_daemon(&scene);
+        file.read_exact_at(&mut vec![0; BYTES], 0).unwrap();
+        assert!(moved_by_daemon(&scene) - before < BYTES as u64, "it passes");
+        let read_at = fs::metadata(data(&scene, &id).join("f")).unwrap().accessed().unwrap();
+        assert_eq!(read_at > SystemTime::UNIX_EPOCH, changes, "{option}: {read_at:?}");
+        drop(file);
+        caller.take_down(&id, &["one"]).unwrap();
+    }
+    scene.assert_nothing_left();
+    scene.end_keeper();
 }
 
 fn fsyncs(scene: &Scene, volume_id: &str) -> u64 {
