@@ -11,6 +11,7 @@ use tonic::Code;
 
 use crate::access::{flags, publish, stage};
 use crate::keepers::{kill_daemon, kill_keeper, wait_until_held, with_keeper};
+use crate::metrics::metrics;
 use crate::takeover::Load;
 
 const PASSING: [(&str, &str); 2] = [("dataPath", "passthrough"), ("capacity", "none")];
@@ -33,6 +34,10 @@ fn data_goes_past_the_daemon_while_daemon_and_keeper_are_killed() {
     let id = caller.create(with(create_request("pvc-1"), &PASSING)).unwrap().volume_id;
     caller.stage(&id).unwrap();
     caller.publish(&id, "one").unwrap();
+    let policies = format!(
+        "hawser_csi_volume_policies{{volume_id=\"{id}\",data_path=\"passthrough\",capacity=\"none\"}} 1"
+    );
+    assert!(metrics(&scene).lines().any(|line| line == policies), "{policies}");
     let target = caller.target_path("one");
     let before = moved_by_daemon(&scene);
     let data = vec![7; 8 << 20];

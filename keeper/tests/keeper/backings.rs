@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use keeper::daemon::Removed;
 use keeper::wire::daemon::{DaemonPacket, DaemonRequest, Kind};
-use keeper::wire::{Refusal, Role};
+use keeper::wire::{Refusal, Role, VolumeKey};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::net::RecvFlags;
 use tests::eventually;
@@ -31,15 +31,20 @@ struct Served {
 impl Served {
     fn start(passes: bool) -> Self {
         let keeper = Keeper::start();
-        let mut device = File::from(linux::mount::open_fuse_device().unwrap());
-        let mount = fuse::answered(&mut device, passes);
         let dir = keeper.sandbox.make_dir("data").unwrap();
         std::fs::write(dir.join("f"), "content").unwrap();
         let tree = linux::mount::open_tree_clone(&dir).unwrap();
-        let mut client = keeper.client();
-        client.put(key(1), Role::Connection, device.as_fd()).unwrap();
-        client.put(key(1), Role::Directory, tree.as_fd()).unwrap();
-        Self { keeper, device, tree, _mount: mount }
+        let (device, mount) = connection(passes);
+        let served = Self { keeper, device, tree, _mount: mount };
+        served.put(key(1), &served.device);
+        served
+    }
+
+    /// Lets the keeper hold this connection, and the directory.
+    fn put(&self, volume: VolumeKey, device: &File) {
+        let mut client = self.keeper.client();
+        client.put(volume, Role::Connection, device.as_fd()).unwrap();
+        client.put(volume, Role::Directory, self.tree.as_fd()).unwrap();
     }
 
     fn open(&self, name: &str, flags: OFlags) -> OwnedFd {
@@ -50,6 +55,13 @@ impl Served {
     fn end(&self, number: u32) -> bool {
         linux::fuse_backing::unregister(&self.device, number).is_ok()
     }
+}
+
+/// /dev/fuse and its mount.
+fn connection(passes: bool) -> (File, OwnedFd) {
+    let mut device = File::from(linux::mount::open_fuse_device().unwrap());
+    let mount = fuse::answered(&mut device, passes);
+    (device, mount)
 }
 
 fn register(daemon: &Removed, number: u64, file: impl AsFd) -> Result<u32, keeper::Error> {
@@ -140,6 +152,10 @@ fn a_volume_has_a_bounded_number_of_backing_files() {
     let unknown = registered.iter().max().unwrap() + 1;
     assert_eq!(daemon.unregister_backings(&[unknown; 100], LIMIT).unwrap(), 100);
     assert_refused(register(&daemon, MOST_BACKINGS + 1, &file), Refusal::Full);
+    // Another volume does not notice.
+    let (other, _mount) = connection(true);
+    served.put(key(2), &other);
+    register(&served.keeper.removed(key(2)), 1, &file).unwrap();
     // A new daemon has no more room than the one before.
     let daemon = served.keeper.removed(key(1));
     assert_refused(register(&daemon, 1, &file), Refusal::Full);
