@@ -20,7 +20,7 @@ use tests::loop_device::{FileSystem, LoopMount};
 use tests::{Sandbox, eventually, subvolume};
 
 use crate::suite::{Class, Suite, Volume};
-use crate::{TIMEOUT, kills};
+use crate::{TIMEOUT, kills, situations};
 
 const POOL: &str = "HAWSER_CHAOS_POOL";
 const POOL_BYTES: u64 = 1 << 30;
@@ -39,12 +39,37 @@ fn fio_and_tar_find_no_difference_in_a_volume_that_the_kernel_limits() {
     killed_under(&["fio-direct", "fio-mapped", "archive", "sqlite-journal"], 10);
 }
 
-fn killed_under(names: &[&str], short: usize) {
+#[test]
+fn a_volume_that_the_kernel_limits_grows_although_something_is_killed() {
+    let (mut suite, volume) = limited(wanted_pool());
+    let limit = Limit::of(&data(&suite.scene, &volume.id)).unwrap();
+    situations::grow(&mut suite, &volume, i64::try_from(VOLUME_BYTES).unwrap() + (1 << 20));
+    suite.end_applications();
+    assert!(limit.bytes().unwrap() > Some(VOLUME_BYTES), "{limit:?}");
+    finish(suite, &limit);
+}
+
+/// Only Btrfs makes a snapshot of files that are open for writing.
+#[test]
+fn a_snapshot_of_a_volume_that_btrfs_limits_is_cut_although_something_is_killed() {
+    let (mut suite, volume) = limited(FileSystem::Btrfs);
+    let limit = Limit::of(&data(&suite.scene, &volume.id)).unwrap();
+    situations::cut_snapshots(&mut suite, &volume, &[]);
+    finish(suite, &limit);
+}
+
+/// In a pool of its own on this file system.
+fn limited(kind: FileSystem) -> (Suite, Volume) {
     let sandbox = Sandbox::new();
-    new_pool(&sandbox);
+    new_pool(&sandbox, kind);
     let mut suite = Suite::start_in(sandbox);
     suite.class = Class::Limited;
     let volume = suite.volume_of(i64::try_from(VOLUME_BYTES).unwrap());
+    (suite, volume)
+}
+
+fn killed_under(names: &[&str], short: usize) {
+    let (mut suite, volume) = limited(wanted_pool());
     let limit = Limit::of(&data(&suite.scene, &volume.id)).unwrap();
     assert_eq!(limit.bytes().unwrap(), Some(VOLUME_BYTES));
     passes_through(&suite, &volume);
@@ -60,6 +85,10 @@ fn killed_under(names: &[&str], short: usize) {
     passes_through(&suite, &volume);
     assert_eq!(limit.bytes().unwrap(), Some(VOLUME_BYTES));
     is_filled(&suite, &volume);
+    finish(suite, &limit);
+}
+
+fn finish(mut suite: Suite, limit: &Limit) {
     suite.empty();
     if let Limit::Group(..) = limit {
         subvolume::begin_clean_up(&suite.scene.sandbox.path("pool")).unwrap();
@@ -73,12 +102,15 @@ fn killed_under(names: &[&str], short: usize) {
     suite.finish();
 }
 
-/// A file system of the kind that is asked for, at the pool's place.
-fn new_pool(sandbox: &Sandbox) {
+fn wanted_pool() -> FileSystem {
     let wanted = std::env::var(POOL).unwrap_or_else(|_| FileSystem::Btrfs.name().to_owned());
     let kinds = [FileSystem::Btrfs, FileSystem::Ext4, FileSystem::Xfs];
     let kind = kinds.into_iter().find(|kind| kind.name() == wanted);
-    let kind = kind.unwrap_or_else(|| panic!("{POOL}={wanted}: not one of btrfs, ext4, xfs"));
+    kind.unwrap_or_else(|| panic!("{POOL}={wanted}: not one of btrfs, ext4, xfs"))
+}
+
+/// At the pool's place.
+fn new_pool(sandbox: &Sandbox, kind: FileSystem) {
     match kind {
         FileSystem::Btrfs => {
             let pool = LoopMount::new(sandbox, "pool", kind, POOL_BYTES).unwrap();

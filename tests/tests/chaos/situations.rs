@@ -10,7 +10,7 @@ use tests::csi::snapshots::{BLOCKING_COPY, delete_snapshot, get_snapshot, snapsh
 use tonic::{Code, Status};
 
 use crate::report::Target;
-use crate::suite::Suite;
+use crate::suite::{Suite, Volume};
 use crate::{TIMEOUT, kills, process};
 
 const MI: i64 = 1 << 20;
@@ -135,14 +135,24 @@ fn during(
 fn a_snapshot_is_cut_although_something_is_killed() {
     let mut suite = Suite::start();
     let volume = suite.volume();
+    cut_snapshots(&mut suite, &volume, &[BLOCKING_COPY]);
+    suite.finish();
+}
+
+/// Of a volume that applications change. `parameters`: of the snapshots' class.
+pub(crate) fn cut_snapshots(
+    suite: &mut Suite,
+    volume: &Volume,
+    parameters: &'static [(&'static str, &'static str)],
+) {
     let kept = volume.path.join("kept");
     suite.on_volume("write", move || std::fs::write(kept, "kept")).unwrap();
-    suite.applications(&volume, &["names", "sqlite-journal"]);
+    suite.applications(volume, &["names", "sqlite-journal"]);
     suite.progress();
     let scene_data = suite.scene.sandbox.path("pool/snapshots");
     let id = volume.id.clone();
-    during(&mut suite, "snapshot", 2, move |caller, round| {
-        let made = snapshot_with(caller, &format!("snap-{round}"), &id, &[BLOCKING_COPY]);
+    during(suite, "snapshot", 2, move |caller, round| {
+        let made = snapshot_with(caller, &format!("snap-{round}"), &id, parameters);
         let snapshot = made.or_else(|status| made_again(caller, status))?;
         let found = get_snapshot(caller, &snapshot.snapshot_id);
         if !found.or_else(|status| made_again(caller, status))?.ready_to_use {
@@ -152,7 +162,6 @@ fn a_snapshot_is_cut_although_something_is_killed() {
         assert_eq!(kept.unwrap(), b"kept");
         delete_snapshot(caller, &snapshot.snapshot_id)
     });
-    suite.finish();
 }
 
 /// A cut whose daemon died in its pause has failed: as the driver asks, the snapshot is deleted and made
@@ -171,11 +180,17 @@ fn made_again<T>(caller: &Caller, status: Status) -> Result<T, Status> {
 fn a_volume_grows_although_something_is_killed() {
     let mut suite = Suite::start();
     let volume = suite.volume_of(64 * MI);
-    suite.applications(&volume, &["file", "names"]);
+    grow(&mut suite, &volume, 65 * MI);
+    suite.finish();
+}
+
+/// `first`: the new size of the first round; each one adds 1 MiB.
+pub(crate) fn grow(suite: &mut Suite, volume: &Volume, first: i64) {
+    suite.applications(volume, &["file", "names"]);
     suite.progress();
     let (id, path) = (volume.id.clone(), volume.path.clone());
-    during(&mut suite, "expansion", 2, move |caller, round| {
-        let bytes = (65 + i64::try_from(round).unwrap()) * MI;
+    during(suite, "expansion", 2, move |caller, round| {
+        let bytes = first + i64::try_from(round).unwrap() * MI;
         let capacity_range = Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 });
         let request =
             ControllerExpandVolumeRequest { volume_id: id.clone(), capacity_range, ..Default::default() };
@@ -188,7 +203,6 @@ fn a_volume_grows_although_something_is_killed() {
         assert!(usage.iter().any(|usage| usage.total == bytes), "{usage:?}, not {bytes}");
         Ok(())
     });
-    suite.finish();
 }
 
 #[test]
