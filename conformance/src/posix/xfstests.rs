@@ -32,6 +32,7 @@ use super::queue::spread;
 
 /// Those of the directory `tests/generic` that are run.
 const GROUP: &str = "quick";
+const FILLING: &str = "enospc";
 /// How many tests one process of `check` runs: its start takes as long as a short test.
 const BATCH: usize = 10;
 
@@ -57,8 +58,10 @@ const PROGRAMS: [(&str, &str); 7] = [
 #[derive(Debug)]
 pub(super) struct Suite {
     dir: PathBuf,
-    /// Those to run, as `generic/001`.
+    /// Those to run at the same time, as `generic/001`.
     tests: Vec<String>,
+    /// Those that take all space that there is. Nothing limits some volumes, so others would find none.
+    filling: Vec<String>,
 }
 
 impl Suite {
@@ -75,12 +78,14 @@ impl Suite {
         let mut tests = group::members(&dir, GROUP)?;
         tests.retain(|test| OMITTED.iter().all(|(omitted, _)| omitted != test));
         tests.retain(|test| only.is_none_or(|word| test.contains(word)));
-        Ok(Self { dir, tests })
+        let fills = group::members(&dir, FILLING)?;
+        let (filling, tests) = tests.into_iter().partition(|test| fills.contains(test));
+        Ok(Self { dir, tests, filling })
     }
 
     /// How many tests.
     pub(super) fn len(&self) -> usize {
-        self.tests.len()
+        self.tests.len() + self.filling.len()
     }
 
     /// The tests, a part of them on each pair of `volumes`: one to test, and one that tests mount and unmount.
@@ -98,12 +103,13 @@ impl Suite {
             let jail = Jail::with(users(&places)?);
             workers.push(Worker { dir: &self.dir, places, jail, results: results.join(number.to_string()) });
         }
-        let batches = self.tests.chunks(BATCH);
-        let reports = spread(&mut workers, batches, |worker, batch| {
+        let run = |worker: &mut &mut Worker<'_>, batch: &[String]| {
             let report = worker.run(batch)?;
             progress.add(batch.len());
             Ok(report)
-        })?;
+        };
+        let mut reports = spread(&mut workers, self.tests.chunks(BATCH), run)?;
+        reports.extend(spread(workers.first_mut(), self.filling.chunks(BATCH), run)?);
         for worker in workers {
             worker.places.remove()?;
         }

@@ -2,14 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use tests::loop_device::FileSystem;
 use xtask::foreign::find_program;
 use xtask::progress::{complain, say, step};
 
 use super::Table;
-use super::operations::{self, Operation};
+use super::operations::{self, Operation, Work};
 use super::place::{Place, Sample, Served, Where};
+use crate::memory_fs;
 use crate::statistics::{median, spread};
 
 /// Of operations on names by passthrough: the speed to reach, of that by the daemon's path on the same file
@@ -39,6 +40,8 @@ enum Kind {
     Peer {
         passes: bool,
     },
+    /// It touches no disk: for comparison.
+    InMemory,
 }
 
 /// Where a subject cannot do something, why.
@@ -62,12 +65,13 @@ fn subjects(passthrough_hp: Option<&Path>) -> Result<Vec<Subject>> {
         let place = Place::new(file_system, Served::Ours { parameters, has_successors: true })?;
         anyhow::Ok(Subject { title, place, file_system, kind, bar })
     };
-    let peer = |title, passes, program: &Path, options| {
+    let other = |title, kind, program: &Path, options| {
         let served = Served::Peer { program: program.to_owned(), options };
         let file_system = FileSystem::Ext4;
         let place = Place::new(file_system, served)?;
-        anyhow::Ok(Subject { title, place, file_system, kind: Kind::Peer { passes }, bar: |_| None })
+        anyhow::Ok(Subject { title, place, file_system, kind, bar: |_| None })
     };
+    let peer = |title, passes, program: &Path, options| other(title, Kind::Peer { passes }, program, options);
     let mut subjects = vec![
         ours(
             "ext4, capacity daemon, dataPath daemon",
@@ -112,6 +116,8 @@ fn subjects(passthrough_hp: Option<&Path>) -> Result<Vec<Subject>> {
         let options = &["--foreground", "--nopassthrough"];
         subjects.push(peer("ext4, passthrough_hp --nopassthrough", false, program, options)?);
     }
+    let own = std::env::current_exe().context("this program")?;
+    subjects.push(other("a FUSE file system in memory", Kind::InMemory, &own, &[memory_fs::MODE])?);
     Ok(subjects)
 }
 
@@ -173,7 +179,11 @@ fn measure(subjects: &[&Subject], operation: &Operation, runs: usize) -> Result<
 
 impl Subject {
     fn does(&self, operation: &Operation) -> bool {
-        self.kind != Kind::Names || !operation.is_data()
+        match self.kind {
+            Kind::Names => !operation.is_data(),
+            Kind::InMemory => !matches!(operation.work, Work::Transactions(_)),
+            Kind::Daemon | Kind::WritingBack | Kind::Passing | Kind::Peer { .. } => true,
+        }
     }
 
     fn pair(&self, operation: &Operation, run: usize) -> Result<[Sample; 2]> {
@@ -273,7 +283,7 @@ fn bars(
                 bars.push(format!("the best peer's {:.3}, less the spread: {verdict}", best.ratio));
             }
         }
-        Kind::Names | Kind::WritingBack | Kind::Peer { .. } => {}
+        Kind::Names | Kind::WritingBack | Kind::Peer { .. } | Kind::InMemory => {}
     }
     bars
 }
