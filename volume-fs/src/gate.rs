@@ -156,7 +156,7 @@ impl Gate {
 
 impl State {
     fn is_shut(&self) -> bool {
-        self.counting || self.paused || self.has_ended
+        self.counting || self.paused
     }
 
     /// The callback of a pause that begins now.
