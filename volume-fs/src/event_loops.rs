@@ -8,8 +8,8 @@
 //!
 //! So a loop that has answered a request waits for the next one only if no other loop does;
 //! otherwise it rests. All loops wait, for a while, when the one that waited is busy and
-//! - requests of several threads come by turns ([`Callers`]), or more requests come meanwhile, time
-//!   after time,
+//! - requests of several threads wait for each other ([`Callers`]), or more requests come meanwhile,
+//!   time after time,
 //! - or its request usually takes long: it waits for the disk, or has much data (the caller says so),
 //! - or its request has taken [`LOOK`] already, and another one waits, or [`LONG`]. For that, one of
 //!   the resting loops, the watcher, looks at the others as long as requests come.
@@ -124,8 +124,8 @@ impl EventLoops {
         let was_there =
             state.handled > 0 || state.last_answer.is_some_and(|last| now.duration_since(last) < AT_ONCE);
         state.handled += 1;
-        let take_turns = state.callers.take_turns(caller, was_there);
-        if take_turns || takes_long {
+        let are_several = state.callers.are_several(caller, was_there);
+        if are_several || takes_long {
             self.call_all(&mut state);
         } else if state.waiting == 0 && state.at_rest() > 0 {
             let looks = state.followed > 0 || state.requests.is_multiple_of(INTERVAL);
@@ -448,7 +448,7 @@ mod tests {
 
     /// After each pair nothing waits, so a look for further requests does not show that there are two threads.
     #[test]
-    fn two_threads_that_take_turns_are_handled_by_all_loops() {
+    fn two_threads_at_once_are_handled_by_all_loops() {
         let served = serve(4);
         served.settle();
         let began = Instant::now();

@@ -66,10 +66,16 @@ impl Gate {
     }
 
     /// Blocks further changes; changes in progress continue. Calls `when_still`, from any thread,
-    /// once they have ended and the use is counted. If [`Self::resume`] comes first, it is not
-    /// called.
+    /// once they have ended and the use is counted. If [`Self::resume`] comes first, or [`Self::end`] has
+    /// come, it is not called.
     pub fn pause(&self, when_still: impl FnOnce() + Send + 'static) {
-        let mut state = self.state();
+        let state = self.state();
+        if !state.has_ended {
+            Self::begin_pause(state, when_still);
+        }
+    }
+
+    fn begin_pause(mut state: MutexGuard<'_, State>, when_still: impl FnOnce() + Send + 'static) {
         state.paused = true;
         state.when_still = Some(Box::new(when_still));
         let callbacks = state.now_still();
@@ -79,8 +85,9 @@ impl Gate {
 
     /// [`Self::pause`] for good.
     pub fn end(&self, when_still: impl FnOnce() + Send + 'static) {
-        self.state().has_ended = true;
-        self.pause(when_still);
+        let mut state = self.state();
+        state.has_ended = true;
+        Self::begin_pause(state, when_still);
     }
 
     /// Ends the pause, unless it lasts for good.
@@ -263,6 +270,7 @@ mod tests {
         let gate = Arc::new(Gate::new(true));
         let (still, done) = channel();
         gate.end(move || still.send(()).unwrap());
+        gate.pause(|| panic!("it has ended"));
         gate.resume();
         gate.counted();
         assert_eq!(done.recv(), Ok(()));

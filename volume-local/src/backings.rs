@@ -14,9 +14,9 @@
 //! keeper is asked. Never a file that passed through while it was open for reading and writing: a mapping of
 //! it may still change what the kernel's pages would have.
 //!
-//! Invariant: what is registered is an open file, one of these, or was sent to be ended, but for some that
-//! still have a name ([`ENDED_AT_ONCE`]). A kill may leave more: a successor ends
-//! all registrations without a handle.
+//! Invariant: what is registered is an open file, one of these, or in [`State::ended`], but for some that
+//! still have a name ([`ENDED_AT_ONCE`]). What is there and unsent waits for the ender, except during a call.
+//! A kill may leave more: a successor ends all registrations without a handle.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -49,7 +49,7 @@ const ENDS_TOGETHER: Duration = Duration::from_millis(2);
 const LARGE_BYTES: u64 = 256 << 10;
 /// Most ends of removed files that wait for each other.
 const MOST_WAITING: usize = 4 * ENDED_AT_ONCE;
-/// How long ends that found no keeper, or no room, wait for the next attempt.
+/// How long ends wait for the next attempt if the keeper took none.
 const BEHIND: Duration = Duration::from_millis(100);
 /// Numbers that a predecessor may have got and not written down: it has registered one at a time.
 const MOST_UNRECORDED: u32 = 16;
@@ -337,10 +337,11 @@ impl Backings {
             rest(ENDS_TOGETHER);
             let mut state = self.locked();
             state.is_awaited = false;
+            let before = state.unsent();
             self.send_ended(&mut state);
-            let is_behind = state.is_awaited;
+            let took_none = state.is_awaited && state.unsent() >= before;
             drop(state);
-            if is_behind {
+            if took_none {
                 rest(BEHIND);
             }
         }
@@ -416,14 +417,13 @@ impl Backings {
                 state.ended.push(Ended { number, record: self.table.put_ended_backing(number) });
             }
         }
-        match self.table.put_backing(BackingRecord { node, number }) {
-            Some(record) => Some(Backing { number, record }),
+        let backing = self.table.put_backing(BackingRecord { node, number });
+        if backing.is_none() {
             // A successor would answer the next open with another number.
-            None => {
-                state.ended.push(Ended { number, record: None });
-                None
-            }
+            state.ended.push(Ended { number, record: None });
         }
+        self.leave_to_ender(state);
+        backing.map(|record| Backing { number, record })
     }
 
     /// Sends the keeper of now what has ended, as far as it takes that without a wait, and leaves the rest to the

@@ -413,7 +413,7 @@ impl Snapshots {
     ) -> Result<Option<Quiesced>> {
         let Some(control) = control else {
             // No daemon can hold anything back, and files that are open are still read and written.
-            let passes = volume.policies().data_path == DataPath::Passthrough && volume.stage.is_some();
+            let passes = volume.data_path() == DataPath::Passthrough && volume.stage.is_some();
             if passes && !self.backend.cuts_at_once(id, clone)? {
                 let reason = "no daemon serves it, and the kernel may still write to it".to_owned();
                 return Err(Error::DaemonCannot { volume_id: id.clone(), what: "Quiesce", reason });

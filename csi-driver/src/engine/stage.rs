@@ -53,11 +53,9 @@ impl Stages {
     pub(crate) fn stage(&self, volume_id: &VolumeId, staging_path: &Path, how: &Parsed) -> Result<()> {
         let mut record = self.journal.get(volume_id)?;
         record.check_usable(volume_id)?;
-        let spec = StageSpec {
-            staging_path: staging_path.to_owned(),
-            access: how.access,
-            settings: LaunchSettings::of(&record.parameters, record.policies(), &how.overrides),
-        };
+        let mut settings = LaunchSettings::of(&record.parameters, record.policies(), &how.overrides);
+        settings.data_path = data_path_of_stage(settings.data_path, how.access);
+        let spec = StageSpec { staging_path: staging_path.to_owned(), access: how.access, settings };
         if record.stage.is_none()
             && let Some((what, reason)) = self.lacks(&spec.settings)
         {
@@ -303,7 +301,7 @@ impl Stages {
             threads: settings.threads,
             inode_limit: limits.inodes,
             known_inode_limit: settings.known_inodes(),
-            data_path: wire_data_path(data_path_of_stage(settings.data_path, access)).into(),
+            data_path: wire_data_path(settings.data_path).into(),
             capacity: wire_capacity(settings.capacity).into(),
             changed_from_outside: settings.changed_from_outside,
             writeback_cache: settings.writeback_cache,

@@ -14,7 +14,7 @@ use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::launch::{LaunchId, LaunchKey, ProcessId};
 use crate::model::name::VolumeName;
 use crate::model::parameters::Parameters;
-use crate::model::policies::{Allowance, CapacityPolicy, Policies};
+use crate::model::policies::{Allowance, CapacityPolicy, DataPath, Policies};
 use crate::model::settings::LaunchSettings;
 use crate::model::snapshot_mode::SnapshotMode;
 
@@ -91,6 +91,11 @@ impl VolumeRecord {
     /// Which way its data takes, and who keeps it within its size.
     pub(crate) fn policies(&self) -> Policies {
         self.policies.unwrap_or_else(|| self.parameters.policies_of_earlier_versions())
+    }
+
+    /// Which way its data takes now: that of its stage, or of its class.
+    pub(crate) fn data_path(&self) -> DataPath {
+        self.stage.as_ref().map_or(self.policies().data_path, |stage| stage.settings.data_path)
     }
 
     /// Its daemon counts what it holds, and where the pool has quotas, the kernel would limit a new

@@ -36,11 +36,10 @@ impl Collector for Driver {
         let volumes = self.volumes_by_state().into_iter().map(|(state, count)| ([("state", state)], count));
         encode_gauge(encoder, "volumes", "Volumes of this driver by state.", volumes)?;
         let policies = self.journal.list().into_iter().map(|(id, record)| {
-            let policies = record.policies();
             let labels = [
                 ("volume_id", id.to_string()),
-                ("data_path", policies.data_path.to_string()),
-                ("capacity", policies.capacity.to_string()),
+                ("data_path", record.data_path().to_string()),
+                ("capacity", record.policies().capacity.to_string()),
             ];
             (labels, 1)
         });

@@ -222,7 +222,7 @@ fn volume_row(
         state: volume_state(&record, daemon).to_owned(),
         name: Some(record.name.as_str().to_owned()),
         capacity_bytes: Some(record.capacity_bytes),
-        data_path: Some(record.policies().data_path.to_string()),
+        data_path: Some(record.data_path().to_string()),
         capacity_policy: Some(record.policies().capacity.to_string()),
         daemon_pid: daemon_of(&record).map(|daemon| daemon.pid),
         source: record.source.map(|source| source.to_string()),
@@ -369,7 +369,6 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Re
             (Some(id), Some(_)) => holders_of(id, daemons.get(id).copied(), holders),
             _ => Vec::new(),
         };
-        let policies = record.as_ref().map(VolumeRecord::policies);
         let counted_files = id.as_ref().filter(|_| is_its.is_some()).and_then(|id| counted.get(id).copied());
         let takeovers = stage.filter(|_| is_its.is_some()).map_or(0, |stage| stage.takeovers);
         let daemon = match (id, serving) {
@@ -395,8 +394,8 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Re
                 .filter(|_| is_its.is_some())
                 .map(|stage| stage.needs_new_stage.clone())
                 .unwrap_or_default(),
-            data_path: policies.map(|policies| policies.data_path.to_string()),
-            capacity_policy: policies.map(|policies| policies.capacity.to_string()),
+            data_path: record.as_ref().map(|record| record.data_path().to_string()),
+            capacity_policy: record.as_ref().map(|record| record.policies().capacity.to_string()),
             counted_files,
             path: text(&mount.mount_point),
             volume,

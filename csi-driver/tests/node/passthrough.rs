@@ -76,6 +76,9 @@ fn without_a_keeper_the_stage_is_refused_by_name() {
     assert!(refused.message().contains("dataPath passthrough"), "{refused:?}");
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
     caller.unstage(&id).unwrap();
+    // With `sync` nothing is registered.
+    stage(&caller, &id, flags(&["sync"])).unwrap();
+    caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
 }
@@ -122,6 +125,7 @@ fn with_the_mount_option_sync_the_daemon_synchronises_every_write() {
         publish(&caller, &id, "one", flags(&["sync"])).unwrap();
         let target = caller.target_path("one");
         data_path::ensure_daemon_answers(&scene.daemon_metrics(&id), &target).unwrap();
+        assert_eq!(scene.policies(&id).unwrap().0, "daemon", "what `hawser-csi volumes` shows");
         let before = fsyncs(&scene, &id);
         let file = File::create_new(target.join("f")).unwrap();
         (0..3).for_each(|at| file.write_all_at(b"x", at).unwrap());

@@ -1,5 +1,5 @@
-//! Whether requests come from several threads at the same time. Then the threads take turns, and their requests
-//! wait for each other.
+//! Whether several threads send requests at the same time. Then their requests alternate, and are sent before the
+//! last one is answered.
 
 /// Requests in which a thread's return is noticed.
 const RECENT: usize = 8;
@@ -20,10 +20,10 @@ pub(super) struct Callers {
 }
 
 impl Callers {
-    /// Adds a request of this thread (`fuse_in_header.pid`), and says whether threads take turns. `waited`: it was
-    /// sent before the last one was answered. The kernel names no thread (0) for RELEASE, and for threads that the
+    /// Adds a request of this thread (`fuse_in_header.pid`), and says whether several threads send requests.
+    /// `waited`: it was sent before the last one was answered. The kernel names no thread (0) for RELEASE, and for threads that the
     /// mounter's pid namespace does not have.
-    pub(super) fn take_turns(&mut self, thread: u32, waited: bool) -> bool {
+    pub(super) fn are_several(&mut self, thread: u32, waited: bool) -> bool {
         if thread == 0 {
             return false;
         }
@@ -43,32 +43,32 @@ impl Callers {
 mod tests {
     use super::*;
 
-    /// Whether one of the requests shows that threads take turns. All of them have waited.
-    fn take_turns(threads: impl IntoIterator<Item = u32>) -> bool {
+    /// Whether one of the requests shows several threads. All of them have waited.
+    fn are_several(threads: impl IntoIterator<Item = u32>) -> bool {
         let mut callers = Callers::default();
-        threads.into_iter().any(|thread| callers.take_turns(thread, true))
+        threads.into_iter().any(|thread| callers.are_several(thread, true))
     }
 
     #[test]
-    fn threads_that_take_turns_are_seen_soon() {
+    fn several_threads_are_seen_soon() {
         for threads in 2..=6 {
-            assert!(take_turns((1..=threads).cycle().take(12)), "{threads}");
+            assert!(are_several((1..=threads).cycle().take(12)), "{threads}");
         }
-        assert!(take_turns([1, 1, 2, 2].into_iter().cycle().take(16)));
+        assert!(are_several([1, 1, 2, 2].into_iter().cycle().take(16)));
     }
 
     #[test]
-    fn one_thread_after_the_other_is_no_turn() {
-        assert!(!take_turns([1; 1000]));
-        assert!(!take_turns(1..1000));
+    fn one_thread_after_the_other_is_one() {
+        assert!(!are_several([1; 1000]));
+        assert!(!are_several(1..1000));
         // A shell and its children.
-        assert!(!take_turns((2..50).flat_map(|child| [1; 3].into_iter().chain([child; 20]))));
-        assert!(!take_turns([0, 1].into_iter().cycle().take(1000)));
+        assert!(!are_several((2..50).flat_map(|child| [1; 3].into_iter().chain([child; 20]))));
+        assert!(!are_several([0, 1].into_iter().cycle().take(1000)));
     }
 
     #[test]
-    fn threads_that_wait_for_each_other_take_no_turns() {
+    fn threads_that_wait_for_the_last_answer_count_as_one() {
         let mut callers = Callers::default();
-        assert!(!(1..=4).cycle().take(1000).any(|thread| callers.take_turns(thread, false)));
+        assert!(!(1..=4).cycle().take(1000).any(|thread| callers.are_several(thread, false)));
     }
 }
