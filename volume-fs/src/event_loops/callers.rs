@@ -21,8 +21,8 @@ pub(super) struct Callers {
 
 impl Callers {
     /// Adds a request of this thread (`fuse_in_header.pid`), and says whether several threads send requests.
-    /// `waited`: it was sent before the last one was answered. The kernel names no thread (0) for RELEASE, and for threads that the
-    /// mounter's pid namespace does not have.
+    /// `waited`: it was sent before the last one was answered. The kernel names no thread (0) for RELEASE, and for
+    /// threads that the mounter's pid namespace does not have.
     pub(super) fn are_several(&mut self, thread: u32, waited: bool) -> bool {
         if thread == 0 {
             return false;
