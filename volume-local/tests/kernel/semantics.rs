@@ -23,6 +23,7 @@ const TESTS: &[&str] = &[
     include_str!("takeover.rs"),
     include_str!("trust.rs"),
     include_str!("writeback.rs"),
+    include_str!("../../../csi-driver/tests/node/passthrough.rs"),
 ];
 
 #[test]
