@@ -152,14 +152,26 @@ impl Nodes {
         Ok(())
     }
 
-    /// Behind the entry with this offset; 0: all.
-    fn listed_from(&mut self, directory: INodeNo, offset: u64) -> Answer<Vec<Listed>> {
+    /// Passes on the entries behind the one with this offset (0: all) until `is_full`.
+    fn list(
+        &mut self,
+        directory: INodeNo,
+        offset: u64,
+        mut is_full: impl FnMut(&Listed, &mut Node) -> bool,
+    ) -> Answer<()> {
         let node = self.node(directory)?;
         let dots = [".", ".."].map(|name| (OsString::from(name), directory.0));
         let names = node.names.iter().map(|(name, number)| (name.clone(), *number));
         let all = dots.into_iter().chain(names).zip(1..);
         let listed = all.map(|((name, number), next)| Listed { name, number: INodeNo(number), next });
-        Ok(listed.skip(usize::try_from(offset).unwrap_or(usize::MAX)).collect())
+        let behind: Vec<_> = listed.skip(usize::try_from(offset).unwrap_or(usize::MAX)).collect();
+        for entry in behind {
+            let Ok(node) = self.node(entry.number) else { continue };
+            if is_full(&entry, node) {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn drop_unused(&mut self, number: u64) {
@@ -402,18 +414,13 @@ impl Filesystem for Memory {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let mut nodes = self.nodes();
-        let listed = match nodes.listed_from(ino, offset) {
-            Ok(listed) => listed,
-            Err(error) => return reply.error(error),
-        };
-        for Listed { name, number, next } in listed {
-            let Ok(node) = nodes.node(number) else { continue };
-            if reply.add(number, next, node.attributes.kind, &name) {
-                break;
-            }
+        let listed = self.nodes().list(ino, offset, |entry, node| {
+            reply.add(entry.number, entry.next, node.attributes.kind, &entry.name)
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(error),
         }
-        reply.ok();
     }
 
     fn readdirplus(
@@ -424,19 +431,16 @@ impl Filesystem for Memory {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let mut nodes = self.nodes();
-        let listed = match nodes.listed_from(ino, offset) {
-            Ok(listed) => listed,
-            Err(error) => return reply.error(error),
-        };
-        for Listed { name, number, next } in listed {
-            let Ok(node) = nodes.node(number) else { continue };
-            if reply.add(number, next, &name, &FOR_EVER, &node.attributes, no_generation()) {
-                break;
-            }
-            node.lookups += u64::from(number != ino);
+        let listed = self.nodes().list(ino, offset, |Listed { name, number, next }, node| {
+            let attributes = &node.attributes;
+            let is_full = reply.add(*number, *next, name, &FOR_EVER, attributes, no_generation());
+            node.lookups += u64::from(!is_full && *number != ino);
+            is_full
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(error),
         }
-        reply.ok();
     }
 
     fn releasedir(

@@ -319,7 +319,7 @@ mod tests {
         }
         assert_eq!(handles.nodes_after(0, 2, |_| true), [3, 5]);
         assert_eq!(handles.nodes_after(5, 2, |_| true), [9]);
-        assert_eq!(handles.nodes_after(0, 2, |flags| flags != 0), []);
+        assert_eq!(handles.nodes_after(0, 2, |flags| flags != 0), [0_u64; 0]);
     }
 
     #[test]

@@ -26,14 +26,13 @@ impl Keeper {
     }
 
     fn waits_for_request(&self) -> DaemonRequest {
-        let begun = Instant::now();
-        loop {
-            if let Some(request) = self.request() {
-                return request;
-            }
-            assert!(begun.elapsed() < LIMIT, "nothing is sent");
-            std::thread::yield_now();
-        }
+        let mut next = None;
+        ::tests::as_soon_as("a request is sent", LIMIT, || {
+            next = self.request();
+            next.is_some()
+        })
+        .unwrap();
+        next.unwrap()
     }
 
     /// The number of the registration that is to end.
