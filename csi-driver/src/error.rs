@@ -87,8 +87,16 @@ pub enum Error {
     NoReflink { pool: PathBuf, fs_type: String, class: &'static str },
     #[error("{what}: the kernel cannot limit it, since the pool {} is {reason}: {remedy}", pool.display())]
     NoKernelQuota { what: String, pool: PathBuf, reason: String, remedy: String },
-    #[error("parameters.dataPath: passthrough needs Linux 6.9, and this is {release}: choose daemon")]
+    #[error(
+        "parameters.dataPath: passthrough needs a kernel with CONFIG_FUSE_PASSTHROUGH (Linux 6.9 or newer), and \
+         this one ({release}) lacks it: choose daemon"
+    )]
     NoPassthrough { release: String },
+    #[error(
+        "parameters.dataPath: passthrough needs a keeper, which registers the files, and the driver runs with \
+         --keeper-binary none: choose daemon"
+    )]
+    NoKeeper,
     #[error("the daemon of volume {volume_id} has no control socket: {what} works after the next stage")]
     NoControl { volume_id: VolumeId, what: &'static str },
 

@@ -7,9 +7,12 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::credentials::{Caller, CapabilitySet, FsIds, ReducedSets};
+use crate::error::Error;
 use crate::ioctl::Request;
+use crate::mount::{self, FuseMountOptions, FuseName, MountFlags};
 
 /// `struct fuse_backing_map` of linux/fuse.h.
 #[repr(C)]
@@ -28,6 +31,46 @@ const BACKING_CLOSE: Request<u32> = unsafe { Request::new(0x4004_e502) };
 
 /// An unprivileged user: of no file system's reserved blocks.
 const OWNER: Caller = Caller { uid: 65534, gid: 65534 };
+
+/// `FUSE_PASSTHROUGH` of linux/fuse.h (bit 37), in the second word of flags.
+const PASSTHROUGH: u32 = 1 << 5;
+/// Of FUSE_INIT: the second word of flags, behind `struct fuse_in_header` (40 bytes) and the first four words of
+/// `struct fuse_init_in`. Kernels before Linux 5.17 send no second word.
+const FLAGS2: std::ops::Range<usize> = 56..60;
+/// The kernel refuses shorter reads (`FUSE_MIN_READ_BUFFER`).
+const REQUEST_BYTES: usize = 8192;
+/// The kernel queues FUSE_INIT before the mount returns.
+const INIT_TIMEOUT_MILLIS: u16 = 5000;
+
+/// Whether this kernel has FUSE_PASSTHROUGH (Linux 6.9, `CONFIG_FUSE_PASSTHROUGH`). It says so in the FUSE_INIT of
+/// each connection (fs/fuse/inode.c, `fuse_new_init`), so this makes one, which is mounted nowhere.
+///
+/// # Errors
+///
+/// /dev/fuse is missing or out of reach, or the caller may not mount.
+pub fn is_supported() -> crate::Result<bool> {
+    let device = mount::open_fuse_device()?;
+    let name = FuseName { source: "hawser", subtype: "hawser" };
+    let options =
+        FuseMountOptions { flags: MountFlags::default(), allow_other: false, default_permissions: false };
+    let _mount = mount::new_fuse(&device, name, options)?;
+    let failed = |e: Errno| Error::new("read FUSE_INIT from", "/dev/fuse", e);
+    let mut readable = [PollFd::new(device.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut readable, PollTimeout::from(INIT_TIMEOUT_MILLIS)) {
+        Ok(0) => return Err(failed(Errno::ETIMEDOUT)),
+        // The read waits if there is nothing yet.
+        Ok(_) | Err(Errno::EINTR) => {}
+        Err(e) => return Err(failed(e)),
+    }
+    let mut request = [0; REQUEST_BYTES];
+    let length = nix::unistd::read(&device, &mut request).map_err(failed)?;
+    Ok(offers_passthrough(&request[..length]))
+}
+
+fn offers_passthrough(init: &[u8]) -> bool {
+    let flags2 = init.get(FLAGS2).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes);
+    flags2 & PASSTHROUGH != 0
+}
 
 /// Registers files from the thread that made it, which has the credentials of backing files until its drop.
 ///
@@ -74,4 +117,36 @@ impl Registrar {
 pub fn unregister(connection: impl AsFd, number: u32) -> Result<(), Errno> {
     let mut number = number;
     BACKING_CLOSE.send(connection, &mut number).map_err(|e| Errno::from_raw(e.raw_os_error()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// FUSE_INIT with these two words of flags, as Linux 6.18 sends it.
+    fn init(flags: u32, flags2: u32) -> Vec<u8> {
+        let words = [104, 26, 2, 0, 0, 0, 0, 0, 0, 0, 7, 45, 0x2_0000, flags, flags2];
+        words.into_iter().chain([0; 11]).flat_map(u32::to_ne_bytes).collect()
+    }
+
+    #[test]
+    fn the_offer_is_in_the_second_word_of_flags() {
+        let bit = 1 << 5;
+        assert!(offers_passthrough(&init(0, bit)));
+        assert!(!offers_passthrough(&init(0, !bit)));
+        assert!(!offers_passthrough(&init(!0, 0)));
+        // Of a kernel without the second word.
+        assert!(!offers_passthrough(&init(!0, !0)[..56]));
+    }
+
+    #[test]
+    fn a_kernel_that_registers_files_says_so() {
+        // Debian keeps the configuration in /boot, other kernels in /proc.
+        let script = "zcat /proc/config.gz 2> /dev/null || cat /boot/config-$(uname -r)";
+        let config = std::process::Command::new("sh").args(["-c", script]).output().unwrap();
+        assert!(config.status.success(), "the kernel's configuration is not here: {config:?}");
+        let config = String::from_utf8(config.stdout).unwrap();
+        let has_option = config.lines().any(|line| line == "CONFIG_FUSE_PASSTHROUGH=y");
+        assert_eq!(is_supported().unwrap(), has_option);
+    }
 }

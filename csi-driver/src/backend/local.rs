@@ -29,6 +29,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use linux::btrfs::subvolume;
+use linux::fuse_backing;
 use linux::tree::Trash;
 use nix::sys::stat::{FileStat, lstat};
 use proto::handover::{Local, Role, assignment};
@@ -39,11 +40,11 @@ use crate::backend::{Assigned, Diagnosis, VolumeBackend};
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::bounded::{self, Shared};
 use crate::kernel::private_dir::probe_dir;
-use crate::kernel::release::{self, FIRST_WITH_PASSTHROUGH};
+use crate::kernel::release;
 use crate::model::capacity::{self, BYTES_PER_INODE, InodeRoom, Overcommit, Room, VolumeLimits};
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
-use crate::model::policies::{Allowance, CapacityPolicy, Lacking, Policies, Supported, Wanted};
+use crate::model::policies::{Allowance, CapacityPolicy, DataPath, Lacking, Policies, Supported, Wanted};
 use crate::model::records::{DataId, Source};
 use crate::model::snapshot_mode::SnapshotMode;
 use crate::model::topology::Topology;
@@ -98,6 +99,8 @@ pub(crate) struct Pool {
     leaving: Trash,
     /// True until the driver listens.
     is_starting: AtomicBool,
+    /// Whether the kernel has FUSE_PASSTHROUGH, once it is known.
+    passthrough: OnceLock<bool>,
     /// When the driver has asked Btrfs to count its quota groups anew, until the count was right.
     counted: Mutex<Option<Instant>>,
 }
@@ -137,8 +140,17 @@ impl Pool {
             bytes_per_inode: OnceLock::new(),
             looks: Shared::default(),
             is_starting: AtomicBool::new(false),
+            passthrough: OnceLock::new(),
             counted: Mutex::new(None),
         })
+    }
+
+    fn has_passthrough(&self) -> Result<bool> {
+        if let Some(known) = self.passthrough.get() {
+            return Ok(*known);
+        }
+        let found = fuse_backing::is_supported().step("ask the kernel for FUSE_PASSTHROUGH")?;
+        Ok(*self.passthrough.get_or_init(|| found))
     }
 
     fn capacity_bytes(&self) -> Result<u64> {
@@ -332,7 +344,7 @@ impl VolumeBackend for Pool {
     fn policies(&self, wanted: Wanted, keeper: bool) -> Result<Policies> {
         self.check_present()?;
         let kind = quota::kind(&self.dir).step("look at the pool's quotas")?;
-        let passthrough = release::is_at_least(FIRST_WITH_PASSTHROUGH);
+        let passthrough = wanted.data_path != Some(DataPath::Daemon) && self.has_passthrough()?;
         let supported = Supported { kernel_quota: kind.is_ok(), passthrough, keeper };
         Policies::choose(wanted, supported).map_err(|lacking| match (lacking, kind) {
             (Lacking::KernelQuota, Err(missing)) => {
@@ -344,6 +356,7 @@ impl VolumeBackend for Pool {
                 let remedy = format!("{}, or choose capacity {other}", missing.remedy);
                 Error::NoKernelQuota { what, pool, reason, remedy }
             }
+            (Lacking::Keeper, _) => Error::NoKeeper,
             (Lacking::KernelQuota | Lacking::Passthrough, _) => {
                 Error::NoPassthrough { release: release::running() }
             }

@@ -1,7 +1,5 @@
 //! The release of the running kernel.
 
-/// The first kernel with FUSE_PASSTHROUGH.
-pub(crate) const FIRST_WITH_PASSTHROUGH: (u32, u32) = (6, 9);
 /// FUSE_NOTIFY_RESEND: another daemon can continue a connection.
 pub(crate) const FIRST_WITH_RESEND: (u32, u32) = (6, 9);
 

@@ -69,6 +69,7 @@ pub(crate) struct Supported {
 pub(crate) enum Lacking {
     KernelQuota,
     Passthrough,
+    Keeper,
 }
 
 impl Policies {
@@ -78,6 +79,9 @@ impl Policies {
         let Wanted { data_path, capacity } = wanted;
         if data_path == Some(Passthrough) && !supported.passthrough {
             return Err(Lacking::Passthrough);
+        }
+        if data_path == Some(Passthrough) && !supported.keeper {
+            return Err(Lacking::Keeper);
         }
         // The daemon counts nothing that passes through.
         let needs_quota = capacity == Some(Kernel) || (data_path == Some(Passthrough) && capacity.is_none());
@@ -185,5 +189,9 @@ mod tests {
         assert_eq!(none, Ok((D::Passthrough, C::None)));
         let old_kernel = Supported { passthrough: false, ..ALL };
         assert_eq!(choose(Some(D::Passthrough), None, old_kernel), Err(Lacking::Passthrough));
+        let no_keeper = Supported { keeper: false, ..ALL };
+        for capacity in [None, Some(C::None)] {
+            assert_eq!(choose(Some(D::Passthrough), capacity, no_keeper), Err(Lacking::Keeper));
+        }
     }
 }

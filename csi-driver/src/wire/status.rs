@@ -36,6 +36,7 @@ pub(crate) fn code(error: &Error) -> Code {
         | Error::NoReflink { .. }
         | Error::NoKernelQuota { .. }
         | Error::NoPassthrough { .. }
+        | Error::NoKeeper
         | Error::NoControl { .. }
         | Error::CannotStage { .. }
         | Error::NotWrittenBack { .. }

@@ -6,7 +6,8 @@ use std::path::Path;
 use proto::csi::CreateSnapshotRequest;
 use serde_json::Value;
 use tests::csi::scene::{Flags, Scene, TIMEOUT, create_request, retried};
-use tests::csi::snapshots::{scene_with_quota_groups, with};
+use tests::csi::snapshots::{data, scene_with_quota_groups, with};
+use tests::eventually;
 
 /// What the command prints, which must succeed.
 fn shown(scene: &Scene, view: &str, output: &str) -> String {
@@ -202,5 +203,43 @@ fn a_view_of_another_state_directory_shows_nothing_of_the_driver_that_runs() {
     assert_eq!(String::from_utf8(done.stdout).unwrap(), "[]\n");
     fs::remove_dir_all(scene.sandbox.path("other")).unwrap();
     scene.caller().delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// The daemon has little of a processor, so that the count takes some seconds.
+#[test]
+fn mounts_shows_how_many_files_a_daemon_has_counted_while_it_counts() {
+    const FILES: u32 = 12_000;
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let slow = with(create_request("pvc-1"), &[("mountPodCpuRequest", "10m"), ("mountPodCpuLimit", "100m")]);
+    let id = caller.create(slow).unwrap().volume_id;
+    let root = data(&scene, &id);
+    for number in 0..FILES {
+        fs::write(root.join(number.to_string()), "").unwrap();
+    }
+    caller.stage(&id).unwrap();
+    let path = caller.staging_path(&id);
+    let counted = || {
+        let mounts = json(&scene, "mounts");
+        row(&mounts, "path", path.to_str().unwrap())["counted_files"].as_u64()
+    };
+    eventually("two figures, the second one larger", TIMEOUT, || {
+        let (first, second) = (counted(), counted());
+        let table = shown(&scene, "mounts", "table");
+        let daemon = cell(&table, "DAEMON", |line| line.ends_with(path.to_str().unwrap()));
+        let has_count = daemon.contains("(counts: ") && daemon.contains(" files so far)");
+        anyhow::ensure!(has_count && Some(0) < first && first < second, "{first:?}, {second:?}:\n{table}");
+        Ok(())
+    })
+    .unwrap();
+    eventually("the count ends", TIMEOUT, || {
+        let now = counted();
+        anyhow::ensure!(now.is_none(), "{now:?}");
+        Ok(())
+    })
+    .unwrap();
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
     scene.assert_nothing_left();
 }

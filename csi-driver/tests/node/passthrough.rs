@@ -68,10 +68,18 @@ fn data_goes_past_the_daemon_while_daemon_and_keeper_are_killed() {
 }
 
 #[test]
-fn without_a_keeper_the_stage_is_refused_by_name() {
-    let scene = Scene::start(Flags::process());
+fn without_a_keeper_a_volume_that_passes_through_is_refused_by_name() {
+    let mut scene = Scene::start(with_keeper());
     let caller = scene.caller();
     let id = caller.create(with(create_request("pvc-1"), &PASSING)).unwrap().volume_id;
+    scene.end_keeper();
+    scene.flags = Flags::process();
+    scene.restart_driver();
+    let caller = scene.caller();
+    let refused = caller.create(with(create_request("pvc-2"), &PASSING)).unwrap_err();
+    assert!(refused.message().contains("parameters.dataPath: passthrough needs a keeper"), "{refused:?}");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+    // It was created when there was one.
     let refused = caller.stage(&id).unwrap_err();
     assert!(refused.message().contains("dataPath passthrough"), "{refused:?}");
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
@@ -80,7 +88,10 @@ fn without_a_keeper_the_stage_is_refused_by_name() {
     stage(&caller, &id, flags(&["sync"])).unwrap();
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
+    scene.flags = with_keeper();
+    scene.restart_driver();
     scene.assert_nothing_left();
+    scene.end_keeper();
 }
 
 #[test]

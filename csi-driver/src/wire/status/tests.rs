@@ -72,6 +72,7 @@ fn examples() -> Vec<Error> {
             remedy: text("run \"btrfs quota enable /path\""),
         },
         Error::NoPassthrough { release: text("6.1.0") },
+        Error::NoKeeper,
         Error::NoControl { volume_id: volume_id(), what: "SetCapacity" },
         Error::CannotStage { volume_id: volume_id(), what: "dataPath passthrough", reason: "REASON" },
         Error::NotWrittenBack { volume_id: volume_id(), reason: text("REASON") },
@@ -151,7 +152,7 @@ fn every_error_has_an_example() {
             line.strip_prefix("    ")?.strip_suffix('{').or(line.trim_end().strip_prefix("    "))
         })
         .filter(|line| line.starts_with(|c: char| c.is_ascii_uppercase()))
-        .map(|line| line.split([' ', '{']).next().unwrap_or_default().to_owned())
+        .map(|line| line.split([' ', '{', ',']).next().unwrap_or_default().to_owned())
         .collect();
     let shown: BTreeSet<String> = examples().iter().map(variant).collect();
     assert_eq!(declared, shown);
