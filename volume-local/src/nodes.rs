@@ -660,12 +660,15 @@ mod tests {
         }
         let capacities = || {
             let table = fixture.nodes.table();
-            (table.nodes.capacity(), table.zeros.0.capacity())
+            [table.nodes.capacity(), table.zeros.0.capacity(), table.ring.capacity()]
         };
-        let (nodes, zeros) = capacities();
-        assert!(nodes > 19_000 && zeros > 19_000, "{nodes}, {zeros}");
+        let taken = capacities();
+        assert!(taken.iter().all(|capacity| *capacity > 19_000), "{taken:?}");
         ids.for_each(|id| fixture.nodes.forget(id, 1));
-        let (nodes, zeros) = capacities();
-        assert!(nodes <= 4096 && zeros <= 4096, "{nodes}, {zeros}");
+        assert!(fixture.nodes.table().much_freed());
+        fixture.nodes.give_back(std::time::Duration::ZERO);
+        let left = capacities();
+        assert!(left.iter().all(|capacity| *capacity <= 4096), "{left:?}");
+        assert!(!fixture.nodes.table().much_freed(), "it is returned once");
     }
 }

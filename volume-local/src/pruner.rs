@@ -61,7 +61,10 @@ impl Pruner {
         let mut barren = 0;
         loop {
             match self.volume.nodes().wait_for_pressure() {
-                Pressure::MuchFreed => self.volume.give_back(),
+                Pressure::MuchFreed => {
+                    self.volume.nodes().give_back(QUIET);
+                    self.volume.give_back();
+                }
                 Pressure::TooManyUnplaced => self.look_up_again()?,
                 Pressure::TooManyNodes => {
                     self.look_up_again()?;

@@ -561,6 +561,13 @@ impl Quota {
         Some(Use { counted, unsettled })
     }
 
+    /// Returns what charges that are not remembered any more have taken.
+    pub(crate) fn shrink(&self) {
+        for shard in &self.charges {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).shrink_to_fit();
+        }
+    }
+
     fn shard(&self, id: u64) -> MutexGuard<'_, HashMap<u64, Charge>> {
         let number = usize::try_from(id % SHARDS as u64).unwrap_or_default();
         self.charges[number].lock().unwrap_or_else(PoisonError::into_inner)

@@ -255,6 +255,9 @@ impl Volume {
 
     /// Returns memory after many nodes were dropped.
     pub(crate) fn give_back(&self) {
+        if let Some(quota) = &self.quota {
+            quota.shrink();
+        }
         linux::memory::give_back();
         if let Some(table) = &self.table {
             table.give_back();

@@ -193,12 +193,30 @@ impl Nodes {
             }
             table.stuck = false;
             if table.much_freed() {
-                table.peak = table.nodes.len();
                 return Pressure::MuchFreed;
             }
             table.pruner_waits = true;
             table = self.pressure.wait(table).unwrap_or_else(PoisonError::into_inner);
             table.pruner_waits = false;
+        }
+    }
+
+    /// Called by the pruner after [`Pressure::MuchFreed`]: waits until nothing was forgotten for `quiet`, so
+    /// that memory is returned once, or until there is something else to do. Then returns what the lists of
+    /// nodes have taken.
+    pub(crate) fn give_back(&self, quiet: Duration) {
+        wait_until_none_is_left(quiet, || {
+            let table = self.table();
+            let is_needed = table.nodes.len() > self.bound || self.has_too_many_unplaced(&table);
+            // The root stays.
+            if is_needed { 0 } else { table.nodes.len().saturating_sub(1) }
+        });
+        let mut table = self.table();
+        table.peak = table.nodes.len();
+        let Table { nodes, ring, clock, .. } = &mut *table;
+        for list in [ring, clock] {
+            list.retain(|id| nodes.contains_key(id));
+            list.shrink_to_fit();
         }
     }
 
@@ -330,7 +348,7 @@ impl Table {
         }
     }
 
-    fn much_freed(&self) -> bool {
+    pub(super) fn much_freed(&self) -> bool {
         self.peak >= WORTH_GIVING_BACK && self.nodes.len() < self.peak / 4
     }
 }

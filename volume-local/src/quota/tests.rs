@@ -56,6 +56,18 @@ fn what_is_not_settled_is_given_back() {
 }
 
 #[test]
+fn what_charges_of_many_files_took_is_returned_when_they_are_forgotten() {
+    let quota = quota(0, 0);
+    let files = 2..20_000;
+    files.clone().for_each(|id| quota.add_open(id, lasting(0), None));
+    files.for_each(|id| quota.forget(id));
+    let capacity = || quota.charges.iter().map(|shard| shard.lock().unwrap().capacity()).sum::<usize>();
+    assert!(capacity() > 19_000, "{}", capacity());
+    quota.shrink();
+    assert_eq!(capacity(), 0);
+}
+
+#[test]
 fn a_limit_of_zero_is_none_and_a_use_beyond_the_limit_is_full() {
     quota(0, 0).reserve(u64::MAX).unwrap();
     let full = using(Limits { bytes: 10, inodes: 1 }, Counted { bytes: 20, inodes: 5 });
