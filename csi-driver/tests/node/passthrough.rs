@@ -1,12 +1,15 @@
 //! Volumes whose files the kernel reads and writes, with the driver and the keeper.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, FileTimes};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::time::SystemTime;
 
 use tests::csi::data_path;
-use tests::csi::scene::{Flags, Scene, create_request};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, create_request};
 use tests::csi::snapshots::{data, with};
+use tests::eventually;
 use tonic::Code;
 
 use crate::access::{flags, publish, stage};
@@ -25,6 +28,67 @@ fn moved_by_daemon(scene: &Scene) -> u64 {
         .filter(|(name, _)| matches!(*name, "rchar" | "wchar"))
         .map(|(_, n)| n.parse::<u64>().unwrap())
         .sum()
+}
+
+/// Of requests that the daemon has answered: the number of each operation.
+fn answered(scene: &Scene, volume_id: &str) -> BTreeMap<String, u64> {
+    let page = data_path::metrics(&scene.daemon_metrics(volume_id)).unwrap();
+    let counts = page.lines().filter_map(|line| {
+        let (operation, rest) =
+            line.strip_prefix("hawser_volume_operations_total{operation=\"")?.split_once('"')?;
+        Some((operation.to_owned(), rest.rsplit_once(' ')?.1.parse::<u64>().unwrap()))
+    });
+    counts.fold(BTreeMap::new(), |mut all, (operation, count)| {
+        *all.entry(operation).or_default() += count;
+        all
+    })
+}
+
+/// The requests that `act` makes, with its RELEASE, which close(2) does not wait for.
+fn requests_of(scene: &Scene, volume_id: &str, act: impl FnOnce()) -> BTreeMap<String, u64> {
+    let before = answered(scene, volume_id);
+    act();
+    eventually("what was opened is released", TIMEOUT, || {
+        let now = answered(scene, volume_id);
+        let of = |operation: &str| now.get(operation).copied().unwrap_or_default();
+        anyhow::ensure!(of("open") + of("create") == of("release"), "{now:?}");
+        let new = now.iter().map(|(operation, count)| {
+            (operation.clone(), count - before.get(operation).copied().unwrap_or_default())
+        });
+        Ok(new.filter(|(_, count)| *count > 0).collect())
+    })
+    .unwrap()
+}
+
+#[test]
+fn requests_are_few_for_files_that_pass_through() {
+    let scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let id = caller.create(with(create_request("pvc-1"), &PASSING)).unwrap().volume_id;
+    caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    let target = caller.target_path("one");
+    // Until a first FLUSH is answered, each close(2) is one.
+    drop(File::create_new(target.join("first")).unwrap());
+    // One is read from the kernel's cache of the volume, the other one from that of the pool.
+    for (name, bytes) in [("small", 4096), ("large", 1 << 20)] {
+        let path = target.join(name);
+        let written = requests_of(&scene, &id, || {
+            let mut file = File::options().write(true).create_new(true).open(&path).unwrap();
+            file.write_all(&vec![7; bytes]).unwrap();
+        });
+        let most = ["create", "getattr", "getxattr", "lookup", "release"];
+        assert!(written.iter().all(|(name, count)| most.contains(&&**name) && *count == 1), "{written:?}");
+        // Without fstat(2): a read that passes through changes the access time, which that would ask for.
+        let read_once = || File::open(&path).unwrap().read_exact_at(&mut vec![0; bytes], 0).unwrap();
+        requests_of(&scene, &id, read_once);
+        let read = requests_of(&scene, &id, read_once);
+        let fewest = ["open", "release"].map(|name| (name.to_owned(), 1));
+        assert_eq!(read, BTreeMap::from(fewest), "{name}");
+    }
+    caller.take_down(&id, &["one"]).unwrap();
+    scene.assert_nothing_left();
+    scene.end_keeper();
 }
 
 #[test]
