@@ -84,6 +84,9 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
     /// The limits of a volume of `capacity_bytes`.
     fn limits(&self, capacity_bytes: u64) -> VolumeLimits;
 
+    /// Whether the kernel has FUSE_PASSTHROUGH.
+    fn has_passthrough(&self) -> Result<bool>;
+
     /// The policies of a new volume. `keeper`: whether the driver has one that registers files for
     /// FUSE_PASSTHROUGH. An error names what the class asks for and cannot have, and how
     /// the administrator gets it.

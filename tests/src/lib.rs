@@ -31,6 +31,7 @@ pub mod netlink;
 pub mod network_state;
 pub mod node;
 pub mod node_runtime;
+pub mod operations;
 pub mod over_containerd;
 pub mod postgres;
 mod process;

@@ -131,7 +131,7 @@ fn negotiate(wanted: Wanted, config: &mut KernelConfig) -> io::Result<()> {
     if wanted.passthrough {
         config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).map_err(|_| {
             io::Error::other(
-                "data path passthrough: this kernel lacks FUSE_PASSTHROUGH: Linux 6.9 or newer is needed",
+                "data path passthrough: this kernel lacks FUSE_PASSTHROUGH (CONFIG_FUSE_PASSTHROUGH, Linux 6.9 or newer)",
             )
         })?;
         config.set_max_stack_depth(BACKING_DEPTH).map_err(|nearest| {

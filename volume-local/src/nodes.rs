@@ -650,6 +650,32 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_returned_after_the_last_file_is_forgotten() {
+        let fixture = Fixture::with_limit(1000);
+        fixture.create("f");
+        let id = fixture.look_up(1, "f");
+        std::thread::scope(|scope| {
+            let returning = scope.spawn(|| {
+                let is_done = fixture.nodes.give_back(std::time::Duration::from_secs(5));
+                (is_done, fixture.nodes.table().nodes.len())
+            });
+            std::thread::park_timeout(std::time::Duration::from_millis(50));
+            fixture.nodes.forget(id, 1);
+            assert_eq!(returning.join().unwrap(), (true, 1));
+        });
+    }
+
+    #[test]
+    fn memory_is_not_returned_while_too_many_files_are_known() {
+        let fixture = Fixture::with(16, 2);
+        for n in 0..4 {
+            fixture.create(&format!("f{n}"));
+            fixture.look_up(1, &format!("f{n}"));
+        }
+        assert!(!fixture.nodes.give_back(std::time::Duration::from_secs(86_400)));
+    }
+
+    #[test]
     fn what_many_files_took_is_returned_when_they_are_forgotten() {
         let fixture = Fixture::with_limit(0);
         let ids = 2..20_000;
@@ -666,7 +692,7 @@ mod tests {
         assert!(taken.iter().all(|capacity| *capacity > 19_000), "{taken:?}");
         ids.for_each(|id| fixture.nodes.forget(id, 1));
         assert!(fixture.nodes.table().much_freed());
-        fixture.nodes.give_back(std::time::Duration::ZERO);
+        assert!(fixture.nodes.give_back(std::time::Duration::ZERO));
         let left = capacities();
         assert!(left.iter().all(|capacity| *capacity <= 4096), "{left:?}");
         assert!(!fixture.nodes.table().much_freed(), "it is returned once");

@@ -62,8 +62,9 @@ impl Pruner {
         loop {
             match self.volume.nodes().wait_for_pressure() {
                 Pressure::MuchFreed => {
-                    self.volume.nodes().give_back(QUIET);
-                    self.volume.give_back();
+                    if self.volume.nodes().give_back(QUIET) {
+                        self.volume.give_back();
+                    }
                 }
                 Pressure::TooManyUnplaced => self.look_up_again()?,
                 Pressure::TooManyNodes => {

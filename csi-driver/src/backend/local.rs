@@ -145,14 +145,6 @@ impl Pool {
         })
     }
 
-    fn has_passthrough(&self) -> Result<bool> {
-        if let Some(known) = self.passthrough.get() {
-            return Ok(*known);
-        }
-        let found = fuse_backing::is_supported().step("ask the kernel for FUSE_PASSTHROUGH")?;
-        Ok(*self.passthrough.get_or_init(|| found))
-    }
-
     fn capacity_bytes(&self) -> Result<u64> {
         match self.capacity_bytes {
             Some(bytes) => Ok(bytes),
@@ -341,10 +333,22 @@ impl VolumeBackend for Pool {
         VolumeLimits { bytes: capacity_bytes, inodes }
     }
 
+    fn has_passthrough(&self) -> Result<bool> {
+        if let Some(known) = self.passthrough.get() {
+            return Ok(*known);
+        }
+        let found = fuse_backing::is_supported().step("ask the kernel for FUSE_PASSTHROUGH")?;
+        Ok(*self.passthrough.get_or_init(|| found))
+    }
+
     fn policies(&self, wanted: Wanted, keeper: bool) -> Result<Policies> {
         self.check_present()?;
         let kind = quota::kind(&self.dir).step("look at the pool's quotas")?;
-        let passthrough = wanted.data_path != Some(DataPath::Daemon) && self.has_passthrough()?;
+        let may_pass = match wanted.data_path {
+            Some(data_path) => data_path == DataPath::Passthrough,
+            None => keeper && kind.is_ok() && matches!(wanted.capacity, None | Some(CapacityPolicy::Kernel)),
+        };
+        let passthrough = may_pass && self.has_passthrough()?;
         let supported = Supported { kernel_quota: kind.is_ok(), passthrough, keeper };
         Policies::choose(wanted, supported).map_err(|lacking| match (lacking, kind) {
             (Lacking::KernelQuota, Err(missing)) => {

@@ -57,7 +57,7 @@ impl Stages {
         settings.data_path = data_path_of_stage(settings.data_path, how.access);
         let spec = StageSpec { staging_path: staging_path.to_owned(), access: how.access, settings };
         if record.stage.is_none()
-            && let Some((what, reason)) = self.lacks(&spec.settings)
+            && let Some((what, reason)) = self.lacks(&spec.settings)?
         {
             return Err(Error::CannotStage { volume_id: volume_id.clone(), what, reason });
         }
@@ -79,18 +79,26 @@ impl Stages {
     }
 
     /// What of these settings cannot be here, and why.
-    fn lacks(&self, settings: &LaunchSettings) -> Option<(&'static str, &'static str)> {
+    fn lacks(&self, settings: &LaunchSettings) -> Result<Option<(&'static str, &'static str)>> {
         let has_keeper = self.daemons.keeper.keeps_connections();
-        if settings.data_path == DataPath::Passthrough && !has_keeper {
-            let reason = "the driver runs without a keeper, which registers the files";
-            return Some(("dataPath passthrough", reason));
+        if settings.data_path == DataPath::Passthrough {
+            let reason = match has_keeper {
+                false => Some("the driver runs without a keeper, which registers the files"),
+                true if !self.backend.has_passthrough()? => {
+                    Some("the kernel has no FUSE_PASSTHROUGH (CONFIG_FUSE_PASSTHROUGH, Linux 6.9 or newer)")
+                }
+                true => None,
+            };
+            if let Some(reason) = reason {
+                return Ok(Some(("dataPath passthrough", reason)));
+            }
         }
         if settings.writeback_cache && !(has_keeper && release::is_at_least(FIRST_WITH_RESEND)) {
             let reason =
                 "without a keeper and Linux 6.9, what the kernel has not sent is lost with the daemon";
-            return Some(("writebackCache", reason));
+            return Ok(Some(("writebackCache", reason)));
         }
-        None
+        Ok(None)
     }
 
     /// The staging path that a call means. The path in the journal stays valid: it may date from an

@@ -1,5 +1,6 @@
 //! `hawser-csi volumes`, `snapshots` and `mounts`, beside a driver that runs.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -206,10 +207,10 @@ fn a_view_of_another_state_directory_shows_nothing_of_the_driver_that_runs() {
     scene.assert_nothing_left();
 }
 
-/// The daemon has little of a processor, so that the count takes some seconds.
+/// The daemon has a tenth of a processor, so that the count takes long enough to be seen.
 #[test]
 fn mounts_shows_how_many_files_a_daemon_has_counted_while_it_counts() {
-    const FILES: u32 = 12_000;
+    const FILES: u32 = 30_000;
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
     let slow = with(create_request("pvc-1"), &[("mountPodCpuRequest", "10m"), ("mountPodCpuLimit", "100m")]);
@@ -224,12 +225,14 @@ fn mounts_shows_how_many_files_a_daemon_has_counted_while_it_counts() {
         let mounts = json(&scene, "mounts");
         row(&mounts, "path", path.to_str().unwrap())["counted_files"].as_u64()
     };
-    eventually("two figures, the second one larger", TIMEOUT, || {
-        let (first, second) = (counted(), counted());
+    // Both views may need several looks: a daemon with so little of a processor may answer late.
+    let (mut figures, mut cells) = (BTreeSet::new(), Vec::new());
+    eventually("two figures and the table's", TIMEOUT, || {
+        figures.extend(counted());
         let table = shown(&scene, "mounts", "table");
-        let daemon = cell(&table, "DAEMON", |line| line.ends_with(path.to_str().unwrap()));
-        let has_count = daemon.contains("(counts: ") && daemon.contains(" files so far)");
-        anyhow::ensure!(has_count && Some(0) < first && first < second, "{first:?}, {second:?}:\n{table}");
+        cells.push(cell(&table, "DAEMON", |line| line.ends_with(path.to_str().unwrap())).to_owned());
+        let has_count = |cell: &String| cell.contains("(counts: ") && cell.contains(" files so far)");
+        anyhow::ensure!(figures.len() >= 2 && cells.iter().any(has_count), "{figures:?}, {cells:?}");
         Ok(())
     })
     .unwrap();

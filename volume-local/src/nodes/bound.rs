@@ -31,6 +31,9 @@ const FORGETS_ARE_READ: Duration = Duration::from_millis(200);
 /// If the table had this many nodes and has lost three quarters of them, its memory is returned.
 const WORTH_GIVING_BACK: usize = 16_384;
 
+/// FORGETs of what the kernel drops together are read within this time, or memory is returned several times.
+const FORGETS_COME_AT_ONCE: Duration = Duration::from_secs(10);
+
 /// Ring entries that are examined under one lock of the table.
 const AT_ONCE: usize = 512;
 
@@ -202,22 +205,28 @@ impl Nodes {
     }
 
     /// Called by the pruner after [`Pressure::MuchFreed`]: waits until nothing was forgotten for `quiet`, so
-    /// that memory is returned once, or until there is something else to do. Then returns what the lists of
-    /// nodes have taken.
-    pub(crate) fn give_back(&self, quiet: Duration) {
+    /// that memory is returned once, but not for long. Then returns what the lists of nodes have taken. False if
+    /// there is something else to do first.
+    pub(crate) fn give_back(&self, quiet: Duration) -> bool {
+        let is_pressed = |table: &Table| table.nodes.len() > self.bound || self.has_too_many_unplaced(table);
+        let begun = Instant::now();
         wait_until_none_is_left(quiet, || {
             let table = self.table();
-            let is_needed = table.nodes.len() > self.bound || self.has_too_many_unplaced(&table);
+            let is_over = is_pressed(&table) || begun.elapsed() > FORGETS_COME_AT_ONCE;
             // The root stays.
-            if is_needed { 0 } else { table.nodes.len().saturating_sub(1) }
+            if is_over { 0 } else { table.nodes.len().saturating_sub(1) }
         });
         let mut table = self.table();
-        table.peak = table.nodes.len();
-        let Table { nodes, ring, clock, .. } = &mut *table;
-        for list in [ring, clock] {
-            list.retain(|id| nodes.contains_key(id));
-            list.shrink_to_fit();
+        if is_pressed(&table) {
+            return false;
         }
+        table.peak = table.nodes.len();
+        table.renew_ring();
+        table.ring.shrink_to_fit();
+        let Table { nodes, clock, .. } = &mut *table;
+        clock.retain(|id| nodes.contains_key(id));
+        clock.shrink_to_fit();
+        true
     }
 
     /// Begins a round and returns its number. Rounds measure when a node was last used.
@@ -343,9 +352,13 @@ impl Table {
     pub(super) fn ring_add(&mut self, id: u64) {
         self.ring.push_back(id);
         if self.ring.len() > 2 * self.nodes.len() + 1024 {
-            self.ring.clear();
-            self.ring.extend(self.nodes.keys().filter(|id| **id != ROOT));
+            self.renew_ring();
         }
+    }
+
+    fn renew_ring(&mut self) {
+        self.ring.clear();
+        self.ring.extend(self.nodes.keys().filter(|id| **id != ROOT));
     }
 
     pub(super) fn much_freed(&self) -> bool {

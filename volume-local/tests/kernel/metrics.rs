@@ -1,11 +1,11 @@
 //! What a scraper reads.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use ::tests::operations::{operations, since};
 use proto::control::{Quiesce, Resume, reply, request};
 
 use crate::fixture::{Setup, Volume, errno};
@@ -99,24 +99,12 @@ fn a_scraper_that_says_nothing_or_nonsense_costs_others_nothing() {
     volume.usage();
 }
 
-/// Of requests that users make, by name; without FORGET, which has no answer.
-fn all_requests(volume: &Volume) -> BTreeMap<String, u64> {
-    let mut found = BTreeMap::new();
-    for line in scrape(volume).lines() {
-        let Some(rest) = line.strip_prefix("hawser_volume_operations_total{operation=\"") else { continue };
-        let (operation, rest) = rest.split_once('"').unwrap();
-        let (_, number) = rest.rsplit_once(' ').unwrap();
-        *found.entry(operation.to_owned()).or_default() += number.parse::<u64>().unwrap();
-    }
-    found
-}
-
 /// The requests that `act` makes, with its RELEASE, which close(2) does not wait for.
 fn requests_of(volume: &Volume, act: impl FnOnce()) -> Vec<(String, u64)> {
-    let before = all_requests(volume);
+    let before = operations(&scrape(volume));
     act();
     let now = loop {
-        let now = all_requests(volume);
+        let now = operations(&scrape(volume));
         let of = |name: &str| now.get(name).copied().unwrap_or_default();
         // A request is counted after its effect.
         if of("open") + of("create") == of("release") && of("opendir") == of("releasedir") {
@@ -124,11 +112,7 @@ fn requests_of(volume: &Volume, act: impl FnOnce()) -> Vec<(String, u64)> {
         }
         std::thread::yield_now();
     };
-    let new = now.into_iter().map(|(name, number)| {
-        let earlier = before.get(&name).copied().unwrap_or_default();
-        (name, number - earlier)
-    });
-    new.filter(|(_, number)| *number > 0).collect()
+    since(&before, now).into_iter().collect()
 }
 
 fn names_of(requests: &[(&str, u64)]) -> Vec<(String, u64)> {

@@ -32,9 +32,13 @@ impl Kernel {
         self.is_6_9()
     }
 
-    /// Whether it has FUSE_PASSTHROUGH, which distributions configure.
+    /// Whether it has FUSE_PASSTHROUGH: by its configuration, or by its release if there is none beside its image.
     pub(super) fn passes_through(&self) -> bool {
-        self.is_6_9()
+        let config = self.image.with_file_name(format!("config-{}", self.release));
+        match fs::read_to_string(config) {
+            Ok(config) => config.lines().any(|line| line == "CONFIG_FUSE_PASSTHROUGH=y"),
+            Err(_) => self.is_6_9(),
+        }
     }
 
     /// Or newer.
