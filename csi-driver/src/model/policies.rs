@@ -80,13 +80,13 @@ impl Policies {
         if data_path == Some(Passthrough) && !supported.passthrough {
             return Err(Lacking::Passthrough);
         }
-        if data_path == Some(Passthrough) && !supported.keeper {
-            return Err(Lacking::Keeper);
-        }
         // The daemon counts nothing that passes through.
         let needs_quota = capacity == Some(Kernel) || (data_path == Some(Passthrough) && capacity.is_none());
         if needs_quota && !supported.kernel_quota {
             return Err(Lacking::KernelQuota);
+        }
+        if data_path == Some(Passthrough) && !supported.keeper {
+            return Err(Lacking::Keeper);
         }
         let capacity = capacity.unwrap_or(match supported.kernel_quota {
             true => Kernel,
