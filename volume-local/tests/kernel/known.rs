@@ -138,7 +138,8 @@ fn a_walk_over_many_files_leaves_the_memory_that_was_there_before() {
         until("most of the memory is given back", || memory_kib(&volume) < known / 2);
         left.push(memory_kib(&volume));
     }
-    assert!(left[2] < left[1] + 1024, "{left:?} KiB after each walk");
+    // The C library keeps up to 4 MiB at the end of each heap; what a walk knows takes more than 8.
+    assert!(left[2] < left[0].max(left[1]) + 4096, "{left:?} KiB after each walk");
 }
 
 #[test]
