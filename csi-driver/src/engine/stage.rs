@@ -82,14 +82,13 @@ impl Stages {
     fn lacks(&self, settings: &LaunchSettings) -> Result<Option<(&'static str, &'static str)>> {
         let has_keeper = self.daemons.keeper.keeps_connections();
         if settings.data_path == DataPath::Passthrough {
-            let reason = match has_keeper {
-                false => Some("the driver runs without a keeper, which registers the files"),
-                true if !self.backend.has_passthrough()? => {
-                    Some("the kernel has no FUSE_PASSTHROUGH (CONFIG_FUSE_PASSTHROUGH, Linux 6.9 or newer)")
-                }
-                true => None,
-            };
-            if let Some(reason) = reason {
+            if !has_keeper {
+                let reason = "the driver runs without a keeper, which registers the files";
+                return Ok(Some(("dataPath passthrough", reason)));
+            }
+            if !self.backend.has_passthrough()? {
+                let reason =
+                    "the kernel has no FUSE_PASSTHROUGH (CONFIG_FUSE_PASSTHROUGH, Linux 6.9 or newer)";
                 return Ok(Some(("dataPath passthrough", reason)));
             }
         }

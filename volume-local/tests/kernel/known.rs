@@ -129,7 +129,7 @@ fn a_walk_over_many_files_leaves_the_memory_that_was_there_before() {
     }
     let control = volume.control();
     let mut left = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..5 {
         assert_eq!(walk(&volume.path), MANY);
         assert!(stats(&control).known_inodes > MANY as u64);
         let known = memory_kib(&volume);
@@ -138,8 +138,10 @@ fn a_walk_over_many_files_leaves_the_memory_that_was_there_before() {
         until("most of the memory is given back", || memory_kib(&volume) < known / 2);
         left.push(memory_kib(&volume));
     }
-    // The C library keeps up to 4 MiB at the end of each heap; what a walk knows takes more than 8.
-    assert!(left[2] < left[0].max(left[1]) + 4096, "{left:?} KiB after each walk");
+    // What the C library keeps at the ends of its heaps differs from walk to walk.
+    let (first, later) = left.split_at(2);
+    let (most, least) = (first.iter().max().unwrap(), later.iter().min().unwrap());
+    assert!(*least < most + 1024, "{left:?} KiB after each walk");
 }
 
 #[test]
