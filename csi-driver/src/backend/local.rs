@@ -7,6 +7,7 @@
 //! renamed to `<pool>/trash/<id>`. All four parents have mode 0700: on the host only root gets in,
 //! and a volume's users choose the modes inside it.
 
+mod choice;
 mod counting;
 mod inodes;
 mod leftovers;
@@ -29,7 +30,6 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 use linux::btrfs::subvolume;
-use linux::fuse_backing;
 use linux::tree::Trash;
 use nix::sys::stat::{FileStat, lstat};
 use proto::handover::{Local, Role, assignment};
@@ -40,11 +40,10 @@ use crate::backend::{Assigned, Diagnosis, VolumeBackend};
 use crate::error::{Error, Result, Step, chain};
 use crate::kernel::bounded::{self, Shared};
 use crate::kernel::private_dir::probe_dir;
-use crate::kernel::release;
 use crate::model::capacity::{self, BYTES_PER_INODE, InodeRoom, Overcommit, Room, VolumeLimits};
 use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
-use crate::model::policies::{Allowance, CapacityPolicy, DataPath, Lacking, Policies, Supported, Wanted};
+use crate::model::policies::{Allowance, CapacityPolicy, Policies, Wanted};
 use crate::model::records::{DataId, Source};
 use crate::model::snapshot_mode::SnapshotMode;
 use crate::model::topology::Topology;
@@ -334,37 +333,11 @@ impl VolumeBackend for Pool {
     }
 
     fn has_passthrough(&self) -> Result<bool> {
-        if let Some(known) = self.passthrough.get() {
-            return Ok(*known);
-        }
-        let found = fuse_backing::is_supported().step("ask the kernel for FUSE_PASSTHROUGH")?;
-        Ok(*self.passthrough.get_or_init(|| found))
+        self.kernel_has_passthrough()
     }
 
     fn policies(&self, wanted: Wanted, keeper: bool) -> Result<Policies> {
-        self.check_present()?;
-        let kind = quota::kind(&self.dir).step("look at the pool's quotas")?;
-        let may_pass = match wanted.data_path {
-            Some(data_path) => data_path == DataPath::Passthrough,
-            None => keeper && kind.is_ok() && matches!(wanted.capacity, None | Some(CapacityPolicy::Kernel)),
-        };
-        let passthrough = may_pass && self.has_passthrough()?;
-        let supported = Supported { kernel_quota: kind.is_ok(), passthrough, keeper };
-        Policies::choose(wanted, supported).map_err(|lacking| match (lacking, kind) {
-            (Lacking::KernelQuota, Err(missing)) => {
-                let (what, other) = match wanted.capacity {
-                    Some(capacity) => (format!("parameters.capacity \"{capacity}\""), "daemon"),
-                    None => ("parameters.dataPath \"passthrough\"".to_owned(), "none"),
-                };
-                let (pool, reason) = (self.dir.clone(), missing.reason);
-                let remedy = format!("{}, or choose capacity {other}", missing.remedy);
-                Error::NoKernelQuota { what, pool, reason, remedy }
-            }
-            (Lacking::Keeper, _) => Error::NoKeeper,
-            (Lacking::KernelQuota | Lacking::Passthrough, _) => {
-                Error::NoPassthrough { release: release::running() }
-            }
-        })
+        self.choose(wanted, keeper)
     }
 
     fn create(&self, id: &VolumeId, allowed: Allowance) -> Result<()> {
