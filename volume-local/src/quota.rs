@@ -16,16 +16,17 @@
 //!
 //! Lock order: a shard of the charges, then the state table's.
 
+mod removals;
 mod reserved;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use volume_fs::figures::{Counted, Limits, Shrinks, UsageNow};
 
+use self::removals::Removals;
 pub(crate) use self::reserved::{Change, InodeReservation, Reservation};
 use crate::charge::Charged;
 use crate::errno::Result;
@@ -36,15 +37,6 @@ use crate::state_table::{RecordId, StateTable};
 /// More than all event loops together can have in flight (64 writes of 1 MiB): while this much is
 /// free, a write may reserve more than it needs.
 const AMPLE_BYTES: u64 = 64 << 20;
-
-/// How long after a removal, or after the close of a removed file, its FORGET may arrive. A request
-/// for space waits for it instead of failing: on other file systems, space is free when unlink(2)
-/// returns.
-const FORGET_IS_DUE: Duration = Duration::from_secs(1);
-
-/// While a removed file is open, another event loop may have read its close before the request that
-/// finds no space, without having handled it yet.
-const CLOSE_IS_DUE: Duration = Duration::from_millis(100);
 
 const SHARDS: usize = 16;
 
@@ -69,11 +61,7 @@ pub(crate) struct Quota {
     found_bytes: AtomicU64,
     found_inodes: AtomicU64,
     charges: [Mutex<HashMap<u64, Charge>>; SHARDS],
-    removals: Mutex<Removals>,
-    /// FORGETs of removed nodes.
-    forgets: AtomicU64,
-    forgotten: Condvar,
-    most_waiting: usize,
+    removals: Removals,
     /// Where a successor finds the charges; `None` if none can follow.
     table: Option<Arc<StateTable>>,
 }
@@ -90,20 +78,10 @@ struct Charge {
     record: Option<RecordId>,
 }
 
-/// Removed nodes that the kernel has not forgotten.
-#[derive(Debug, Default)]
-struct Removals {
-    known: usize,
-    last: Option<Instant>,
-    /// Requests that wait for a FORGET.
-    waiting: usize,
-}
-
 impl Quota {
     /// The use is unknown until [`Self::set_counted`] or [`Self::restore`]: nothing may change before.
     ///
-    /// `event_loops`: an event loop that waits for a FORGET reads no requests, and so no FORGET. So
-    /// half of them never wait.
+    /// `event_loops`: half of them never wait for space.
     pub(crate) fn new(limits: Limits, event_loops: usize, table: Option<Arc<StateTable>>) -> Self {
         Self {
             limit_bytes: AtomicU64::new(limits.bytes),
@@ -115,10 +93,7 @@ impl Quota {
             found_bytes: AtomicU64::new(0),
             found_inodes: AtomicU64::new(0),
             charges: std::array::from_fn(|_| Mutex::new(HashMap::new())),
-            removals: Mutex::new(Removals::default()),
-            forgets: AtomicU64::new(0),
-            forgotten: Condvar::new(),
-            most_waiting: event_loops / 2,
+            removals: Removals::new(event_loops),
             table,
         }
     }
@@ -168,7 +143,9 @@ impl Quota {
             let charge = Charge { removed, record: Some(record), ..Charge::of(charged) };
             let other = self.shard(id).insert(id, charge);
             bytes += i128::from(charged.bytes) - other.map_or(0, |other| i128::from(other.charged.bytes));
-            self.removals().known += usize::from(removed);
+            if removed {
+                self.removals.restored();
+            }
         }
         // Below zero after changes behind the mount, see `change`.
         let missing = |total: i128| i64::try_from(total.min(0).unsigned_abs()).unwrap_or(i64::MAX);
@@ -296,38 +273,7 @@ impl Quota {
     /// Repeats `attempt` while it fails for lack of space and space is about to be freed, but not
     /// forever if other requests take it.
     pub(crate) fn retrying<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
-        let mut deadline = None;
-        loop {
-            let seen = self.forgets.load(Ordering::Acquire);
-            match attempt() {
-                Err(Errno::NOSPC) => {
-                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + FORGET_IS_DUE);
-                    if !self.wait_for_a_forget(seen, deadline) {
-                        return Err(Errno::NOSPC);
-                    }
-                }
-                other => return other,
-            }
-        }
-    }
-
-    /// Whether a removed file was forgotten since `seen`.
-    fn wait_for_a_forget(&self, seen: u64, deadline: Instant) -> bool {
-        let is_over = |_: &mut Removals| self.forgets.load(Ordering::Acquire) != seen;
-        let mut removals = self.removals();
-        if is_over(&mut removals) {
-            return Instant::now() < deadline;
-        }
-        if removals.known == 0 || removals.waiting >= self.most_waiting {
-            return false;
-        }
-        let due = removals.last.map_or(Duration::ZERO, |last| FORGET_IS_DUE.saturating_sub(last.elapsed()));
-        let left = due.max(CLOSE_IS_DUE).min(deadline.saturating_duration_since(Instant::now()));
-        removals.waiting += 1;
-        let waited = self.forgotten.wait_timeout_while(removals, left, |now| !is_over(now));
-        let (mut removals, _timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        removals.waiting -= 1;
-        is_over(&mut removals)
+        self.removals.retrying(attempt)
     }
 
     /// Called before a change: records the file's current charge. `measure` is called for a file
@@ -420,7 +366,7 @@ impl Quota {
         if let Some(Charge { charged, removed, .. }) = earlier {
             self.give_back(charged);
             if removed {
-                self.count_forget();
+                self.removals.forgotten();
             }
         }
     }
@@ -454,9 +400,7 @@ impl Quota {
             }
         }
         drop(shard);
-        let mut removals = self.removals();
-        removals.known += 1;
-        removals.last = Some(Instant::now());
+        self.removals.removed();
     }
 
     /// Charges a removed file that the kernel knows since an earlier daemon, and that a count will not
@@ -470,7 +414,7 @@ impl Quota {
     /// A file was closed: if it has no name left, it may be gone.
     pub(crate) fn closed(&self, id: u64) {
         if self.shard(id).get(&id).is_some_and(|charge| charge.removed) {
-            self.removals().last = Some(Instant::now());
+            self.removals.closed();
         }
     }
 
@@ -521,17 +465,7 @@ impl Quota {
             return;
         }
         self.give_back(charged);
-        self.count_forget();
-    }
-
-    fn count_forget(&self) {
-        let mut removals = self.removals();
-        removals.known = removals.known.saturating_sub(1);
-        self.forgets.fetch_add(1, Ordering::Release);
-        // A notification is a system call, also without anyone who waits.
-        if removals.waiting > 0 {
-            self.forgotten.notify_all();
-        }
+        self.removals.forgotten();
     }
 
     /// Forgets what the kernel does not know: an earlier daemon may have been killed in between.
@@ -571,10 +505,6 @@ impl Quota {
     fn shard(&self, id: u64) -> MutexGuard<'_, HashMap<u64, Charge>> {
         let number = usize::try_from(id % SHARDS as u64).unwrap_or_default();
         self.charges[number].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn removals(&self) -> MutexGuard<'_, Removals> {
-        self.removals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

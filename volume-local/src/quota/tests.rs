@@ -1,9 +1,11 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::Instant;
 
 use proptest::prelude::*;
 
+use super::removals::FORGET_IS_DUE;
 use super::*;
 use crate::charge::{BLOCK_BYTES, charge, growth, longest_fitting};
 
