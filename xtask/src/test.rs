@@ -1,10 +1,13 @@
 //! `test`: everything that must pass, with one sum at the end.
 
+use std::path::Path;
+
 use anyhow::{Result, ensure};
-use xtask::build::{cargo, products, require_root, words};
+use xtask::build::{cargo, products, require_root, run as run_command, words};
 use xtask::foreign::debian_program;
 use xtask::libtest::Transcript;
 use xtask::progress::{part, say};
+use xtask::room;
 
 /// Programs that the tests start, and their Debian packages: mkfs makes the pools
 /// of csi-driver's tests; setfacl makes the ACLs of volume-local's; ip, nft, iptables
@@ -33,6 +36,11 @@ pub(crate) const PROGRAMS: [(&str, &str); 18] = [
     ("runc", "runc"),
 ];
 
+/// Where tests have their sandboxes, with images of disks.
+const SANDBOXES: &str = "/tmp";
+/// What the tests take there at once, twice over.
+const ROOM_BYTES: u64 = 8 << 30;
+
 /// Tests that have a long form take it.
 const LONG: &str = "HAWSER_TEST_LONG";
 
@@ -45,6 +53,8 @@ pub(crate) fn run(filter: Option<&str>, long: bool) -> Result<()> {
         Ok(())
     })?;
     let bin_dir = part("build the static binaries", products)?;
+    part("build the tests", || run_command(cargo().args(["test", "--workspace", "--no-run"])))?;
+    room::require(Path::new(SANDBOXES), ROOM_BYTES, "the tests")?;
     let mut transcript = Transcript::default();
     let passed = part("tests", || {
         let mut command = cargo();
