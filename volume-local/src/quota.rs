@@ -32,7 +32,7 @@ use crate::charge::Charged;
 use crate::errno::Result;
 use crate::state_table::charges::{ChargeState, Charges, Posting, Sum};
 use crate::state_table::requests::Slot;
-use crate::state_table::{RecordId, StateTable};
+use crate::state_table::{self, RecordId, StateTable};
 
 /// More than all event loops together can have in flight (64 writes of 1 MiB): while this much is
 /// free, a write may reserve more than it needs.
@@ -113,6 +113,7 @@ impl Quota {
             self.shard(id).insert(id, Charge::of(charged));
         }
         self.post(None, |posting| posting.add(others));
+        let mut has_all = true;
         // Also removed files of an earlier daemon, which are charged already.
         for shard in &self.charges {
             for (id, charge) in shard.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
@@ -120,10 +121,13 @@ impl Quota {
                     posting.add(Sum { bytes: 0, inodes: i64::from(charge.removed) });
                     posting.enter(*id, charge.state())
                 });
+                has_all &= charge.record.is_some();
             }
         }
-        if let Some(table) = &self.table {
-            table.set_use_known();
+        match &self.table {
+            Some(table) if has_all => table.set_use_known(),
+            Some(_) => state_table::charges::warn_full(),
+            None => {}
         }
         self.start(counted);
     }

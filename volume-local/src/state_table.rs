@@ -217,9 +217,7 @@ impl StateTable {
 
     /// Whether each event loop can record another handle.
     pub(crate) fn has_room(&self) -> bool {
-        let space = self.space();
-        let fresh = usize::try_from(space.most - space.fresh).unwrap_or(usize::MAX);
-        fresh.saturating_add(space.released[1].len() + space.runs.len()) >= MOST_LOOPS
+        self.space().free() >= MOST_LOOPS
     }
 
     pub(crate) fn put_handle(&self, handle: &HandleRecord) -> Option<RecordId> {
@@ -415,6 +413,18 @@ impl Space {
             most: u32::try_from(chunks).unwrap_or(u32::MAX),
             sequence: 0,
         }
+    }
+
+    /// At least so many records of one chunk fit.
+    fn free(&self) -> usize {
+        let fresh = usize::try_from(self.most - self.fresh).unwrap_or(usize::MAX);
+        fresh.saturating_add(self.released[1].len() + self.runs.len())
+    }
+
+    /// Whether a charge may have a record. Any number of files may have charges that stay when the files
+    /// are forgotten, so an eighth of the table is for nodes and handles alone.
+    fn has_room_for_charges(&self) -> bool {
+        self.free() >= self.most as usize / 8
     }
 
     /// Chunks whose first word has the kind [`RELEASED`] and this length.

@@ -67,6 +67,8 @@ pub(crate) struct Volume {
     quota: Option<Arc<Quota>>,
     /// On Btrfs, whose block counts omit names: each further name of a file counts as an inode.
     names_take_inodes: bool,
+    /// xfs, which allocates blocks beyond the end of a file that grows.
+    allocates_ahead: bool,
     read_only: bool,
     /// The kernel keeps what is written and sends it later.
     writeback_cache: bool,
@@ -136,6 +138,10 @@ impl Volume {
             step: "open volume",
             source: linux::Error::new("statfs", "the volume's directory", e),
         })?;
+        let allocates_ahead = linux::xfs::is_xfs(&root).map_err(|e| volume_fs::Error::Kernel {
+            step: "open volume",
+            source: linux::Error::new("statfs", "the volume's directory", e),
+        })?;
         let attribute_blocks = AttributeBlocks::of_file_system(&root);
         let holes_are_pages = rustix::fs::fstatvfs(&root).is_ok_and(|found| holes::are_pages(found.f_frsize));
         let shared = table.clone().zip(keeper.clone());
@@ -163,6 +169,7 @@ impl Volume {
             attribute_blocks,
             quota,
             names_take_inodes,
+            allocates_ahead,
             read_only,
             writeback_cache,
             holes_are_pages,

@@ -489,21 +489,31 @@ fn recovered(memfd: &std::os::fd::OwnedFd) -> Option<Charges> {
 
 #[test]
 fn a_successor_counts_anew_if_the_use_was_not_known_or_did_not_fit_into_the_table() {
-    // Room for 128 records of four words.
-    let memfd = linux::shared_memory::create("test", 4096 + 8 * (41 * 512 + 512)).unwrap();
+    // Room for 1,024 records of four words. An eighth of them is for nodes and handles.
+    const CHARGES: u64 = 1024 - 1024 / 8 + 1;
+    let memfd = linux::shared_memory::create("test", 4096 + 8 * (41 * 512 + 4 * 1024)).unwrap();
     let table = with_table(&memfd);
     let quota = Quota::new(Limits::default(), 4, Some(Arc::clone(&table)));
     assert_eq!(recovered(&memfd), None, "before the count");
     quota.set_counted(Use { counted: Counted { bytes: 1 << 20, inodes: 1000 }, unsettled: Vec::new() });
     assert_eq!(recovered(&memfd).unwrap().sum, Sum { bytes: 1 << 20, inodes: 1000 });
-    for id in 0..128 {
+    for id in 0..CHARGES {
         look_at(&quota, id, lasting(4096));
     }
-    assert_eq!(recovered(&memfd).unwrap().records.len(), 128);
-    look_at(&quota, 128, lasting(4096));
+    assert_eq!(recovered(&memfd).unwrap().records.len() as u64, CHARGES);
+    look_at(&quota, CHARGES, lasting(4096));
     assert_eq!(recovered(&memfd), None, "a charge has no record");
-    quota.forget(128);
+    assert!(table.has_room(), "files can be opened");
+    quota.forget(CHARGES);
     assert_eq!(quota.usage().used.bytes, 1 << 20);
+
+    for (unsettled, fits) in [(CHARGES, true), (CHARGES + 1, false)] {
+        let memfd = linux::shared_memory::create("test", 4096 + 8 * (41 * 512 + 4 * 1024)).unwrap();
+        let quota = Quota::new(Limits::default(), 4, Some(with_table(&memfd)));
+        let unsettled = (0..unsettled).map(|id| (id, 4096)).collect();
+        quota.set_counted(Use { counted: Counted { bytes: 8 << 20, inodes: 2000 }, unsettled });
+        assert_eq!(recovered(&memfd).is_some(), fits);
+    }
 
     let uncounted = linux::shared_memory::create("test", 1 << 20).unwrap();
     let quota = Quota::new(Limits::default(), 4, Some(with_table(&uncounted)));

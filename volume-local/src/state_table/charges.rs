@@ -134,9 +134,7 @@ impl StateTable {
     /// The use is known for no successor any more: it counts anew.
     fn set_use_unknown(&self) {
         if self.region[IS_KNOWN].swap(0, Ordering::Release) != 0 {
-            tracing::warn!(
-                "the state table is full: after a takeover, changes wait for a count of the volume"
-            );
+            warn_full();
         }
     }
 
@@ -179,6 +177,10 @@ impl StateTable {
     }
 }
 
+pub(crate) fn warn_full() {
+    tracing::warn!("the state table is full: after a takeover, changes wait for a count of the volume");
+}
+
 impl Posting<'_> {
     /// Adds to the sum; what is less is negative.
     pub(crate) fn add(&mut self, more: Sum) {
@@ -186,9 +188,11 @@ impl Posting<'_> {
         self.sum.inodes = self.sum.inodes.wrapping_add(more.inodes);
     }
 
-    /// A record for a file whose bytes are not in the sum. `None` if the table is full.
+    /// A record for a file whose bytes are not in the sum. `None` if the table has no room for more charges: then
+    /// the use is not known.
     pub(crate) fn enter(&mut self, node: u64, state: ChargeState) -> Option<RecordId> {
-        let Some(record) = self.space.take(&self.table.region, 1) else {
+        let has_room = self.space.has_room_for_charges();
+        let Some(record) = has_room.then(|| self.space.take(&self.table.region, 1)).flatten() else {
             self.table.set_use_unknown();
             return None;
         };

@@ -128,7 +128,7 @@ impl Volume {
             }
         };
         let truncate = || rustix::fs::ftruncate(&file.fd, size);
-        self.settling(id, &file.fd, || clearing_setid_for(by, &file.fd, truncate))
+        self.resizing(&file, size, || clearing_setid_for(by, &file.fd, truncate))
     }
 
     /// A volume with a limit has its own figures: size minus free is its use. Available is never

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use linux::fs_at::Xattrs;
-use rustix::fs::{AtFlags, FileType, Statx};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Statx};
 use rustix::io::Errno;
 
 use super::{OpenFile, Running, Volume, WANTED};
@@ -123,10 +123,12 @@ impl Volume {
         let Some(quota) = &self.quota else { return Ok((length, None)) };
         let change = quota.begin_change(file.id, || self.measure_first(&file.fd))?;
         let before = change.before();
+        self.give_back_ahead(&file.fd, before, offset)?;
         let most = charge::whole_blocks(end).saturating_sub(offset - offset % BLOCK_BYTES);
         if let Ok(reserved) = quota.reserve_amply(most) {
             return Ok((length, Some(change.with(reserved))));
         }
+        let before = self.with_attributes(file, before)?;
         match quota.retrying(|| reserve_range(quota, &file.fd, &(offset..end), before)) {
             Err(Errno::NOSPC) => {}
             other => return other.map(|reserved| (length, Some(change.with(reserved)))),
@@ -143,8 +145,51 @@ impl Volume {
     pub(super) fn make_all_room(&self, file: &OpenFile, range: &Range<u64>) -> Result<Option<Change<'_>>> {
         let Some(quota) = &self.quota else { return Ok(None) };
         let change = quota.begin_change(file.id, || self.measure_first(&file.fd))?;
-        let reserved = quota.retrying(|| reserve_range(quota, &file.fd, range, change.before()))?;
+        self.give_back_ahead(&file.fd, change.before(), range.start)?;
+        let before = self.with_attributes(file, change.before())?;
+        let reserved = quota.retrying(|| reserve_range(quota, &file.fd, range, before))?;
         Ok(Some(change.with(reserved)))
+    }
+
+    /// Makes a file longer or shorter, and updates its charge.
+    pub(super) fn resizing(
+        &self,
+        file: &OpenFile,
+        size: u64,
+        resize: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let Some(quota) = &self.quota else { return resize() };
+        let change = quota.begin_change(file.id, || self.measure_first(&file.fd))?;
+        let resized = self.give_back_ahead(&file.fd, change.before(), size).and_then(|()| resize());
+        self.settle(&file.fd, Some(change));
+        resized
+    }
+
+    /// Called before a request that makes a file end at `start` or behind it, and reserves nothing before
+    /// `start`. xfs has allocated blocks beyond the end of a file that has grown. They are not charged, but would
+    /// be once the file ends behind them.
+    fn give_back_ahead(&self, file: &OwnedFd, before: Charged, start: u64) -> Result<()> {
+        let attributes = charge::attribute_bytes(before.attribute_blocks.unwrap_or(0));
+        // A file without holes has as much content as it is charged for: no system call for each write that appends.
+        if !self.allocates_ahead || start <= before.bytes.saturating_sub(attributes) {
+            return Ok(());
+        }
+        let seen = stat(file)?;
+        let end = charge::whole_blocks(seen.stx_size);
+        if start <= end || seen.stx_blocks.saturating_mul(512) <= end {
+            return Ok(());
+        }
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(file, punch, end, charge::whole_blocks(start) - end)
+    }
+
+    /// The charge with the blocks of the file's attributes, which a count does not know apart.
+    fn with_attributes(&self, file: &OpenFile, charged: Charged) -> Result<Charged> {
+        if charged.attribute_blocks.is_some() {
+            return Ok(charged);
+        }
+        let most = || self.attribute_blocks_of(&self.descriptors.xattrs(file.fd.as_fd()));
+        Ok(Charged { attribute_blocks: Some(attribute_blocks_seen(&stat(&file.fd)?, most)?), ..charged })
     }
 
     /// Called before a change of attributes that adds at most `bytes`.

@@ -440,6 +440,43 @@ fn attribute_blocks_of_small_files_are_charged_and_given_back_on_xfs() {
     attributes_of_small_files_are_charged_on("xfs", 8192);
 }
 
+/// The next daemon knows what a file takes, but not how much of that are attributes.
+fn a_file_with_attributes_does_not_grow_in_a_full_volume_on(kind: &str) {
+    const FILES: u64 = 50;
+    let mut volume = Volume::on(Stage::on_file_system(kind), SETUP);
+    let name = |n: u64| format!("f{n}");
+    for n in 0..FILES {
+        fs::write(volume.path(&name(n)), [1; 4096]).unwrap();
+        attribute(&volume, &name(n), 3900).unwrap();
+    }
+    for clean_end in [false, true] {
+        if clean_end {
+            drop(volume.unmount());
+        } else {
+            volume.kill();
+        }
+        volume.serve_again(SETUP);
+        volume.usage();
+        let full = fs::write(volume.path("fill"), vec![1; 32 << 20]).unwrap_err();
+        assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+        let full = volume.usage();
+        for n in 0..FILES {
+            let file = OpenOptions::new().write(true).open(volume.path(&name(n))).unwrap();
+            let refused = file.write_at(&[2; 4096], 4096).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC), "{kind}, {n}");
+            file.write_all_at(&[2; 4096], 0).unwrap();
+        }
+        assert_eq!(volume.usage(), full, "{kind}, after a clean end: {clean_end}");
+        fs::remove_file(volume.path("fill")).unwrap();
+    }
+}
+
+#[test]
+fn a_file_with_attributes_does_not_grow_in_a_full_volume() {
+    a_file_with_attributes_does_not_grow_in_a_full_volume_on("ext4");
+    a_file_with_attributes_does_not_grow_in_a_full_volume_on("xfs");
+}
+
 fn an_attribute_beyond_the_capacity_leaves_nothing_on(kind: &str) {
     let volume = Volume::on(Stage::on_file_system(kind), SETUP);
     for name in ["plain", "attributed"] {

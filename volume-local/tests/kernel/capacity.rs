@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
 
@@ -440,6 +440,35 @@ fn the_limit_holds_on_xfs() {
 #[test]
 fn the_limit_holds_on_btrfs() {
     the_limit_holds_on("btrfs");
+}
+
+#[test]
+fn what_xfs_has_allocated_ahead_is_no_content_without_admission() {
+    type Grow = fn(&File) -> std::io::Result<()>;
+    let ways: [(&str, Grow); 3] = [
+        ("truncate", |file| file.set_len(40 * MIB)),
+        ("write", |file| file.write_all_at(&[1], 40 * MIB)),
+        ("fallocate", |file| {
+            let allocated = rustix::fs::fallocate(file, FallocateFlags::empty(), 40 * MIB, BLOCK);
+            allocated.map_err(Into::into)
+        }),
+    ];
+    for (way, grow) in ways {
+        let setup = Setup { capacity_bytes: 64 * MIB, ..Setup::default() };
+        let volume = Volume::on(Stage::on_file_system("xfs"), setup);
+        volume.usage();
+        let mut file = File::create(volume.path("f")).unwrap();
+        (0..24).for_each(|_| file.write_all(&vec![1; 1 << 20]).unwrap());
+        let allocated = fs::metadata(volume.backing.join("f")).unwrap().blocks() * 512;
+        assert!(allocated > 28 * MIB, "{allocated}");
+        fs::write(volume.path("spare"), vec![1; 64 << 10]).unwrap();
+        let (_rest, _length) = full_file(&volume.path("rest"));
+        let full = volume.usage().used_bytes;
+        fs::remove_file(volume.path("spare")).unwrap();
+        grow(&file).unwrap();
+        let used = volume.usage().used_bytes;
+        assert!(used <= full, "{way}: {full}, then {used}");
+    }
 }
 
 const LIMITED: Setup =
