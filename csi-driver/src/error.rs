@@ -93,8 +93,8 @@ pub enum Error {
     )]
     NoPassthrough { release: String },
     #[error(
-        "parameters.dataPath: passthrough needs a keeper, which registers the files, and this driver has none: put \
-         hawser-keeper beside hawser-csi or name it with --keeper-binary, or choose daemon"
+        "parameters.dataPath: passthrough needs a keeper, which registers the files, and this driver has none: name \
+         one with --keeper-binary, or choose daemon"
     )]
     NoKeeper,
     #[error("the daemon of volume {volume_id} has no control socket: {what} works after the next stage")]

@@ -31,14 +31,14 @@ use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::limits;
 use crate::model::name::VolumeName;
 use crate::model::policies::{Allowance, CapacityPolicy, DataPath};
-use crate::model::records::{SnapshotPhase, SnapshotRecord, Source, Timestamp, VolumeRecord};
+use crate::model::records::{ParkedRecord, SnapshotPhase, SnapshotRecord, Source, Timestamp, VolumeRecord};
 use crate::model::snapshot_mode::SnapshotMode;
 
 /// The reason recorded for a copy that the driver's end interrupted.
 const ENDED: &str = "the driver ended during the copy";
 
 /// The object in which an administrator allows a copy that blocks writers.
-pub(crate) const CLASS_OF_SNAPSHOTS: &str = "VolumeSnapshotClass, or of the volume's StorageClass";
+pub(crate) const CLASS_OF_SNAPSHOTS: &str = "VolumeSnapshotClass, or for new volumes of their StorageClass";
 const CLASS_OF_CLONES: &str = "new volume's StorageClass";
 
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl Snapshots {
         self.locks.check_not_copied(&source)?;
         let mode =
             self.backend.snapshot_mode(spec.mode.or(volume.parameters.snapshot_mode), CLASS_OF_SNAPSHOTS)?;
-        let control = self.stages.serving(&source, &mut volume)?;
+        let control = self.serving(&source, &mut volume, None)?;
         let used = self.used_now(&source, &volume, control.as_ref())?;
         let record = SnapshotRecord {
             name: spec.name,
@@ -278,9 +278,10 @@ impl Snapshots {
         volume.check_usable(source)?;
         self.locks.check_not_copied(source)?;
         self.backend.snapshot_mode(spec, CLASS_OF_CLONES)?;
-        let control = self.stages.serving(source, &mut volume)?;
-        let used = self.used_now(source, &volume, control.as_ref())?;
         let record = self.journal.get(id)?;
+        let clone = (id, record.allowance());
+        let control = self.serving(source, &mut volume, Some(clone))?;
+        let used = self.used_now(source, &volume, control.as_ref())?;
         if record.capacity_bytes < volume.capacity_bytes {
             // It has grown since the clone was admitted, by an earlier driver.
             return Err(Error::SourceLarger {
@@ -289,7 +290,6 @@ impl Snapshots {
                 wanted_bytes: record.capacity_bytes,
             });
         }
-        let clone = (id, record.allowance());
         let pause = self.hold_back(source, &volume, Some(clone), control)?;
         let (this, id, source) = (self.clone(), id.clone(), source.clone());
         self.jobs.start(id.clone().as_str(), source.clone().as_str(), used.bytes, move |progress| {
@@ -400,6 +400,22 @@ impl Snapshots {
             return Err(Error::Pending { what: format!("volume {id} (its daemon counts what it holds)") });
         }
         Ok(Count { bytes: usage.used_bytes.min(capacity_bytes), inodes: usage.used_inodes })
+    }
+
+    /// A connection to the daemon that must hold changes back; `None` if there is none. A parked daemon
+    /// refuses to for what was opened for writing while its volume was staged. Nothing can write
+    /// to the volume now, so where that matters, the daemon is ended.
+    fn serving(
+        &self,
+        id: &VolumeId,
+        volume: &mut VolumeRecord,
+        clone: Option<(&VolumeId, Allowance)>,
+    ) -> Result<Option<Control>> {
+        let passes = |parked: &ParkedRecord| parked.stage.settings.data_path == DataPath::Passthrough;
+        if volume.parked.as_ref().is_some_and(passes) && !self.backend.cuts_at_once(id, clone)? {
+            self.stages.end_parked(id, volume)?;
+        }
+        self.stages.serving(id, volume)
     }
 
     /// Stops all changes of the volume from here on, for a snapshot or for `clone`; `None` if no daemon

@@ -26,6 +26,7 @@ use crate::model::capacity::{VolumeLimits, clamped};
 use crate::model::ids::VolumeId;
 use crate::model::launch::LaunchId;
 use crate::model::limits;
+use crate::model::policies::CapacityPolicy;
 use crate::model::records::StageRecord;
 
 /// The reasons why a volume cannot be used, for VolumeCondition.
@@ -155,8 +156,15 @@ impl Statistics {
         };
         match self.measures.within(volume_id, what, limits::STATISTICS, measure) {
             Ok(Ok(fs)) => {
-                let capacity_bytes = self.journal.get(volume_id)?.capacity_bytes;
-                Ok((usage(Figures::of(&fs), self.backend.limits(capacity_bytes)), None))
+                let volume = self.journal.get(volume_id)?;
+                let limits = match volume.policies().capacity {
+                    // Its figures are those of the pool.
+                    CapacityPolicy::None => VolumeLimits { bytes: 0, inodes: 0 },
+                    CapacityPolicy::Daemon | CapacityPolicy::Kernel => {
+                        self.backend.limits(volume.capacity_bytes)
+                    }
+                };
+                Ok((usage(Figures::of(&fs), limits), None))
             }
             Ok(Err(Errno::ENOTCONN | Errno::ECONNABORTED)) => {
                 Ok((Vec::new(), Some(self.why_dead(volume_id))))
@@ -207,7 +215,7 @@ impl Figures {
     }
 }
 
-/// Limits every figure of a daemon to the volume's limits.
+/// Limits every figure of a daemon to the volume's limits (0: none).
 fn usage(figures: Figures, limits: VolumeLimits) -> Vec<VolumeUsage> {
     let usage = |unit: Unit, [total, free, available]: [u64; 3], size: u64, limit: u64| {
         let most = clamped(total.saturating_mul(size), limit);

@@ -6,9 +6,10 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::time::SystemTime;
 
+use proto::csi::volume_usage::Unit;
 use tests::csi::data_path;
 use tests::csi::scene::{Flags, Scene, TIMEOUT, create_request};
-use tests::csi::snapshots::{data, with};
+use tests::csi::snapshots::{data, of_size, with};
 use tests::eventually;
 use tests::operations::{operations, since};
 use tonic::Code;
@@ -47,6 +48,25 @@ fn requests_of(scene: &Scene, volume_id: &str, act: impl FnOnce()) -> BTreeMap<S
         Ok(since(&before, now))
     })
     .unwrap()
+}
+
+#[test]
+fn a_volume_that_nothing_limits_shows_the_figures_of_its_pool() {
+    const CLAIM: i64 = 1 << 20;
+    let scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let request = of_size(with(create_request("pvc-1"), &PASSING), CLAIM, 0);
+    let id = caller.create(request).unwrap().volume_id;
+    caller.stage(&id).unwrap();
+    let pool = nix::sys::statvfs::statvfs(&scene.sandbox.path("pool")).unwrap();
+    let total = i64::try_from(pool.blocks() * pool.fragment_size()).unwrap();
+    let shown = caller.stats(&id, &caller.staging_path(&id)).unwrap();
+    let bytes = &shown.usage[0];
+    assert_eq!((bytes.unit(), bytes.total), (Unit::Bytes, total));
+    assert!(bytes.used > CLAIM && bytes.used + bytes.available <= total, "{shown:?}");
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
 }
 
 #[test]
@@ -145,7 +165,7 @@ fn without_a_keeper_a_volume_that_passes_through_is_refused_by_name() {
     let caller = scene.caller();
     let refused = caller.create(with(create_request("pvc-2"), &PASSING)).unwrap_err();
     let message = "parameters.dataPath: passthrough needs a keeper, which registers the files, and this driver has none: \
-                   put hawser-keeper beside hawser-csi or name it with --keeper-binary, or choose daemon";
+                   name one with --keeper-binary, or choose daemon";
     assert_eq!(refused.message(), message);
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
     // It was created when there was one.

@@ -35,7 +35,7 @@ fn ext4_refuses_without_the_class_and_copies_with_it() {
             scene.sandbox.path("pool").display()
         )
     };
-    let of_snapshots = words("VolumeSnapshotClass, or of the volume's StorageClass");
+    let of_snapshots = words("VolumeSnapshotClass, or for new volumes of their StorageClass");
     assert_refused(snapshot(&caller, "s", &volume), Code::FailedPrecondition, &of_snapshots);
     let reflink = snapshot_with(&caller, "s", &volume, &[("snapshotMode", "reflink")]);
     assert_refused(reflink, Code::FailedPrecondition, &of_snapshots);

@@ -143,6 +143,8 @@ fn a_pool_without_quotas_counts_by_daemons_and_names_the_command_that_changes_th
             assert!(refused.message().starts_with(&words), "{refused:?}");
             assert!(refused.message().contains(command), "{refused:?}");
         }
+        let both = with(create_request("pvc-2"), &[("dataPath", "passthrough"), ("capacity", "kernel")]);
+        assert_refused(caller.create(both), Code::FailedPrecondition, ", or choose capacity none");
         caller.delete(&volume).unwrap();
         scene.assert_nothing_left();
     }

@@ -323,6 +323,35 @@ fn a_snapshot_is_refused_once_a_file_was_opened_for_writing_past_the_daemon() {
     scene.assert_nothing_left();
 }
 
+/// Its daemon remembers what was opened for writing, but nothing writes to the volume any more.
+#[test]
+fn a_parked_volume_is_copied_after_writes_past_its_daemon() {
+    let scene = scene_on_with(FileSystem::Xfs, Flags::process_with_keeper());
+    let caller = scene.caller();
+    let parameters =
+        [("dataPath", "passthrough"), ("capacity", "none"), ("mountPodDeleteDelaySeconds", "3600")];
+    let volume = served_as(&scene, &caller, with(create_request("pvc-1"), &parameters));
+    let write_and_park = |content: &str| {
+        fs::write(caller.target_path(POD).join("file"), content).unwrap();
+        caller.unpublish(&volume, POD).unwrap();
+        caller.unstage(&volume).unwrap();
+        assert_eq!(scene.daemons().len(), 1, "the parked one\n{}", scene.log());
+    };
+    write_and_park("first");
+    let made = retried(&scene, "snapshot", || snapshot(&caller, "snap", &volume)).snapshot_id;
+    assert_eq!(fs::read(data(&scene, &made).join("file")).unwrap(), b"first");
+    caller.stage(&volume).unwrap();
+    caller.publish(&volume, POD).unwrap();
+    write_and_park("second");
+    let clone = retried(&scene, "clone", || caller.create(from_volume("pvc-2", &volume))).volume_id;
+    assert_eq!(fs::read(data(&scene, &clone).join("file")).unwrap(), b"second");
+    delete_snapshot(&caller, &made).unwrap();
+    for volume in [clone, volume] {
+        caller.delete(&volume).unwrap();
+    }
+    scene.assert_nothing_left();
+}
+
 #[test]
 fn the_pause_is_reported() {
     let scene = scene_on(REFLINKING[1]);

@@ -29,10 +29,13 @@ impl Pool {
         let supported = Supported { kernel_quota: kind.is_ok(), passthrough, keeper };
         Policies::choose(wanted, supported).map_err(|lacking| match (lacking, kind) {
             (Lacking::KernelQuota, Err(missing)) => {
-                let (what, other) = match wanted.capacity {
-                    Some(capacity) => (format!("parameters.capacity \"{capacity}\""), "daemon"),
-                    None => ("parameters.dataPath \"passthrough\"".to_owned(), "none"),
+                let what = match wanted.capacity {
+                    Some(capacity) => format!("parameters.capacity \"{capacity}\""),
+                    None => "parameters.dataPath \"passthrough\"".to_owned(),
                 };
+                // The daemon does not see the writes that pass it by.
+                let passes = wanted.data_path == Some(DataPath::Passthrough);
+                let other = if passes { CapacityPolicy::None } else { CapacityPolicy::Daemon };
                 let (pool, reason) = (self.dir.clone(), missing.reason);
                 let remedy = format!("{}, or choose capacity {other}", missing.remedy);
                 Error::NoKernelQuota { what, pool, reason, remedy }

@@ -114,9 +114,9 @@ pub(super) fn limit_new(
     }
     let _alone = numbering.lock().unwrap_or_else(PoisonError::into_inner);
     let project = unused_project(data, name)?;
-    // First: from here on the number is in use.
-    projects::limit(data, project, of_project(limits))?;
-    projects::assign(data, project)
+    // First: from here on the number is in use, and a limit that is set has a directory that names it.
+    projects::assign(data, project)?;
+    projects::limit(data, project, of_project(limits))
 }
 
 /// Prepares a new, empty `data` for a copy. Its own limits come after the copy, by [`limit`]. A project
@@ -230,7 +230,7 @@ pub(super) fn forget_group(pool: &OwnedFd, subvolume: SubvolumeId) {
     }
 }
 
-/// Ends the limit of a project that has no files any more.
+/// Ends the limit of a project whose files are about to be removed.
 pub(super) fn forget_project(pool: &OwnedFd, project: NonZeroU32) -> linux::Result<()> {
     use nix::errno::Errno::{EINVAL, ENOSYS, EOPNOTSUPP, ESRCH};
     match projects::limit(pool, project, Limits { bytes: 0, inodes: 0 }) {
@@ -266,7 +266,9 @@ fn candidates(name: &str) -> impl Iterator<Item = NonZeroU32> {
 }
 
 fn unlimited(why: impl Display) -> linux::Error {
-    let object = format!("the volume's directory, which {why}: copy it into a new volume");
+    let object = format!(
+        "the volume's directory, which {why}: hawser-csi doctor prints the command that changes this"
+    );
     linux::Error::new("limit", object, Errno::INVAL)
 }
 

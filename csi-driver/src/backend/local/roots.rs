@@ -215,22 +215,23 @@ pub(super) fn remove(path: &Path) -> linux::Result<()> {
     };
     // Missing, or not complete.
     let Ok(data) = open_data() else { return linux::tree::remove(path) };
-    let project = match subvolume::with_root(&data)? {
-        Some(id) => {
-            match subvolume::delete(&parent, id) {
-                Ok(()) => quota::forget_group(&parent, id),
-                // Others are in it, or the kernel is older than Linux 5.7.
-                Err(error) => {
-                    tracing::debug!(path = %path.display(), error = chain(&error), "removed file by file");
-                }
+    match subvolume::with_root(&data)? {
+        Some(id) => match subvolume::delete(&parent, id) {
+            Ok(()) => quota::forget_group(&parent, id),
+            // Others are in it, or the kernel is older than Linux 5.7.
+            Err(error) => {
+                tracing::debug!(path = %path.display(), error = chain(&error), "removed file by file");
             }
-            None
+        },
+        // First: no directory names the project after it. As long as it has files, its number is in use.
+        None => {
+            if let Some(project) = quota::project_of(&data)? {
+                quota::forget_project(&parent, project)?;
+            }
         }
-        None => quota::project_of(&data)?,
-    };
+    }
     drop(data);
-    linux::tree::remove(path)?;
-    project.map_or(Ok(()), |project| quota::forget_project(&parent, project))
+    linux::tree::remove(path)
 }
 
 /// [`remove`] of several, on a thread of its own. What stays is removed by the next driver.
