@@ -25,7 +25,9 @@ const PASSING: [Test; 2] = [
     ("the_kernel_limits_volumes_on_xfs_whose_data_passes_through", project_volumes::passing_on_xfs),
 ];
 
-const BY_DAEMON: [Test; 2] = [
+/// Where it has not.
+const BY_DAEMON: [Test; 3] = [
+    ("a_volume_that_needs_fuse_passthrough_is_refused_by_name", project_volumes::refused_without_passthrough),
     ("the_kernel_limits_volumes_on_ext4_whose_daemon_writes", project_volumes::by_daemon_on_ext4),
     ("the_kernel_limits_volumes_on_xfs_whose_daemon_writes", project_volumes::by_daemon_on_xfs),
 ];
@@ -39,7 +41,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["project-quota", "passthrough"] => run(&[PROJECT_QUOTA, PASSING].concat()),
-        ["project-quota", "daemon"] => run(&[PROJECT_QUOTA, BY_DAEMON].concat()),
+        ["project-quota", "daemon"] => run(&[&PROJECT_QUOTA[..], &BY_DAEMON].concat()),
         ["fallback"] => run(&FALLBACK),
         ["power-cut", acknowledged] => power_cut::run(acknowledged.as_ref()),
         _ => {

@@ -11,9 +11,10 @@ use nix::errno::Errno;
 use proto::csi::{CapacityRange, ControllerExpandVolumeRequest};
 use tests::csi::data_path;
 use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried};
-use tests::csi::snapshots::{data, delete_snapshot, from_snapshot, from_volume, of_size, snapshot};
+use tests::csi::snapshots::{data, delete_snapshot, from_snapshot, from_volume, of_size, snapshot, with};
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
 use tests::{Sandbox, eventually};
+use tonic::{Code, Status};
 
 const MIB: i64 = 1 << 20;
 const POD: &str = "one";
@@ -39,6 +40,32 @@ pub(super) fn by_daemon_on_ext4() -> Result<()> {
 
 pub(super) fn by_daemon_on_xfs() -> Result<()> {
     limited(FileSystem::Xfs, Way::Daemon, Errno::ENOSPC)
+}
+
+/// Created here, and created where the kernel had it.
+pub(super) fn refused_without_passthrough() -> Result<()> {
+    let sandbox = Sandbox::new();
+    LoopMount::with_project_quotas(&sandbox, "pool", FileSystem::Ext4, IMAGE_BYTES)?;
+    let mut scene = Scene::start_in(sandbox, Flags::process_with_keeper());
+    let refusal = |refused: Result<(), Status>, words: &str| {
+        let status = refused.err().context("it was not refused")?;
+        ensure!(status.code() == Code::FailedPrecondition && status.message().contains(words), "{status:?}");
+        Ok(())
+    };
+    let wanted = with(create_request("pvc-1"), &[("dataPath", "passthrough")]);
+    refusal(scene.caller().create(wanted).map(drop), "needs a kernel with CONFIG_FUSE_PASSTHROUGH")?;
+
+    let volume = scene.caller().create(create_request("pvc-1"))?.volume_id;
+    scene.kill_driver();
+    let entry = scene.sandbox.path("state/volumes").join(format!("{volume}.json"));
+    let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&entry)?)?;
+    record["policies"]["data_path"] = "passthrough".into();
+    fs::write(&entry, serde_json::to_vec(&record)?)?;
+    scene.start_driver();
+    refusal(scene.caller().stage(&volume).map(drop), "the kernel has no FUSE_PASSTHROUGH")?;
+    scene.caller().delete(&volume)?;
+    scene.assert_nothing_left();
+    Ok(())
 }
 
 /// `full`: what a write to a full volume fails with.
