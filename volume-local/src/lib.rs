@@ -28,6 +28,7 @@ mod ender;
 mod errno;
 mod handles;
 mod keeper_socket;
+mod loops_at_rest;
 mod nodes;
 mod place;
 mod pruner;

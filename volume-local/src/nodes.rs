@@ -39,6 +39,7 @@ use self::table::{Left, Node, Table};
 use crate::attributes::{Origin, ROOT};
 use crate::errno::Result;
 use crate::keeper_socket::KeeperSocket;
+use crate::loops_at_rest::LoopsAtRest;
 use crate::place::Place;
 use crate::quota::Quota;
 use crate::state_table::StateTable;
@@ -64,8 +65,8 @@ pub(crate) struct Nodes {
     names_lost: [AtomicU64; NAME_COUNTERS],
     /// The number of nodes above which the kernel is asked to forget some.
     bound: usize,
-    /// Most event loops that may wait for space.
-    most_waiting: usize,
+    /// Those of the quota too, if there is one.
+    at_rest: Arc<LoopsAtRest>,
     most_nameless: usize,
     /// Most nodes without a place, of files with names, before the kernel is asked about them.
     most_unplaced: usize,
@@ -136,6 +137,8 @@ impl Nodes {
         let part = |most: u64| usize::try_from(most).unwrap_or(usize::MAX);
         let root = Node { lookups: 1, fd: Some(root), ..Node::default() };
         let table = Table { state, nodes: HashMap::from([(ROOT, root)]), round: 1, ..Table::default() };
+        let own = || Arc::new(LoopsAtRest::new(limits.event_loops));
+        let at_rest = quota.as_ref().map_or_else(own, |quota| quota.loops_at_rest());
         let limit = part(limits.descriptors / 4).min(MOST_DESCRIPTORS);
         Self {
             origin,
@@ -145,7 +148,7 @@ impl Nodes {
             quota,
             names_lost: std::array::from_fn(|_| AtomicU64::new(0)),
             bound: limits.known.max(1),
-            most_waiting: limits.event_loops / 2,
+            at_rest,
             most_nameless: part((limits.descriptors / 16).min(MOST_NAMELESS)),
             most_unplaced: (limit / 16).max(1),
             pressure: Condvar::new(),

@@ -30,6 +30,7 @@ use self::removals::Removals;
 pub(crate) use self::reserved::{Change, InodeReservation, Reservation};
 use crate::charge::Charged;
 use crate::errno::Result;
+use crate::loops_at_rest::LoopsAtRest;
 use crate::state_table::charges::{ChargeState, Charges, Posting, Sum};
 use crate::state_table::requests::Slot;
 use crate::state_table::{self, RecordId, StateTable};
@@ -62,6 +63,7 @@ pub(crate) struct Quota {
     found_inodes: AtomicU64,
     charges: [Mutex<HashMap<u64, Charge>>; SHARDS],
     removals: Removals,
+    at_rest: Arc<LoopsAtRest>,
     /// Where a successor finds the charges; `None` if none can follow.
     table: Option<Arc<StateTable>>,
 }
@@ -83,6 +85,7 @@ impl Quota {
     ///
     /// `event_loops`: half of them never wait for space.
     pub(crate) fn new(limits: Limits, event_loops: usize, table: Option<Arc<StateTable>>) -> Self {
+        let at_rest = Arc::new(LoopsAtRest::new(event_loops));
         Self {
             limit_bytes: AtomicU64::new(limits.bytes),
             limit_inodes: AtomicU64::new(limits.inodes),
@@ -93,9 +96,15 @@ impl Quota {
             found_bytes: AtomicU64::new(0),
             found_inodes: AtomicU64::new(0),
             charges: std::array::from_fn(|_| Mutex::new(HashMap::new())),
-            removals: Removals::new(event_loops),
+            removals: Removals::new(Arc::clone(&at_rest)),
+            at_rest,
             table,
         }
+    }
+
+    /// The event loops that wait for space, and others that wait for FORGETs.
+    pub(crate) fn loops_at_rest(&self) -> Arc<LoopsAtRest> {
+        Arc::clone(&self.at_rest)
     }
 
     /// Shows the use that was found so far.

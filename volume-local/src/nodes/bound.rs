@@ -128,9 +128,7 @@ impl Nodes {
         limit: Duration,
         goes_on: impl Fn(&Table) -> bool,
     ) -> MutexGuard<'a, Table> {
-        if table.waiting >= self.most_waiting {
-            return table;
-        }
+        let Some(_resting) = self.at_rest.rest() else { return table };
         table.waiting += 1;
         let waited = self.relief.wait_timeout_while(table, limit, |table| goes_on(table));
         (table, _) = waited.unwrap_or_else(PoisonError::into_inner);

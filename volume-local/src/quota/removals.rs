@@ -3,12 +3,13 @@
 //! unlink(2) returns.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
 use crate::errno::Result;
+use crate::loops_at_rest::LoopsAtRest;
 
 /// How long after a removal, or after the close of a removed file, its FORGET may arrive.
 pub(super) const FORGET_IS_DUE: Duration = Duration::from_secs(1);
@@ -23,7 +24,7 @@ pub(super) struct Removals {
     /// FORGETs of removed nodes.
     forgets: AtomicU64,
     forgotten: Condvar,
-    most_waiting: usize,
+    at_rest: Arc<LoopsAtRest>,
 }
 
 #[derive(Debug, Default)]
@@ -36,15 +37,8 @@ struct State {
 }
 
 impl Removals {
-    /// `event_loops`: an event loop that waits for a FORGET reads no requests, and so no FORGET. So
-    /// half of them never wait.
-    pub(super) fn new(event_loops: usize) -> Self {
-        Self {
-            state: Mutex::default(),
-            forgets: AtomicU64::new(0),
-            forgotten: Condvar::new(),
-            most_waiting: event_loops / 2,
-        }
+    pub(super) fn new(at_rest: Arc<LoopsAtRest>) -> Self {
+        Self { state: Mutex::default(), forgets: AtomicU64::new(0), forgotten: Condvar::new(), at_rest }
     }
 
     /// A node that the kernel knows lost its last name.
@@ -100,9 +94,10 @@ impl Removals {
         if is_over(&mut state) {
             return Instant::now() < deadline;
         }
-        if state.known == 0 || state.waiting >= self.most_waiting {
+        if state.known == 0 {
             return false;
         }
+        let Some(_resting) = self.at_rest.rest() else { return false };
         let due = state.last.map_or(Duration::ZERO, |last| FORGET_IS_DUE.saturating_sub(last.elapsed()));
         let left = due.max(CLOSE_IS_DUE).min(deadline.saturating_duration_since(Instant::now()));
         state.waiting += 1;

@@ -145,6 +145,14 @@ fn not_all_event_loops_wait_for_a_forget() {
         assert_eq!(quota.retrying(|| quota.reserve(1)).map(drop), Err(Errno::NOSPC));
         assert_eq!(begun.elapsed() >= FORGET_IS_DUE, waits, "{:?}", begun.elapsed());
     }
+    let used = Use { counted: Counted { bytes: 4096, inodes: 1 }, unsettled: Vec::new() };
+    let quota = known(Limits { bytes: 4096, inodes: 1 }, used, 4);
+    quota.removed(7, lasting(4096), None);
+    let loops = quota.loops_at_rest();
+    let _others = [loops.rest().unwrap(), loops.rest().unwrap()];
+    let begun = Instant::now();
+    assert_eq!(quota.retrying(|| quota.reserve(1)).map(drop), Err(Errno::NOSPC));
+    assert!(begun.elapsed() < FORGET_IS_DUE, "others wait already: {:?}", begun.elapsed());
 }
 
 #[test]
