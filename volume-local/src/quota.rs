@@ -315,6 +315,13 @@ impl Quota {
         Ok(Change { quota: self, id, before, reserved: None, is_settled: false })
     }
 
+    /// Calls `act` if the caller's change of the file is the only one in progress. No other one begins
+    /// before it returns.
+    pub(crate) fn if_sole_change<T>(&self, id: u64, act: impl FnOnce() -> T) -> Option<T> {
+        let shard = self.shard(id);
+        shard.get(&id).is_some_and(|charge| charge.changes == 1).then(act)
+    }
+
     /// Called after the file system may have changed the blocks: `measure` gets the charge so far and
     /// returns the new one. The charge stays for an unchanged file with a lasting charge, and for a
     /// file that cannot be measured.

@@ -140,6 +140,8 @@ struct Space {
     released: [Vec<u32>; MOST_CHUNKS + 1],
     /// Longer rows of chunks, each with its length.
     runs: Vec<(u32, u32)>,
+    /// Chunks of all runs.
+    in_runs: usize,
     /// This chunk and all behind it were never used.
     fresh: u32,
     most: u32,
@@ -309,7 +311,7 @@ impl StateTable {
             }
             let is_long = chunks as usize > MOST_CHUNKS;
             match head & 0xff {
-                RUN => space.runs.push((at, chunks)),
+                RUN => space.add_run(at, chunks),
                 _ if is_long => return Err(damaged("a record that is too long")),
                 RELEASED => space.released[chunks as usize].push(at),
                 NODE => {
@@ -409,6 +411,7 @@ impl Space {
         Self {
             released: std::array::from_fn(|_| Vec::new()),
             runs: Vec::new(),
+            in_runs: 0,
             fresh: 0,
             most: u32::try_from(chunks).unwrap_or(u32::MAX),
             sequence: 0,
@@ -418,7 +421,18 @@ impl Space {
     /// At least so many records of one chunk fit.
     fn free(&self) -> usize {
         let fresh = usize::try_from(self.most - self.fresh).unwrap_or(usize::MAX);
-        fresh.saturating_add(self.released[1].len() + self.runs.len())
+        fresh.saturating_add(self.released[1].len() + self.in_runs)
+    }
+
+    fn add_run(&mut self, start: u32, length: u32) {
+        self.runs.push((start, length));
+        self.in_runs += length as usize;
+    }
+
+    fn take_run(&mut self) -> Option<(u32, u32)> {
+        let (start, length) = self.runs.pop()?;
+        self.in_runs -= length as usize;
+        Some((start, length))
     }
 
     /// Whether a charge may have a record. Any number of files may have charges that stay when the files
@@ -435,7 +449,7 @@ impl Space {
         let wanted = u32::try_from(chunks).ok()?;
         let head = |at: u32| &region[RECORDS_AT + at as usize * CHUNK_WORDS..];
         let mark = |at: u32| head(at)[0].store(RELEASED | u64::from(wanted) << 8, Ordering::Release);
-        while let Some((start, length)) = self.runs.pop() {
+        while let Some((start, length)) = self.take_run() {
             if length < wanted {
                 // Too short for this one: its chunks serve for records of their length.
                 head(start)[0].store(RELEASED | u64::from(length) << 8, Ordering::Release);
@@ -447,7 +461,7 @@ impl Space {
             mark(at);
             if at > start {
                 head(start)[1].store(u64::from(length - wanted), Ordering::Release);
-                self.runs.push((start, length - wanted));
+                self.add_run(start, length - wanted);
             }
             return Some(RecordId(at));
         }
@@ -479,6 +493,7 @@ impl Space {
             }
         }
         self.runs.clone_from(&runs);
+        self.in_runs = runs.iter().map(|(_start, length)| *length as usize).sum();
         runs
     }
 }

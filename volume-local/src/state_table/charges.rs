@@ -285,6 +285,26 @@ mod tests {
     }
 
     #[test]
+    fn charges_have_room_again_after_memory_was_returned() {
+        let memfd = linux::shared_memory::create("test", 1 << 20).unwrap();
+        let table = StateTable::new(Region::of_backend(&memfd).unwrap());
+        let enter = |_| {
+            let mut posting = table.post(None);
+            let record = posting.enter(7, STATE);
+            posting.commit();
+            record
+        };
+        let mut counts = Vec::new();
+        for _ in 0..2 {
+            let records: Vec<_> = (0..).map_while(enter).collect();
+            counts.push(records.len());
+            records.into_iter().for_each(|record| table.remove(record));
+            table.give_back_from(1);
+        }
+        assert!(counts[0] > 1000 && counts[1] == counts[0], "{counts:?}");
+    }
+
+    #[test]
     fn each_state_of_a_charge_is_one_word() {
         for bytes in [0, 4096, 512, 1 << 60] {
             for attribute_blocks in [None, Some(0), Some(3), Some(255)] {

@@ -20,6 +20,9 @@ use crate::quota::{Change, InodeReservation, Quota, Reservation};
 use crate::state_table::requests::Slot;
 use crate::xattrs::{self, Total};
 
+/// The largest offset of a file (loff_t).
+const MOST_BYTES: u64 = i64::MAX.unsigned_abs();
+
 /// What happened to a file that lost a name.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Loss {
@@ -123,13 +126,14 @@ impl Volume {
         let Some(quota) = &self.quota else { return Ok((length, None)) };
         let change = quota.begin_change(file.id, || self.measure_first(&file.fd))?;
         let before = change.before();
-        self.give_back_ahead(&file.fd, before, offset)?;
-        let most = charge::whole_blocks(end).saturating_sub(offset - offset % BLOCK_BYTES);
+        let ahead = self.allocated_ahead(quota, file, before, offset)?;
+        let written = charge::whole_blocks(end).saturating_sub(offset - offset % BLOCK_BYTES);
+        let most = written.saturating_add(ahead);
         if let Ok(reserved) = quota.reserve_amply(most) {
             return Ok((length, Some(change.with(reserved))));
         }
         let before = self.with_attributes(file, before)?;
-        match quota.retrying(|| reserve_range(quota, &file.fd, &(offset..end), before)) {
+        match quota.retrying(|| reserve_range(quota, &file.fd, &(offset..end), before, ahead)) {
             Err(Errno::NOSPC) => {}
             other => return other.map(|reserved| (length, Some(change.with(reserved)))),
         }
@@ -137,7 +141,7 @@ impl Volume {
         if fitting == offset {
             return Err(Errno::NOSPC);
         }
-        let reserved = reserve_range(quota, &file.fd, &(offset..fitting), before)?;
+        let reserved = reserve_range(quota, &file.fd, &(offset..fitting), before, ahead)?;
         Ok((fitting - offset, Some(change.with(reserved))))
     }
 
@@ -145,9 +149,9 @@ impl Volume {
     pub(super) fn make_all_room(&self, file: &OpenFile, range: &Range<u64>) -> Result<Option<Change<'_>>> {
         let Some(quota) = &self.quota else { return Ok(None) };
         let change = quota.begin_change(file.id, || self.measure_first(&file.fd))?;
-        self.give_back_ahead(&file.fd, change.before(), range.start)?;
+        let ahead = self.allocated_ahead(quota, file, change.before(), range.start)?;
         let before = self.with_attributes(file, change.before())?;
-        let reserved = quota.retrying(|| reserve_range(quota, &file.fd, range, before))?;
+        let reserved = quota.retrying(|| reserve_range(quota, &file.fd, range, before, ahead))?;
         Ok(Some(change.with(reserved)))
     }
 
@@ -159,28 +163,50 @@ impl Volume {
         resize: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let Some(quota) = &self.quota else { return resize() };
-        let change = quota.begin_change(file.id, || self.measure_first(&file.fd))?;
-        let resized = self.give_back_ahead(&file.fd, change.before(), size).and_then(|()| resize());
+        let mut change = quota.begin_change(file.id, || self.measure_first(&file.fd))?;
+        let ahead = self.allocated_ahead(quota, file, change.before(), size)?;
+        if ahead > 0 {
+            change = change.with(quota.retrying(|| quota.reserve(ahead))?);
+        }
+        let resized = resize();
         self.settle(&file.fd, Some(change));
         resized
     }
 
     /// Called before a request that makes a file end at `start` or behind it, and reserves nothing before
-    /// `start`. xfs has allocated blocks beyond the end of a file that has grown. They are not charged, but would
-    /// be once the file ends behind them.
-    fn give_back_ahead(&self, file: &OwnedFd, before: Charged, start: u64) -> Result<()> {
+    /// `start`: returns what must be reserved for that.
+    ///
+    /// xfs has allocated blocks beyond the end of a file that has grown. They are not charged, but would be
+    /// once the file ends behind them. They are given back, unless another request may be writing there.
+    fn allocated_ahead(&self, quota: &Quota, file: &OpenFile, before: Charged, start: u64) -> Result<u64> {
         let attributes = charge::attribute_bytes(before.attribute_blocks.unwrap_or(0));
         // A file without holes has as much content as it is charged for: no system call for each write that appends.
         if !self.allocates_ahead || start <= before.bytes.saturating_sub(attributes) {
-            return Ok(());
+            return Ok(0);
         }
-        let seen = stat(file)?;
-        let end = charge::whole_blocks(seen.stx_size);
-        if start <= end || seen.stx_blocks.saturating_mul(512) <= end {
-            return Ok(());
+        let find = || -> Result<Range<u64>> {
+            let seen = stat(&file.fd)?;
+            let end = charge::whole_blocks(seen.stx_size);
+            let allocated = end.max(seen.stx_blocks.saturating_mul(512));
+            Ok(end..charge::whole_blocks(start).min(MOST_BYTES).min(allocated))
+        };
+        let give_back = || -> Result<()> {
+            let ahead = find()?;
+            if ahead.is_empty() {
+                return Ok(());
+            }
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let until = charge::whole_blocks(start).min(MOST_BYTES);
+            rustix::fs::fallocate(&file.fd, punch, ahead.start, until - ahead.start)
+        };
+        // What other programs write is not known here.
+        let given_back = self.trust.knows_all_changes().then(|| quota.if_sole_change(file.id, give_back));
+        match given_back.flatten() {
+            Some(given_back) => given_back.map(|()| 0),
+            // Of other requests, which have reserved them: the kernel sends several parts of a file at a time.
+            None if self.writeback_cache => Ok(0),
+            None => find().map(|ahead| ahead.end.saturating_sub(ahead.start)),
         }
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(file, punch, end, charge::whole_blocks(start) - end)
     }
 
     /// The charge with the blocks of the file's attributes, which a count does not know apart.
@@ -329,16 +355,19 @@ fn attribute_blocks_seen(seen: &Statx, most: impl FnOnce() -> Result<u8>) -> Res
     if is_file && seen.stx_blocks > 0 { most() } else { Ok(0) }
 }
 
-/// Reserves exactly what writing the range adds to the charge `before`.
+/// Reserves exactly what writing the range adds to the charge `before`, with the blocks `ahead` of it that become
+/// content.
 fn reserve_range<'q>(
     quota: &'q Quota,
     file: &OwnedFd,
     range: &Range<u64>,
     before: Charged,
+    ahead: u64,
 ) -> Result<Reservation<'q>> {
     let attributes = charge::attribute_bytes(before.attribute_blocks.unwrap_or(0));
     let most = charge::whole_blocks(stat(file)?.stx_size.max(range.end)).saturating_add(attributes);
-    quota.reserve(charge::growth(file, range, most.saturating_sub(before.bytes))?)
+    let left = most.saturating_sub(before.bytes);
+    quota.reserve(charge::growth(file, range, left)?.saturating_add(ahead).min(left))
 }
 
 #[cfg(test)]

@@ -43,6 +43,30 @@ fn write_back(volume: &Volume) {
     }
 }
 
+/// The kernel sends parts of a file at a time, in any order. xfs allocates ahead, which is given back where a
+/// part begins behind the file's end.
+#[test]
+fn parts_that_are_sent_at_the_same_time_are_all_in_the_file() {
+    const BYTES: usize = 16 << 20;
+    let setup = Setup { capacity_bytes: 256 << 20, ..SETUP };
+    for kind in ["xfs", "ext4"] {
+        let volume = Volume::on(Stage::on_file_system(kind), setup);
+        for round in 1..=10 {
+            let content = vec![round; BYTES];
+            let mut file = File::create(volume.path("f")).unwrap();
+            file.write_all(&content).unwrap();
+            file.sync_all().unwrap();
+            let sent = fs::read(volume.backing.join("f")).unwrap();
+            let wrong = sent.iter().position(|byte| *byte != round);
+            assert!(
+                sent.len() == BYTES && wrong.is_none(),
+                "{kind}, {round}: {} bytes, {wrong:?}",
+                sent.len()
+            );
+        }
+    }
+}
+
 #[test]
 fn many_small_writes_are_few_requests() {
     let volume = Volume::with(SETUP);
