@@ -59,7 +59,9 @@ pub(crate) struct Store {
     socket: OwnedFd,
     log: Log,
     has_failed: Cell<bool>,
-    /// It was not yet told to remove these.
+    /// It was sent these, by this keeper or an earlier one.
+    stored: RefCell<BTreeSet<Name>>,
+    /// It was not yet told to remove these, of what it was sent.
     unremoved: RefCell<BTreeSet<Name>>,
 }
 
@@ -68,9 +70,13 @@ impl Store {
     pub(crate) fn of_environment(log: Log) -> Option<Self> {
         let path = std::env::var_os("NOTIFY_SOCKET")?;
         match connect(&path) {
-            Ok(socket) => {
-                Some(Self { socket, log, has_failed: Cell::new(false), unremoved: RefCell::default() })
-            }
+            Ok(socket) => Some(Self {
+                socket,
+                log,
+                has_failed: Cell::new(false),
+                stored: RefCell::default(),
+                unremoved: RefCell::default(),
+            }),
             Err(e) => {
                 log.warn(format_args!("connect to NOTIFY_SOCKET {}: {e}", path.display()));
                 None
@@ -87,12 +93,22 @@ impl Store {
     pub(crate) fn add(&self, name: Name, fd: BorrowedFd<'_>) {
         self.remove_the_rest();
         // The removal of an earlier one would remove this one too.
-        if !self.unremoved.borrow().contains(&name) {
-            self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd]);
+        if self.unremoved.borrow().contains(&name) {
+            return;
+        }
+        // A daemon may put and drop removed files for ever: they do not make this fall further behind.
+        if matches!(name, Name::Removed(..)) && self.is_behind() {
+            return;
+        }
+        if self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd]) {
+            self.stored.borrow_mut().insert(name);
         }
     }
 
     pub(crate) fn remove(&self, name: Name) {
+        if !self.stored.borrow_mut().remove(&name) {
+            return;
+        }
         self.remove_the_rest();
         if self.is_behind() || !self.remove_as(&name.to_string()) {
             self.unremoved.borrow_mut().insert(name);
@@ -173,6 +189,7 @@ impl Inherited {
     /// directory. The service manager drops the others.
     pub(crate) fn into_named(mut self, store: Option<&Store>) -> Vec<(Name, OwnedFd)> {
         if let Some(store) = store {
+            store.stored.borrow_mut().extend(self.named.iter().map(|(name, _)| *name));
             // What does not reach it is in `unknown` of the next keeper again.
             self.unknown.iter().filter(|name| !name.is_empty()).for_each(|name| {
                 store.remove_as(name);

@@ -51,6 +51,8 @@ const LARGE_BYTES: u64 = 256 << 10;
 const MOST_WAITING: usize = 4 * ENDED_AT_ONCE;
 /// How long ends wait for the next attempt if the keeper took none.
 const BEHIND: Duration = Duration::from_millis(100);
+/// Ends that a keeper has read and that the next one is told too: what ends them may take as long as to delete a file.
+const MOST_READ: usize = 1024;
 /// Numbers that a predecessor may have got and not written down: it has registered one at a time.
 const MOST_UNRECORDED: u32 = 16;
 
@@ -73,6 +75,8 @@ struct State {
     ended: Vec<Ended>,
     /// Of `ended`, so many were sent to `sent_to`.
     sent: usize,
+    /// The last ones that a keeper has read. It ends them later, and may die before.
+    read: VecDeque<Ended>,
     sent_to: Option<Arc<Removed>>,
     /// What is not sent waits for the ender.
     is_awaited: bool,
@@ -130,8 +134,9 @@ pub(crate) enum Wanted<F> {
     Passing(F),
     /// The way of the file's other opens and of its registration. Without them, the daemon's.
     Same,
-    /// The daemon's, unless the file is open and passes through.
-    Daemon,
+    /// The daemon's, unless the file is open and passes through, or that is no longer right
+    /// ([`Backings::may_be_read_by_daemon`]).
+    Daemon { sizes_follow_writes: bool },
 }
 
 impl<F> Wanted<F> {
@@ -139,7 +144,7 @@ impl<F> Wanted<F> {
         match self {
             Self::Passing(file) => Wanted::Passing(change(file)),
             Self::Same => Wanted::Same,
-            Self::Daemon => Wanted::Daemon,
+            Self::Daemon { sizes_follow_writes } => Wanted::Daemon { sizes_follow_writes },
         }
     }
 }
@@ -162,6 +167,12 @@ impl State {
     /// How many of those that have ended the keeper of now was not sent.
     fn unsent(&self) -> usize {
         self.ended.len() - self.sent
+    }
+
+    fn may_be_read_by_daemon(&self, node: u64, sizes_follow_writes: bool) -> bool {
+        let passes = self.ways.get(&node).is_some_and(|way| way.opens > 0 && way.backing.is_some());
+        let is_right = sizes_follow_writes || !self.outdated.contains(&node);
+        !passes && is_right && !self.may_be_mapped.contains(&node)
     }
 
     /// The node has no open file.
@@ -230,9 +241,9 @@ impl Backings {
                 let backing = self.register(&mut state, node, file);
                 state.ways.insert(node, Way { backing, ..Way::default() });
             }
-            // It may have been mapped since the caller looked: then its registration is used.
-            Wanted::Daemon
-                if !state.may_be_mapped.contains(&node)
+            // It may have been mapped or written since the caller looked: then its registration is used.
+            Wanted::Daemon { sizes_follow_writes }
+                if state.may_be_read_by_daemon(node, sizes_follow_writes)
                     && state.ways.get(&node).is_some_and(|way| way.opens == 0) =>
             {
                 state.end(node, &self.table);
@@ -240,7 +251,7 @@ impl Backings {
                     self.send_ended(&mut state);
                 }
             }
-            Wanted::Passing(_) | Wanted::Same | Wanted::Daemon => {}
+            Wanted::Passing(_) | Wanted::Same | Wanted::Daemon { .. } => {}
         }
         let way = state.ways.entry(node).or_default();
         let backing = way.backing.map(|backing| BackingId(backing.number));
@@ -363,10 +374,7 @@ impl Backings {
     /// `sizes_follow_writes`: the kernel knows how large a file has become by writes that passed through. Otherwise an
     /// append by the daemon's way could overwrite them (fs/fuse/passthrough.c, `fuse_passthrough_end_write`).
     pub(crate) fn may_be_read_by_daemon(&self, node: u64, sizes_follow_writes: bool) -> bool {
-        let state = self.locked();
-        let passes = state.ways.get(&node).is_some_and(|way| way.opens > 0 && way.backing.is_some());
-        let is_right = sizes_follow_writes || !state.outdated.contains(&node);
-        !passes && is_right && !state.may_be_mapped.contains(&node)
+        self.locked().may_be_read_by_daemon(node, sizes_follow_writes)
     }
 
     /// Whether files may be written without this daemon.
@@ -406,7 +414,9 @@ impl Backings {
         state.pause = None;
         // It answers in order: what was sent before is read.
         let read = std::mem::take(&mut state.sent);
-        for Ended { record, .. } in state.ended.drain(..read) {
+        let State { ended, read: before, .. } = &mut *state;
+        before.extend(ended.drain(..read));
+        for Ended { record, .. } in before.drain(..before.len().saturating_sub(MOST_READ)) {
             record.into_iter().for_each(|record| self.table.remove(record));
         }
         // The kernel counts up. A number that was got and not written down lies between.
@@ -437,6 +447,8 @@ impl Backings {
         let keeper = self.keeper.now();
         if !state.sent_to.as_ref().is_some_and(|sent_to| Arc::ptr_eq(sent_to, &keeper)) {
             (state.sent_to, state.sent) = (Some(Arc::clone(&keeper)), 0);
+            let State { ended, read, .. } = &mut *state;
+            ended.extend(read.drain(..));
         }
         let begun = Instant::now();
         while state.unsent() > 0 {

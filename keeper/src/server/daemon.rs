@@ -108,8 +108,12 @@ impl Daemon {
     }
 
     pub(super) fn take_turn(&mut self, held: &mut Held, log: Log, flags: EventFlags) -> Turn {
-        let (mut has_read_all, mut waits_for_closer) = (false, false);
-        if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP) {
+        // Those that could not be ended before. While they cannot, no more are read.
+        self.end_registrations(held);
+        let (mut has_read_all, mut waits_for_closer) = (false, !self.ended.is_empty());
+        if !waits_for_closer
+            && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP)
+        {
             for count in 0..DAEMON_PACKETS_A_TURN {
                 waits_for_closer = self.waits_for_closer(held);
                 if waits_for_closer || self.registered.len() >= MOST_REGISTERED {
@@ -161,12 +165,17 @@ impl Daemon {
     fn read(&mut self, held: &mut Held, log: Log) -> Read {
         let before = held.closer().queued();
         let read = self.read_one(held, log);
+        self.count_closing(held, before);
+        read
+    }
+
+    /// What the closer was given since it had `before`.
+    fn count_closing(&mut self, held: &Held, before: u64) {
         let queued = held.closer().queued();
         if queued > before {
             self.closing.count += queued - before;
             self.closing.last = queued;
         }
-        read
     }
 
     fn read_one(&mut self, held: &mut Held, log: Log) -> Read {
@@ -263,11 +272,18 @@ impl Daemon {
         }
     }
 
-    /// Those that cannot be ended now wait for the next turn.
+    /// Those that cannot be ended now wait for the next turn. Each job of the closer has a descriptor.
     fn end_registrations(&mut self, held: &Held) {
-        if !self.ended.is_empty() && held.unregister_backings(self.volume, &self.ended).is_ok() {
-            self.ended.clear();
+        if self.ended.is_empty() {
+            return;
         }
+        let before = held.closer().queued();
+        match held.unregister_backings(self.volume, &self.ended) {
+            // Without its connection, nothing is registered any more.
+            Ok(()) | Err(Refusal::NotHeld) => self.ended.clear(),
+            Err(_) => {}
+        }
+        self.count_closing(held, before);
     }
 
     fn refuse(&mut self, log: Log, Wrong { number, refusal }: Wrong) {

@@ -324,3 +324,38 @@ fn what_waits_for_a_slow_close_takes_no_descriptors_of_others() {
     closing.end();
     assert_eq!(next.list_removed().unwrap().len(), 1);
 }
+
+/// Each job of the closer has a descriptor, also one that ends registrations.
+#[test]
+fn what_ends_behind_a_slow_close_takes_no_descriptors_of_others() {
+    let keeper = Keeper::with_open_files(1024);
+    let mut client = keeper.client();
+    let slow = SlowFile::open(&keeper);
+    let hostile = keeper.removed(key(1));
+    let device = linux::mount::open_fuse_device().unwrap();
+    client.put(key(1), Role::Connection, device.as_fd()).unwrap();
+    let closing = slow.give(&hostile);
+    let room = client.ping().unwrap().room;
+    eventually("the keeper reads no more of them", LIMIT, || {
+        let limit = Duration::from_millis(300);
+        let is_read = (0..200).all(|_| hostile.unregister_backings(&[1], limit).is_ok());
+        anyhow::ensure!(!is_read, "it reads more");
+        Ok(())
+    })
+    .unwrap();
+    let left = client.ping().unwrap().room;
+    assert!(left >= room / 8 && left < room, "of room for {room}, {left} is left");
+    let innocent = keeper.removed(key(2));
+    let one = usage_file(&keeper.sandbox);
+    for node in 0..50 {
+        innocent.put_removed(node, one.as_fd()).unwrap();
+    }
+    assert_eq!(innocent.list_removed().unwrap().len(), 50);
+    closing.end();
+    eventually("they are carried out", LIMIT, || {
+        let now = client.ping().unwrap().room;
+        anyhow::ensure!(now + 50 >= room - 50, "{room}, then {now}");
+        Ok(())
+    })
+    .unwrap();
+}

@@ -210,8 +210,10 @@ fn a_service_manager_that_did_not_read_for_a_while_holds_nothing_that_was_releas
     for volume in 1..VOLUMES {
         client.forget_volume(key(volume)).unwrap();
     }
-    let all = VOLUMES as usize - 1;
-    manager.wait("all are removed", |manager| manager.stored.is_empty() && manager.removed.len() >= all);
+    manager.wait("all are removed", |manager| manager.stored.is_empty());
+    // It never had most of them, and the keeper remembers none of those.
+    let removed = manager.removed.len();
+    assert!(removed < VOLUMES as usize / 2, "{removed}");
     // The names are of use again.
     client.put(key(1), Role::Connection, connection.as_fd()).unwrap();
     manager.wait("it is stored", |manager| manager.stored.contains_key(&name(Role::Connection)));

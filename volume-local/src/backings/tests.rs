@@ -123,3 +123,27 @@ fn what_ends_without_a_keeper_is_sent_to_the_next_one() {
         assert_eq!(keeper.waits_for_end(), number);
     }
 }
+
+/// It ends them later, and may have died before.
+#[test]
+fn what_a_keeper_has_read_is_sent_to_the_next_one_too() {
+    let (backings, keeper) = with_closed_files(3);
+    start_ender(&backings);
+    (1..=3).for_each(|node| backings.is_gone(node, 0));
+    for number in 1..=3 {
+        assert_eq!(keeper.waits_for_end(), number);
+    }
+    // Its answer comes after all that it has read before.
+    let file = File::open("/dev/null").unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| keeper.registers(4));
+        let entered = backings.enter(4, FLAGS, Wanted::Passing(file.as_fd()));
+        assert_eq!(entered.backing.map(|BackingId(number)| number), Some(4));
+    });
+    let (daemon, next) = socket();
+    backings.keeper.replace(Arc::new(daemon));
+    backings.keeper_was_replaced();
+    for number in 1..=3 {
+        assert_eq!(next.waits_for_end(), number);
+    }
+}

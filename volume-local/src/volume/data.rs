@@ -65,11 +65,12 @@ impl Volume {
         let Some(passing) = &self.passing else {
             return self.reopen(node, flags).map(|fd| (fd, Wanted::Same));
         };
+        let sizes_follow_writes = self.trust.sizes_follow_writes();
         let keeps_pages = reads_pages
             && self.trust.knows_all_changes()
-            && passing.may_be_read_by_daemon(id, self.trust.sizes_follow_writes());
+            && passing.may_be_read_by_daemon(id, sizes_follow_writes);
         if keeps_pages && stat(node)?.stx_size <= SMALL_BYTES {
-            return self.reopen(node, flags).map(|fd| (fd, Wanted::Daemon));
+            return self.reopen(node, flags).map(|fd| (fd, Wanted::Daemon { sizes_follow_writes }));
         }
         if passing.would_register(id)
             && let Ok(fd) = self.reopen(node, both_ways(flags))
