@@ -115,8 +115,9 @@ pub(crate) trait VolumeBackend: Debug + Send + Sync {
     /// the volume is written to.
     fn cuts_at_once(&self, from: &VolumeId, clone: Option<(&VolumeId, Allowance)>) -> Result<bool>;
 
-    /// Passes what the kernel counts of these volumes on to their daemons. Failures are only logged.
-    fn publish_use(&self, volumes: &[VolumeId]);
+    /// Passes what the kernel counts of these volumes, which are served, on to their daemons, and limits them again
+    /// if the kernel has forgotten that. Failures are only logged.
+    fn publish_use(&self, volumes: &[(VolumeId, Allowance)]);
 
     /// Gives the volume's files to group `gid` (CSI: volume_mount_group), unless they have it.
     fn give_group(&self, id: &VolumeId, gid: u32) -> Result<()>;

@@ -18,7 +18,6 @@
 
 mod bound;
 mod keeping;
-mod owners;
 mod restored;
 mod table;
 mod unplaced;
@@ -368,7 +367,7 @@ impl Nodes {
         }
         if loses_place {
             // In this order: a node without a place is not closed again.
-            left.extend(table.take_place(id, uid));
+            left.extend(table.take_place(id));
             left.extend(table.keep_open(id, held, self.limit));
             self.lost_place_of(&mut table);
         }

@@ -420,7 +420,7 @@ impl VolumeBackend for Pool {
                 // Quotas that were off for some time have forgotten it.
                 quota::limit(kind, &data, limits)?;
                 // A full pool has no room for it. It is repeated while the volume is served.
-                if let Err(error) = publish(&data, &usage_path) {
+                if let Err(error) = publish(&data, limits, &usage_path) {
                     tracing::warn!(error = chain(&error), "the kernel's count is not passed on");
                 }
             }
@@ -527,11 +527,12 @@ impl VolumeBackend for Pool {
         rustix::fs::syncfs(dir).map_err(|e| linux::Error::at("syncfs", &self.dir, e)).step("sync pool")
     }
 
-    fn publish_use(&self, volumes: &[VolumeId]) {
+    fn publish_use(&self, volumes: &[(VolumeId, Allowance)]) {
         self.keep_counting();
-        for id in volumes {
+        for (id, allowed) in volumes {
+            let limits = self.limits(allowed.capacity_bytes);
             let published =
-                open_root(&self.data_dir(id)).and_then(|data| publish(&data, &self.usage_path(id)));
+                open_root(&self.data_dir(id)).and_then(|data| publish(&data, limits, &self.usage_path(id)));
             if let Err(error) = published {
                 tracing::debug!(volume_id = %id, error = chain(&error), "the kernel's count is not passed on");
             }

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use crate::backend::VolumeBackend;
 use crate::journal::Journal;
 use crate::model::ids::VolumeId;
-use crate::model::policies::CapacityPolicy;
+use crate::model::policies::{Allowance, CapacityPolicy};
 
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -40,10 +40,10 @@ pub(crate) async fn serve(
     }
 }
 
-fn limited_by_kernel(journal: &Journal) -> Vec<VolumeId> {
+fn limited_by_kernel(journal: &Journal) -> Vec<(VolumeId, Allowance)> {
     let served = journal.list().into_iter().filter(|(_, record)| {
         let is_served = record.stage.as_ref().is_some_and(|stage| stage.serving.is_some());
         is_served && record.policies().capacity == CapacityPolicy::Kernel
     });
-    served.map(|(id, _)| id).collect()
+    served.map(|(id, record)| (id, record.allowance())).collect()
 }

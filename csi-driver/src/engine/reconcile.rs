@@ -26,7 +26,7 @@ use crate::engine::provision::Provisioner;
 use crate::engine::publish::Targets;
 use crate::engine::snapshots::Snapshots;
 use crate::engine::stage::Stages;
-use crate::error::{Error, Result, Step, chain};
+use crate::error::{Result, Step, chain};
 use crate::journal::Journal;
 use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
@@ -105,14 +105,12 @@ impl Reconciler {
         }
         self.snapshots.reconcile();
         self.remove_unknown_dial_dirs()?;
-        match self.backend.sweep() {
-            // Every call that needs the pool reports the error until the pool is back.
-            Err(away @ Error::PoolAway { .. }) => {
-                tracing::error!(error = chain(&away), "leftovers in the pool are not removed");
-                Ok(())
-            }
-            swept => swept,
+        // Volumes of a pool that is away, damaged or read-only have users all the same, and every call that
+        // needs the pool reports the error.
+        if let Err(error) = self.backend.sweep() {
+            tracing::error!(error = chain(&error), "leftovers in the pool are not removed");
         }
+        Ok(())
     }
 
     /// What a keeper in another process holds for volumes that are not on this node. An earlier driver
@@ -291,8 +289,12 @@ impl Reconciler {
         for key in dial::list(&self.daemons.run_dir).step("list dial directories")? {
             if !known.launches.contains_key(&key) && !self.may_be_in_use(&known, &key)? {
                 // A daemon that waited for a volume has ended with its driver.
-                self.daemons.launcher.clear(&key).step("clear launch")?;
-                self.daemons.launch_dir(&key).remove().step("remove dial directory")?;
+                let cleared = self.daemons.launcher.clear(&key).step("clear launch");
+                let removed = cleared
+                    .and_then(|()| self.daemons.launch_dir(&key).remove().step("remove dial directory"));
+                if let Err(error) = removed {
+                    tracing::error!(?key, error = chain(&error), "what a daemon left is not removed");
+                }
             }
         }
         Ok(())

@@ -491,6 +491,10 @@ impl Snapshots {
                 write_back(&path, minor, &files)
             })?;
             for node in written.map_err(|error| refused(chain(&error)))? {
+                // Its daemon may name any nodes, and take its time for each.
+                if begun.elapsed() >= limits::SYNCFS {
+                    return Err(Error::Deadline { what, limit: limits::SYNCFS });
+                }
                 // Closed meanwhile, its close(2) has sent everything.
                 if control.written(node - 1)?.first().is_some_and(|file| file.node == node) {
                     return Err(refused(format!("node {node} is open for writing and was not found")));

@@ -364,6 +364,16 @@ fn a_volume_whose_quotas_were_turned_off_is_not_staged_without_its_limit() {
     assert_eq!(subvolume::group(&data(&scene, &volume)).unwrap().1, None);
     up(&caller, &volume);
     assert_eq!(subvolume::group(&data(&scene, &volume)).unwrap().1, Some(32 * MI));
+
+    // While it is served.
+    subvolume::disable_quotas(&pool).unwrap();
+    subvolume::enable_quotas(&pool).unwrap();
+    eventually("it has its limit again", TIMEOUT, || {
+        let limit = subvolume::group(&data(&scene, &volume))?.1;
+        anyhow::ensure!(limit == Some(32 * MI), "{limit:?}");
+        Ok(())
+    })
+    .unwrap();
     down(&caller, &volume);
     caller.delete(&volume).unwrap();
     scene.assert_nothing_left();

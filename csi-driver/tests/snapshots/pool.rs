@@ -85,6 +85,31 @@ fn a_creation_that_failed_on_a_read_only_pool_is_made_when_it_is_writable() {
     scene.assert_nothing_left();
 }
 
+/// A pool becomes read-only by an error of its disk; its volumes have users all the same.
+#[test]
+fn a_driver_starts_on_a_read_only_pool_with_leftovers() {
+    let sandbox = Sandbox::new();
+    let mount = LoopMount::new(&sandbox, "pool", FileSystem::Xfs, IMAGE_BYTES).unwrap();
+    let mut scene = Scene::start_in(sandbox, Flags::process());
+    let volume = scene.caller().create_named("pvc-1").unwrap();
+    scene.kill_driver();
+    let leftovers = ["trash", "incoming"]
+        .map(|part| scene.sandbox.path("pool").join(part).join("vol-0123456789abcdef0123456789abcdef"));
+    leftovers.iter().for_each(|leftover| fs::create_dir(leftover).unwrap());
+    remount(mount.dir(), MsFlags::MS_RDONLY);
+    scene.start_driver();
+    assert!(leftovers.iter().all(|leftover| leftover.exists()));
+    remount(mount.dir(), MsFlags::empty());
+    scene.restart_driver();
+    eventually("the leftovers are removed", TIMEOUT, || {
+        anyhow::ensure!(leftovers.iter().all(|leftover| !leftover.exists()), "{leftovers:?}");
+        Ok(())
+    })
+    .unwrap();
+    scene.caller().delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
 /// fsfreeze(8): writing waits, reading does not.
 struct Frozen(PathBuf);
 

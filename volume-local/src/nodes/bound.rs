@@ -6,6 +6,7 @@
 //! Invariant: the table has at most twice the limit of nodes, one more for each event loop that
 //! creates a file, and [`Nodes::beyond`] more for requests that the pruner waits for.
 
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
@@ -18,6 +19,7 @@ use volume_fs::figures::KnownNow;
 use super::{Nodes, Table};
 use crate::attributes::ROOT;
 use crate::errno::Result;
+use crate::loops_at_rest::WaitsFor;
 use crate::place::Place;
 
 /// A lookup without space waits this long for the kernel to forget inodes: if the driver must list
@@ -128,7 +130,7 @@ impl Nodes {
         limit: Duration,
         goes_on: impl Fn(&Table) -> bool,
     ) -> MutexGuard<'a, Table> {
-        let Some(_resting) = self.at_rest.rest() else { return table };
+        let Some(_resting) = self.at_rest.rest(WaitsFor::Nodes) else { return table };
         table.waiting += 1;
         let waited = self.relief.wait_timeout_while(table, limit, |table| goes_on(table));
         (table, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -360,5 +362,45 @@ impl Table {
 
     pub(super) fn much_freed(&self) -> bool {
         self.peak >= WORTH_GIVING_BACK && self.nodes.len() < self.peak / 4
+    }
+}
+
+/// Removed files that are still held, each with the uid of the user that removed it.
+#[derive(Debug, Default)]
+pub(super) struct Nameless {
+    owners: HashMap<u64, u32>,
+    by_owner: HashMap<u32, usize>,
+}
+
+impl Nameless {
+    pub(super) fn len(&self) -> usize {
+        self.owners.len()
+    }
+
+    /// `Err` if there is no space for another one.
+    pub(super) fn admit(&self, uid: u32, most: usize) -> Result<()> {
+        let of_uid = self.by_owner.get(&uid).copied().unwrap_or_default();
+        // One user may take a quarter.
+        if self.owners.len() >= most || of_uid >= (most / 4).max(1) { Err(Errno::NOSPC) } else { Ok(()) }
+    }
+
+    pub(super) fn add(&mut self, id: u64, uid: u32) {
+        if self.owners.insert(id, uid).is_none() {
+            *self.by_owner.entry(uid).or_default() += 1;
+        }
+    }
+
+    pub(super) fn owner(&self, id: u64) -> Option<u32> {
+        self.owners.get(&id).copied()
+    }
+
+    pub(super) fn remove(&mut self, id: u64) {
+        let Some(uid) = self.owners.remove(&id) else { return };
+        if let Some(count) = self.by_owner.get_mut(&uid) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_owner.remove(&uid);
+            }
+        }
     }
 }

@@ -13,9 +13,6 @@ use crate::attributes::ROOT;
 use crate::place::Place;
 use crate::state_table::{NodeRecord, RecordId};
 
-/// No user's uid (chown(2)): the user is not known.
-const OF_EARLIER_DAEMON: u32 = u32::MAX;
-
 /// Whether a node's count of lookups is the kernel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Count {
@@ -65,7 +62,7 @@ impl Nodes {
             |id: u64, node: &Node| id != ROOT && node.place.is_none() && table.nameless.owner(id).is_none();
         let unplaced: Vec<u64> =
             table.nodes.iter().filter(|(id, node)| is_unplaced(**id, node)).map(|(id, _)| *id).collect();
-        unplaced.into_iter().for_each(|id| table.unplaced.add(id, OF_EARLIER_DAEMON));
+        unplaced.into_iter().for_each(|id| table.unplaced.add(id));
         // A directory may have stayed for the sake of a node that is gone.
         let unused: Vec<u64> =
             table.nodes.iter().filter(|(_, n)| n.lookups == 0).map(|(id, _)| *id).collect();
@@ -112,7 +109,7 @@ impl Nodes {
         if let Some(uid) = removed_by {
             table.nameless.add(id, uid);
         }
-        let left = table.take_place(id, removed_by.unwrap_or(OF_EARLIER_DAEMON));
+        let left = table.take_place(id);
         self.release(table, left);
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::owners::Owners;
+use super::bound::Nameless;
 use super::restored::Count;
 use super::unplaced::Unplaced;
 use super::zeros::Zeros;
@@ -47,8 +47,7 @@ pub(super) struct Table {
     pub(super) stuck: bool,
     /// A lookup was refused, and the limit is still exceeded.
     pub(super) refusing: bool,
-    /// Removed files that are still held.
-    pub(super) nameless: Owners,
+    pub(super) nameless: Nameless,
     pub(super) unplaced: Unplaced,
     pub(super) zeros: Zeros,
     /// Nodes whose count an earlier daemon may have left too high, for the sweeper.
@@ -150,12 +149,12 @@ impl Table {
         left
     }
 
-    /// A removed file must be among `nameless` before. `uid`: of the user that removed the name.
-    pub(super) fn take_place(&mut self, id: u64, uid: u32) -> Left {
+    /// A removed file must be among `nameless` before.
+    pub(super) fn take_place(&mut self, id: u64) -> Left {
         let left = self.detach(id);
         match self.nameless.owner(id) {
             Some(_uid) => self.unplaced.remove(id),
-            None => self.unplaced.add(id, uid),
+            None => self.unplaced.add(id),
         }
         self.write(id);
         left

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::errno::Result;
-use crate::loops_at_rest::LoopsAtRest;
+use crate::loops_at_rest::{LoopsAtRest, WaitsFor};
 
 /// How long after a removal, or after the close of a removed file, its FORGET may arrive.
 pub(super) const FORGET_IS_DUE: Duration = Duration::from_secs(1);
@@ -97,7 +97,7 @@ impl Removals {
         if state.known == 0 {
             return false;
         }
-        let Some(_resting) = self.at_rest.rest() else { return false };
+        let Some(_resting) = self.at_rest.rest(WaitsFor::Space) else { return false };
         let due = state.last.map_or(Duration::ZERO, |last| FORGET_IS_DUE.saturating_sub(last.elapsed()));
         let left = due.max(CLOSE_IS_DUE).min(deadline.saturating_duration_since(Instant::now()));
         state.waiting += 1;

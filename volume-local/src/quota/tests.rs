@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::removals::FORGET_IS_DUE;
 use super::*;
 use crate::charge::{BLOCK_BYTES, charge, growth, longest_fitting};
+use crate::loops_at_rest::WaitsFor;
 
 const NONE: Counted = Counted { bytes: 0, inodes: 0 };
 
@@ -149,7 +150,7 @@ fn not_all_event_loops_wait_for_a_forget() {
     let quota = known(Limits { bytes: 4096, inodes: 1 }, used, 4);
     quota.removed(7, lasting(4096), None);
     let loops = quota.loops_at_rest();
-    let _others = [loops.rest().unwrap(), loops.rest().unwrap()];
+    let _others = [loops.rest(WaitsFor::Nodes).unwrap(), loops.rest(WaitsFor::Space).unwrap()];
     let begun = Instant::now();
     assert_eq!(quota.retrying(|| quota.reserve(1)).map(drop), Err(Errno::NOSPC));
     assert!(begun.elapsed() < FORGET_IS_DUE, "others wait already: {:?}", begun.elapsed());

@@ -92,18 +92,31 @@ impl Volume {
     ) -> Result<Attributes> {
         self.writable()?;
         let fd = self.nodes.descriptor(id)?;
+        // Part of it may have been made, which the kernel does not learn from an error.
+        self.change_file(by, id, &fd, handle, changes).inspect_err(|_| self.trust.outdates(id))?;
+        self.attributes_now(&stat(&*fd)?)
+    }
+
+    fn change_file(
+        &self,
+        by: Caller,
+        id: u64,
+        fd: &OwnedFd,
+        handle: Option<Handle>,
+        changes: &Changes,
+    ) -> Result<()> {
         if let Some(size) = changes.size {
-            self.truncate(by, id, &fd, handle, size)?;
+            self.truncate(by, id, fd, handle, size)?;
         }
         let asked_for_nothing = changes.mode.or(changes.uid).or(changes.gid).is_none()
             && changes.size.is_none()
             && changes.times.is_none();
         let (uid, gid) = (changes.uid.map(Uid::from_raw), changes.gid.map(Gid::from_raw));
-        let chown = || rustix::fs::chownat(&*fd, c"", uid, gid, AtFlags::EMPTY_PATH);
+        let chown = || rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH);
         if asked_for_nothing {
             // FUSE_HANDLE_KILLPRIV_V2 clears suid and sgid by an empty request (as chown(-1, -1)
             // does), for example before fallocate(2).
-            clearing_setid_for(by, &fd, chown)?;
+            clearing_setid_for(by, fd, chown)?;
         } else if changes.uid.is_some() || changes.gid.is_some() {
             chown()?;
         }
@@ -112,9 +125,9 @@ impl Volume {
             self.descriptors.chmod(fd.as_fd(), mode_bits(mode))?;
         }
         if let Some(times) = &changes.times {
-            rustix::fs::utimensat(&*fd, c"", times, AtFlags::EMPTY_PATH)?;
+            rustix::fs::utimensat(fd, c"", times, AtFlags::EMPTY_PATH)?;
         }
-        self.attributes_now(&stat(&*fd)?)
+        Ok(())
     }
 
     /// Always clears suid, and sgid of what the group may execute: the request has a flag that lets the

@@ -137,7 +137,8 @@ impl Volume {
             Err(Errno::NOSPC) => {}
             other => return other.map(|reserved| (length, Some(change.with(reserved)))),
         }
-        let fitting = charge::longest_fitting(&file.fd, &(offset..end), quota.free_bytes())?;
+        let free = quota.free_bytes().saturating_sub(ahead);
+        let fitting = charge::longest_fitting(&file.fd, &(offset..end), free)?;
         if fitting == offset {
             return Err(Errno::NOSPC);
         }

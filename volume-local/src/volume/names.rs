@@ -190,7 +190,7 @@ impl Volume {
         let directory = place.directory;
         let parent = self.nodes.descriptor(directory)?;
         let found = self.found_at(&parent, &place)?;
-        self.admit_loss(found.as_ref(), &place, uid)?;
+        self.admit_loss(found.as_ref(), uid)?;
         running.note(|| {
             let removed_by = found.as_ref().filter(|found| found.has_one_name()).map(|_| uid);
             let takes = found.as_ref().map_or(0, Found::takes);
@@ -237,7 +237,7 @@ impl Volume {
         if in_the_way.is_none() {
             self.admit_name()?;
         } else if !flags.contains(RenameFlags::EXCHANGE) {
-            self.admit_loss(in_the_way.as_ref(), &to, uid)?;
+            self.admit_loss(in_the_way.as_ref(), uid)?;
         }
         let exchange = flags.contains(RenameFlags::EXCHANGE);
         let in_the_way_id = in_the_way.as_ref().map(|found| found.id);
@@ -401,18 +401,13 @@ impl Volume {
         }
     }
 
-    /// Called before a file loses a name. If it is the last one, or the one by which the daemon finds the file,
-    /// and the kernel knows the file, its descriptor is kept. `EMFILE` if `uid` has too many of these.
-    fn admit_loss(&self, found: Option<&Found>, place: &Place, uid: u32) -> Result<()> {
-        let Some(found) = found.filter(|found| found.held.is_some()) else { return Ok(()) };
-        let admitted = if found.has_one_name() {
-            self.retrying(|| self.nodes.admit_nameless(uid))
-        } else if self.nodes.is_at(found.id, place) {
-            self.retrying(|| self.nodes.admit_unplaced(uid))
-        } else {
-            Ok(())
-        };
-        match admitted {
+    /// Called before a file loses a name. If it is the last one and the kernel knows the file, its
+    /// descriptor is kept until the kernel forgets it. `EMFILE` if `uid` has too many of these.
+    fn admit_loss(&self, found: Option<&Found>, uid: u32) -> Result<()> {
+        if !found.is_some_and(|found| found.held.is_some() && found.has_one_name()) {
+            return Ok(());
+        }
+        match self.retrying(|| self.nodes.admit_nameless(uid)) {
             Err(Errno::NOSPC) => Err(Errno::MFILE),
             other => other,
         }
@@ -552,36 +547,6 @@ mod tests {
         let now = if directory.path().join("a").exists() { "a" } else { "b" };
         create(&volume, "other").unwrap();
         finds_it_beside(&volume, file, there_and_back(root(now), root("other"), RenameFlags::EXCHANGE));
-    }
-
-    #[test]
-    fn files_in_use_without_the_name_where_they_were_found_are_limited() {
-        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let volume = with_descriptors(1024, directory.path(), Access::default(), None);
-        let root = |name: &'static str| Name { directory: NodeId::ROOT, name: OsStr::new(name) };
-        let make = |n: usize| {
-            let name = format!("f{n}");
-            let (id, handle) = create(&volume, &name).unwrap();
-            volume.release_file(handle);
-            // The daemon finds it by this name from now on.
-            volume.link(&mut begin(&volume), id, root("other")).unwrap();
-            id.0
-        };
-        let lose = |uid| volume.remove(&mut begin(&volume), root("other"), AtFlags::empty(), uid);
-        let of_one_user = volume.nodes.most_nameless() / 4;
-        let mut lost = Vec::new();
-        for n in 0..of_one_user {
-            lost.push(make(n));
-            assert_eq!(lose(1), Ok(()));
-        }
-        // No kernel forgets them, as if they were in use.
-        volume.nodes.wait_for_unplaced(&lost, Duration::ZERO);
-        make(of_one_user);
-        assert_eq!(lose(1), Err(Errno::MFILE));
-        volume.look_up(&mut begin(&volume), root("f0")).unwrap();
-        assert_eq!(lose(1), Ok(()), "one has a place again");
-        make(of_one_user + 1);
-        assert_eq!((lose(1), lose(2)), (Err(Errno::MFILE), Ok(())), "another user");
     }
 
     #[test]

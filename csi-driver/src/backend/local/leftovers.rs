@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use linux::tree::Trash;
 
 use super::{Place, Pool, roots};
+use crate::error::chain;
 use crate::model::ids::{SnapshotId, VolumeId};
 
 impl Pool {
@@ -31,7 +32,12 @@ impl Pool {
         for path in leftovers_in(&self.incoming)?.into_iter().chain(leftovers_in(&self.trash)?) {
             match path.file_name().and_then(|name| name.to_str()) {
                 Some(name) if name.starts_with(Trash::PREFIX) => taken.push(path),
-                _ => taken.extend(self.leaving.take(&path)?),
+                _ => match self.leaving.take(&path) {
+                    Ok(new) => taken.extend(new),
+                    Err(error) => {
+                        tracing::error!(path = %path.display(), error = chain(&error), "a leftover stays in the pool");
+                    }
+                },
             }
         }
         remove_in_background(taken);
