@@ -47,7 +47,7 @@ use crate::model::policies::{Allowance, CapacityPolicy, Policies, Wanted};
 use crate::model::records::{DataId, Source};
 use crate::model::snapshot_mode::SnapshotMode;
 use crate::model::topology::Topology;
-use counting::publish;
+use counting::{limit_again, publish};
 use inodes::Inodes;
 use leftovers::leftovers_in;
 use listing::{entries_of, stored};
@@ -420,7 +420,7 @@ impl VolumeBackend for Pool {
                 // Quotas that were off for some time have forgotten it.
                 quota::limit(kind, &data, limits)?;
                 // A full pool has no room for it. It is repeated while the volume is served.
-                if let Err(error) = publish(&data, limits, &usage_path) {
+                if let Err(error) = publish(&data, &usage_path) {
                     tracing::warn!(error = chain(&error), "the kernel's count is not passed on");
                 }
             }
@@ -529,11 +529,17 @@ impl VolumeBackend for Pool {
 
     fn publish_use(&self, volumes: &[(VolumeId, Allowance)]) {
         self.keep_counting();
+        let has_groups = matches!(quota::kind(&self.dir), Ok(Ok(quota::Kind::Groups)));
         for (id, allowed) in volumes {
-            let limits = self.limits(allowed.capacity_bytes);
-            let published =
-                open_root(&self.data_dir(id)).and_then(|data| publish(&data, limits, &self.usage_path(id)));
-            if let Err(error) = published {
+            let publish_and_limit = || {
+                let data = open_root(&self.data_dir(id))?;
+                publish(&data, &self.usage_path(id))?;
+                if has_groups {
+                    limit_again(&data, self.limits(allowed.capacity_bytes), id)?;
+                }
+                Ok::<_, linux::Error>(())
+            };
+            if let Err(error) = publish_and_limit() {
                 tracing::debug!(volume_id = %id, error = chain(&error), "the kernel's count is not passed on");
             }
         }

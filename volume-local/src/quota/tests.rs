@@ -150,7 +150,8 @@ fn not_all_event_loops_wait_for_a_forget() {
     let quota = known(Limits { bytes: 4096, inodes: 1 }, used, 4);
     quota.removed(7, lasting(4096), None);
     let loops = quota.loops_at_rest();
-    let _others = [loops.rest(WaitsFor::Nodes).unwrap(), loops.rest(WaitsFor::Space).unwrap()];
+    let _others =
+        [WaitsFor::Nodes, WaitsFor::Nodes, WaitsFor::Space].map(|reason| loops.rest(reason).unwrap());
     let begun = Instant::now();
     assert_eq!(quota.retrying(|| quota.reserve(1)).map(drop), Err(Errno::NOSPC));
     assert!(begun.elapsed() < FORGET_IS_DUE, "others wait already: {:?}", begun.elapsed());

@@ -11,6 +11,7 @@ use linux::btrfs::{quota as groups, subvolume};
 use super::{Pool, open_root, quota, usage};
 use crate::error::chain;
 use crate::model::capacity::VolumeLimits;
+use crate::model::ids::VolumeId;
 
 /// Of a count that something has ended.
 const COUNT_AGAIN: Duration = Duration::from_secs(30);
@@ -46,16 +47,24 @@ impl Pool {
 
 /// Writes down what the kernel counts for a daemon that cannot ask it: statfs(2) of a project has that
 /// count, and that of a subvolume has not.
-///
-/// Btrfs forgets all limits when an administrator turns quotas off and on: then the volume gets its own again.
-pub(super) fn publish(data: &OwnedFd, limits: VolumeLimits, usage_path: &Path) -> linux::Result<()> {
+pub(super) fn publish(data: &OwnedFd, usage_path: &Path) -> linux::Result<()> {
     if subvolume::with_root(data)?.is_none() {
         return Ok(());
     }
-    let Some(used) = quota::used(data)? else { return Ok(()) };
-    if !quota::has_group_limit(data)? {
-        quota::limit(quota::Kind::Groups, data, limits)?;
-        tracing::warn!(usage = %usage_path.display(), bytes = limits.bytes, "a served volume had no limit: it has one again");
+    match quota::used(data)? {
+        Some(used) => usage::publish(&usage::open(usage_path)?, used),
+        None => Ok(()),
     }
-    usage::publish(&usage::open(usage_path)?, used)
+}
+
+/// Limits a served volume again: Btrfs forgets all limits when an administrator turns quotas off and on.
+///
+/// `limits` may be those of before an expansion, so a larger one stays.
+pub(super) fn limit_again(data: &OwnedFd, limits: VolumeLimits, id: &VolumeId) -> linux::Result<()> {
+    if quota::group_limit(data)?.is_some_and(|limit| limit >= limits.bytes) {
+        return Ok(());
+    }
+    quota::limit(quota::Kind::Groups, data, limits)?;
+    tracing::warn!(volume_id = %id, bytes = limits.bytes, "a served volume had lost its limit: it has one again");
+    Ok(())
 }

@@ -148,10 +148,10 @@ pub(super) fn unlimit_group(data: &OwnedFd) -> linux::Result<()> {
     }
 }
 
-/// Whether the group of a subvolume has a limit.
-pub(super) fn has_group_limit(data: &OwnedFd) -> linux::Result<bool> {
-    let Some(id) = subvolume::with_root(data)? else { return Ok(false) };
-    Ok(groups::group(data, id)?.is_some_and(|group| group.limit_bytes.is_some()))
+/// The limit of the group of a subvolume.
+pub(super) fn group_limit(data: &OwnedFd) -> linux::Result<Option<u64>> {
+    let Some(id) = subvolume::with_root(data)? else { return Ok(None) };
+    Ok(groups::group(data, id)?.and_then(|group| group.limit_bytes))
 }
 
 /// Gives the `data` of a volume these limits, unless it has them.

@@ -190,7 +190,7 @@ fn times_of(directory: &OwnedFd) -> linux::Result<Timestamps> {
 /// `EDQUOT` if nothing has limited the source of a new subvolume, and that holds more than the copy may. A
 /// subvolume has the limit of its source, which kept it from that.
 fn check_unlimited_group(data: &OwnedFd, progress: &Progress) -> linux::Result<()> {
-    if quota::has_group_limit(data)? {
+    if quota::group_limit(data)?.is_some() {
         return Ok(());
     }
     let Some(count) = quota::used(data)? else { return Ok(()) };
