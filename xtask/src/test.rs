@@ -38,8 +38,8 @@ pub(crate) const PROGRAMS: [(&str, &str); 18] = [
 
 /// Where tests have their sandboxes, with images of disks.
 const SANDBOXES: [&str; 2] = ["/tmp", "/var/tmp"];
-/// What the tests take there at once, twice over.
-const ROOM_BYTES: u64 = 8 << 30;
+/// Twice what the tests took there at once, by df(1).
+const ROOM_BYTES: u64 = 4 << 30;
 
 /// Tests that have a long form take it.
 const LONG: &str = "HAWSER_TEST_LONG";
