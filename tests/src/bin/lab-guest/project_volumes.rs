@@ -63,6 +63,7 @@ pub(super) fn refused_without_passthrough() -> Result<()> {
     fs::write(&entry, serde_json::to_vec(&record)?)?;
     scene.start_driver();
     refusal(scene.caller().stage(&volume).map(drop), "the kernel has no FUSE_PASSTHROUGH")?;
+    scene.caller().unstage(&volume)?;
     scene.caller().delete(&volume)?;
     scene.assert_nothing_left();
     Ok(())
