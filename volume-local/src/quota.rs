@@ -63,7 +63,6 @@ pub(crate) struct Quota {
     found_inodes: AtomicU64,
     charges: [Mutex<HashMap<u64, Charge>>; SHARDS],
     removals: Removals,
-    at_rest: Arc<LoopsAtRest>,
     /// Where a successor finds the charges; `None` if none can follow.
     table: Option<Arc<StateTable>>,
 }
@@ -85,7 +84,6 @@ impl Quota {
     ///
     /// `event_loops`: half of them never wait for space.
     pub(crate) fn new(limits: Limits, event_loops: usize, table: Option<Arc<StateTable>>) -> Self {
-        let at_rest = Arc::new(LoopsAtRest::new(event_loops));
         Self {
             limit_bytes: AtomicU64::new(limits.bytes),
             limit_inodes: AtomicU64::new(limits.inodes),
@@ -96,15 +94,14 @@ impl Quota {
             found_bytes: AtomicU64::new(0),
             found_inodes: AtomicU64::new(0),
             charges: std::array::from_fn(|_| Mutex::new(HashMap::new())),
-            removals: Removals::new(Arc::clone(&at_rest)),
-            at_rest,
+            removals: Removals::new(event_loops),
             table,
         }
     }
 
     /// The event loops that wait for space, and others that wait for FORGETs.
     pub(crate) fn loops_at_rest(&self) -> Arc<LoopsAtRest> {
-        Arc::clone(&self.at_rest)
+        self.removals.loops_at_rest()
     }
 
     /// Shows the use that was found so far.

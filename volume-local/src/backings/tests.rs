@@ -35,11 +35,13 @@ impl Keeper {
         next.unwrap()
     }
 
-    /// The number of the registration that is to end.
-    fn waits_for_end(&self) -> u32 {
-        match self.waits_for_request() {
-            DaemonRequest::UnregisterBacking { backing } => backing,
-            other => panic!("{other:?}"),
+    /// Registrations 1 to `count` are to end, in this order.
+    fn waits_for_ends(&self, count: u32) {
+        for number in 1..=count {
+            match self.waits_for_request() {
+                DaemonRequest::UnregisterBacking { backing } => assert_eq!(backing, number),
+                other => panic!("{other:?}"),
+            }
         }
     }
 
@@ -95,9 +97,7 @@ fn what_the_kernel_forgets_ends_together() {
     }
     assert_eq!(keeper.request(), None);
     start_ender(&backings);
-    for number in 1..=20 {
-        assert_eq!(keeper.waits_for_end(), number);
-    }
+    keeper.waits_for_ends(20);
 }
 
 #[test]
@@ -105,9 +105,7 @@ fn what_finds_no_room_is_sent_later() {
     let (backings, keeper) = with_closed_files(600);
     start_ender(&backings);
     (1..=600).for_each(|node| backings.is_gone(node, 0));
-    for number in 1..=600 {
-        assert_eq!(keeper.waits_for_end(), number);
-    }
+    keeper.waits_for_ends(600);
 }
 
 #[test]
@@ -119,9 +117,7 @@ fn what_ends_without_a_keeper_is_sent_to_the_next_one() {
     let (daemon, keeper) = socket();
     backings.keeper.replace(Arc::new(daemon));
     backings.keeper_was_replaced();
-    for number in 1..=600 {
-        assert_eq!(keeper.waits_for_end(), number);
-    }
+    keeper.waits_for_ends(600);
 }
 
 /// It ends them later, and may have died before.
@@ -130,9 +126,7 @@ fn what_a_keeper_has_read_is_sent_to_the_next_one_too() {
     let (backings, keeper) = with_closed_files(3);
     start_ender(&backings);
     (1..=3).for_each(|node| backings.is_gone(node, 0));
-    for number in 1..=3 {
-        assert_eq!(keeper.waits_for_end(), number);
-    }
+    keeper.waits_for_ends(3);
     // Its answer comes after all that it has read before.
     let file = File::open("/dev/null").unwrap();
     std::thread::scope(|scope| {
@@ -143,7 +137,5 @@ fn what_a_keeper_has_read_is_sent_to_the_next_one_too() {
     let (daemon, next) = socket();
     backings.keeper.replace(Arc::new(daemon));
     backings.keeper_was_replaced();
-    for number in 1..=3 {
-        assert_eq!(next.waits_for_end(), number);
-    }
+    next.waits_for_ends(3);
 }

@@ -37,8 +37,17 @@ struct State {
 }
 
 impl Removals {
-    pub(super) fn new(at_rest: Arc<LoopsAtRest>) -> Self {
-        Self { state: Mutex::default(), forgets: AtomicU64::new(0), forgotten: Condvar::new(), at_rest }
+    pub(super) fn new(event_loops: usize) -> Self {
+        Self {
+            state: Mutex::default(),
+            forgets: AtomicU64::new(0),
+            forgotten: Condvar::new(),
+            at_rest: Arc::new(LoopsAtRest::new(event_loops)),
+        }
+    }
+
+    pub(super) fn loops_at_rest(&self) -> Arc<LoopsAtRest> {
+        Arc::clone(&self.at_rest)
     }
 
     /// A node that the kernel knows lost its last name.

@@ -185,11 +185,11 @@ impl Volume {
         if !self.allocates_ahead || start <= before.bytes.saturating_sub(attributes) {
             return Ok(0);
         }
+        let until = charge::whole_blocks(start).min(MOST_BYTES);
+        // From the end, as far as the charge would grow.
         let find = || -> Result<Range<u64>> {
             let seen = stat(&file.fd)?;
-            let end = charge::whole_blocks(seen.stx_size);
-            let allocated = end.max(seen.stx_blocks.saturating_mul(512));
-            Ok(end..charge::whole_blocks(start).min(MOST_BYTES).min(allocated))
+            Ok(charge::whole_blocks(seen.stx_size)..until.min(seen.stx_blocks.saturating_mul(512)))
         };
         let give_back = || -> Result<()> {
             let ahead = find()?;
@@ -197,7 +197,6 @@ impl Volume {
                 return Ok(());
             }
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            let until = charge::whole_blocks(start).min(MOST_BYTES);
             rustix::fs::fallocate(&file.fd, punch, ahead.start, until - ahead.start)
         };
         // What other programs write is not known here.

@@ -380,6 +380,15 @@ fn attribute(volume: &Volume, name: &str, length: usize) -> rustix::io::Result<(
     rustix::fs::setxattr(volume.path(name), "user.a", &vec![1; length], XattrFlags::empty())
 }
 
+fn serve_by_the_next(volume: &mut Volume, clean_end: bool) {
+    if clean_end {
+        drop(volume.unmount());
+    } else {
+        volume.kill();
+    }
+    volume.serve_again(SETUP);
+}
+
 fn attributes_of_small_files_are_charged_on(kind: &str, at_least: u64) {
     const FILES: u64 = 200;
     let stage = Stage::on_file_system(kind);
@@ -401,12 +410,7 @@ fn attributes_of_small_files_are_charged_on(kind: &str, at_least: u64) {
     assert_eq!(attributed.used_bytes, du(&volume), "{kind}: charged, found");
     assert!(attributed.used_bytes - plain >= FILES * at_least, "{kind}: {} {plain}", attributed.used_bytes);
     for clean_end in [false, true] {
-        if clean_end {
-            drop(volume.unmount());
-        } else {
-            volume.kill();
-        }
-        volume.serve_again(SETUP);
+        serve_by_the_next(&mut volume, clean_end);
         assert_eq!(volume.usage(), attributed, "{kind}: the next daemon, after a clean end: {clean_end}");
     }
     // Overwritten, known anew, or neither: each is charged once.
@@ -450,12 +454,7 @@ fn a_file_with_attributes_does_not_grow_in_a_full_volume_on(kind: &str) {
         attribute(&volume, &name(n), 3900).unwrap();
     }
     for clean_end in [false, true] {
-        if clean_end {
-            drop(volume.unmount());
-        } else {
-            volume.kill();
-        }
-        volume.serve_again(SETUP);
+        serve_by_the_next(&mut volume, clean_end);
         volume.usage();
         let full = fs::write(volume.path("fill"), vec![1; 32 << 20]).unwrap_err();
         assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
