@@ -5,5 +5,4 @@ pub(crate) mod host_path;
 pub(crate) mod mounts;
 pub(crate) mod place;
 pub(crate) mod private_dir;
-pub(crate) mod release;
 pub(crate) mod socket;

@@ -30,6 +30,7 @@ mod handles;
 mod keeper_socket;
 mod loops_at_rest;
 mod nodes;
+pub mod pages;
 mod place;
 mod pruner;
 mod quota;

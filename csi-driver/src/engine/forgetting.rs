@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linux::mountinfo;
+use linux::release::Release;
 use nix::errno::Errno;
 use proto::control::{GetStats, MountPoints, Stats, reply, request};
 use tokio::sync::watch;
@@ -27,11 +28,10 @@ use crate::engine::daemons::Daemons;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
 use crate::kernel::bounded::OneEach;
-use crate::kernel::release;
 use crate::model::ids::VolumeId;
 
 /// The first kernel with FUSE_NOTIFY_PRUNE.
-const PRUNES: (u32, u32) = (6, 18);
+const PRUNES: Release = Release::new(6, 18, 0);
 /// How often daemons are asked whether they want a list.
 const EVERY: Duration = Duration::from_secs(2);
 /// A slower daemon is asked again in the next round.
@@ -42,7 +42,7 @@ const LISTING: &str = "list mount points";
 
 /// Answers daemons until the driver stops. On a kernel with FUSE_NOTIFY_PRUNE no daemon asks.
 pub(crate) async fn serve(lists: Arc<MountPointLists>, mut stopped: watch::Receiver<bool>) {
-    if release::is_at_least(PRUNES) {
+    if Release::running() >= PRUNES {
         return;
     }
     loop {

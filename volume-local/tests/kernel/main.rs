@@ -6,6 +6,7 @@
 mod accounting;
 mod asynchronous;
 mod attributes;
+mod bypassing;
 mod capacity;
 mod confinement;
 mod cuts;
@@ -16,6 +17,7 @@ mod hand_over;
 mod holes;
 mod keepers;
 mod known;
+mod mapping;
 mod metrics;
 mod model;
 mod ownership;
