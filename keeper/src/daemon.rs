@@ -3,8 +3,7 @@
 //! without the daemon, since their registration needs CAP_SYS_ADMIN.
 //!
 //! Invariant: a call waits for the keeper at most the time limit, with system calls that the
-//! daemon's seccomp filter allows (sendmsg, sendmmsg, recvfrom, ppoll, sched_yield, fcntl with F_GETFL). Only
-//! [`Removed::list_removed`] needs recvmsg, so it comes before the filter.
+//! daemon's seccomp filter allows (sendmsg, sendmmsg, recvmsg, recvfrom, ppoll, sched_yield, fcntl with F_GETFL).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -83,9 +82,10 @@ impl Removed {
         const OP: &str = "REGISTER_BACKING";
         let deadline = Instant::now() + limit;
         self.send_until(OP, DaemonRequest::RegisterBacking { number }, &[file], deadline)?;
-        self.stay_awake(OP)?;
+        let awake_until = Instant::now() + AWAKE;
+        std::thread::yield_now();
         loop {
-            let (packet, numbers, _fds) = self.receive_until(OP, deadline)?;
+            let (packet, numbers, _fds) = self.receive_awake(OP, awake_until, deadline)?;
             let is_this = packet.number == number;
             match (packet.kind, numbers.first()) {
                 (Kind::Registered, Some(&backing)) => {
@@ -197,12 +197,15 @@ impl Removed {
     }
 
     fn receive(&self, op: &'static str) -> Result<(DaemonPacket, Vec<u64>, Vec<OwnedFd>), Error> {
-        self.receive_until(op, Instant::now() + self.limit)
+        let now = Instant::now();
+        self.receive_awake(op, now, now + self.limit)
     }
 
-    fn receive_until(
+    /// Lets other processes use this processor until `awake_until`, and sleeps from then on.
+    fn receive_awake(
         &self,
         op: &'static str,
+        awake_until: Instant,
         deadline: Instant,
     ) -> Result<(DaemonPacket, Vec<u64>, Vec<OwnedFd>), Error> {
         let mut buffer = [0; DaemonPacket::MOST_BYTES];
@@ -218,22 +221,9 @@ impl Removed {
                         decoded.filter(|_| !received.is_longer).ok_or(Error::Invalid { op })?;
                     return Ok((packet, nodes, received.fds));
                 }
+                Err(Errno::AGAIN) if Instant::now() < awake_until => std::thread::yield_now(),
                 Err(Errno::AGAIN) => self.wait(op, PollFlags::IN, deadline)?,
                 Err(e) => return Err(failed(op, e)),
-            }
-        }
-    }
-
-    /// Waits for an answer for [`AWAKE`] at most, and lets other processes use this processor meanwhile.
-    fn stay_awake(&self, op: &'static str) -> Result<(), Error> {
-        let until = Instant::now() + AWAKE;
-        loop {
-            std::thread::yield_now();
-            let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
-            match poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-                Ok(0) if Instant::now() < until => {}
-                Ok(_) | Err(Errno::INTR) => return Ok(()),
-                Err(e) => return Err(socket_error(op, e)),
             }
         }
     }

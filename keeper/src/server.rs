@@ -227,6 +227,7 @@ impl Server {
                     peer => self.turn_of_daemon(peer, flags),
                 }
             }
+            self.held.closer().close_what_waited();
             for daemon in self.resting.take() {
                 self.turn_of_daemon(daemon, EventFlags::IN);
             }
@@ -239,7 +240,8 @@ impl Server {
     fn pause(&self) -> Option<Timespec> {
         let until_accept = self.accepts_again.map(|again| again.saturating_duration_since(Instant::now()));
         let is_behind = self.held.store().is_some_and(Store::is_behind);
-        let pauses = [self.resting.left(), until_accept, is_behind.then_some(BEHIND)];
+        let until_close = self.held.closer().left();
+        let pauses = [self.resting.left(), until_accept, until_close, is_behind.then_some(BEHIND)];
         // At most a second.
         pauses.into_iter().flatten().min().and_then(|pause| Timespec::try_from(pause).ok())
     }

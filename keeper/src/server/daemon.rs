@@ -246,9 +246,12 @@ impl Daemon {
                     .map_err(|not_registered| self.log_not_registered(log, &not_registered));
                 self.registers |= registered.is_ok();
                 self.registered.push_back((number, registered));
-                // Before the close, which wakes another thread.
+                // Before the close, which may wake another thread.
                 self.send_registered(held);
-                held.close(fd);
+                match registered {
+                    Ok(_backing) => held.closer().close_registered(fd),
+                    Err(_) => held.close(fd),
+                }
             }
             DaemonRequest::UnregisterBacking { backing } => {
                 held.get(self.volume, Role::Connection).ok_or(Refusal::NotHeld)?;
