@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use linux::chain;
-use linux::release::Release;
 use proto::versions::Versions;
 
 use crate::model::access_mode::AccessMode;
@@ -92,7 +91,7 @@ pub enum Error {
         "parameters.dataPath: passthrough needs a kernel with CONFIG_FUSE_PASSTHROUGH (Linux 6.9 or newer), and \
          this one ({release}) lacks it: choose daemon"
     )]
-    NoPassthrough { release: Release },
+    NoPassthrough { release: String },
     #[error(
         "parameters.dataPath: passthrough needs a keeper, which registers the files, and this driver has none: name \
          one with --keeper-binary, or choose daemon"

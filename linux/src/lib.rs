@@ -10,7 +10,7 @@
 //! - File systems: `project_quota`, `fsxattr`, `btrfs`, `xfs`, `fuse_backing`.
 //! - Descriptors and data between processes: `fd_passing`, `descriptor`, `pipes`, `shared_memory`,
 //!   `terminal`.
-//! - For the others: `error`, `ioctl`, `random`, `release`.
+//! - For the others: `error`, `ioctl`, `random`.
 //!
 //! Invariant: of the products, only this crate has `unsafe`, except for one call of fuser's
 //! (`volume-fs/src/filesystem/passthrough.rs`); `xtask/tests/dependencies.rs` tests that. Each module
@@ -49,7 +49,6 @@ pub mod procfs;
 pub mod program;
 pub mod project_quota;
 pub mod random;
-pub mod release;
 pub mod rootfs;
 pub mod shared_file;
 pub mod shared_memory;

@@ -27,10 +27,6 @@ pub struct Opened {
     pub keeps_pages: bool,
     /// The backend may have an error to report at each close(2) ([`crate::backend::Backend::flush`]).
     pub reports_close: bool,
-    /// What is written by this handle does not pass by the kernel's pages of the file: the backend gets it as
-    /// the caller has it in memory, and the kernel discards its pages of that part (FOPEN_DIRECT_IO). Only for a
-    /// handle that cannot be mapped, and not with the writeback cache.
-    pub bypasses_pages: bool,
 }
 
 /// The answer to an open of a directory.
@@ -50,7 +46,7 @@ pub struct BackingId(pub u32);
 impl Opened {
     /// The daemon answers reads and writes.
     pub fn by_daemon(handle: Handle) -> Self {
-        Self { handle, backing: None, keeps_pages: false, reports_close: true, bypasses_pages: false }
+        Self { handle, backing: None, keeps_pages: false, reports_close: true }
     }
 }
 

@@ -21,7 +21,7 @@ use linux::credentials::Caller;
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timestamps, XattrFlags};
 
 use self::answers::{Entries, KnownEntries};
-use self::convert::{handle, name, node, synchronised, timespec};
+use self::convert::{handle, name, node, timespec};
 use crate::backend::Backend;
 use crate::event_loops::{EventLoops, Turn};
 use crate::metrics::{Call, Metrics, Operation};
@@ -325,7 +325,7 @@ impl<B: Backend> Filesystem for Adapter<B> {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        flags: OpenFlags,
+        _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
@@ -333,11 +333,9 @@ impl<B: Backend> Filesystem for Adapter<B> {
         let answer = answers::written(call, Some(Arc::clone(&self.metrics)), reply);
         let clears_setid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let from_pages = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        let synchronised = synchronised(flags);
-        let by = caller(request);
         self.backend.write(
             handle(fh),
-            Data { offset, bytes: data, by, clears_setid, from_pages, synchronised },
+            Data { offset, bytes: data, by: caller(request), clears_setid, from_pages },
             answer,
         );
     }

@@ -27,8 +27,7 @@ const HEADER_BYTES: usize = 16;
 /// A backend's requests to the kernel that has mounted its volume.
 ///
 /// The calling thread must not serve requests. A notification may wait for pages under writeback
-/// and for locked directories, and both may wait for an answer to a request. [`Kernel::knows`] of the
-/// file that a request is about is an exception: it waits for neither.
+/// and for locked directories, and both may wait for an answer to a request.
 #[derive(Debug)]
 pub struct Kernel {
     device: Arc<OwnedFd>,

@@ -3,7 +3,6 @@
 
 use linux::credentials::Caller;
 use rustix::fs::Timestamps;
-use rustix::io::ReadWriteFlags;
 
 use crate::file::Handle;
 
@@ -67,9 +66,6 @@ pub struct Data<'a> {
     /// The kernel writes back its pages: what was stored in a shared mapping, or with the writeback cache
     /// what write(2) left there.
     pub from_pages: bool,
-    /// What must be on the disk before the answer, since the kernel sends no FSYNC after a write that bypasses
-    /// its pages ([`crate::file::Opened`]): DSYNC the data, SYNC the times too.
-    pub synchronised: ReadWriteFlags,
 }
 
 /// The answer to getxattr and listxattr.

@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use keeper::daemon::Removed;
 use linux::credentials::Caller;
-use linux::release::Release;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, RenameFlags, SeekFrom, XattrFlags};
 use rustix::io::Errno;
 use volume_fs::backend::{Backend, CannotPause, DataReply, Held, KnownListing, Listing, Pausing, Reply};
@@ -32,7 +31,6 @@ use crate::capacity::{CountedByDaemon, LimitedByKernel, Policy, Unlimited};
 use crate::ender;
 use crate::errno::Result;
 use crate::nodes::NodeLimits;
-use crate::pages;
 use crate::pruner;
 use crate::quota::Quota;
 use crate::sweeper;
@@ -63,12 +61,7 @@ pub struct Local {
 }
 
 impl Local {
-    pub(crate) fn open(
-        storage: Storage,
-        terms: Terms,
-        boot: Option<BootId>,
-        kernel: Release,
-    ) -> volume_fs::Result<Self> {
+    pub(crate) fn open(storage: Storage, terms: Terms, boot: Option<BootId>) -> volume_fs::Result<Self> {
         let Terms { volume: terms, process, succession } = terms;
         let shared = succession.map(Shared::open).transpose()?;
         let continues = shared.as_ref().is_some_and(Shared::continues);
@@ -99,8 +92,7 @@ impl Local {
             event_loops: process.event_loops,
         };
         let (data_path, writeback_cache) = (terms.data_path, terms.writeback_cache);
-        let writes_bypass_pages = !writeback_cache && pages::follow_bypassing_writes(kernel);
-        let policies = Policies { data_path, quota: capacity.quota(), writeback_cache, writes_bypass_pages };
+        let policies = Policies { data_path, quota: capacity.quota(), writeback_cache };
         let access = Access { read_only: terms.read_only, changed_from_outside: terms.changed_from_outside };
         let volume = Volume::open(storage.directory, access, process.descriptors, limits, policies, shared)?;
         Ok(Self { volume: Arc::new(volume), gate, capacity, continues })
@@ -325,10 +317,10 @@ impl Backend for Local {
             Ok(_pass) => reply(answer(self.volume.write(handle, data))),
             // Only a change that waits is copied.
             Err(shut) => {
-                let Data { offset, by, clears_setid, from_pages, synchronised, .. } = data;
+                let Data { offset, by, clears_setid, from_pages, .. } = data;
                 let bytes = data.bytes.to_vec();
                 self.change_later(shut, bytes.len(), move |volume| {
-                    let data = Data { offset, bytes: &bytes, by, clears_setid, from_pages, synchronised };
+                    let data = Data { offset, bytes: &bytes, by, clears_setid, from_pages };
                     reply(answer(volume.write(handle, data)));
                 });
             }

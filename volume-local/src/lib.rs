@@ -30,7 +30,6 @@ mod handles;
 mod keeper_socket;
 mod loops_at_rest;
 mod nodes;
-pub mod pages;
 mod place;
 mod pruner;
 mod quota;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use libc::c_long;
 use linux::credentials::CapabilitySet;
-use linux::release::Release;
 use proto::handover::{Local as Wire, Role, assignment};
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
 use volume_fs::descriptors::{Descriptors, Wrong};
@@ -20,7 +19,6 @@ use crate::usage_file::BootId;
 pub const SYSTEM_CALLS: &[c_long] = &[
     libc::SYS_pread64,
     libc::SYS_pwrite64,
-    libc::SYS_pwritev2,
     libc::SYS_lseek,
     libc::SYS_openat,
     libc::SYS_fstat,
@@ -63,13 +61,12 @@ pub const SYSTEM_CALLS: &[c_long] = &[
 #[derive(Debug)]
 pub struct LocalService {
     boot: Option<BootId>,
-    kernel: Release,
 }
 
 impl LocalService {
     /// Must be called while the process sees the node's /proc.
     pub fn new() -> Self {
-        Self { boot: BootId::of_this_boot(), kernel: Release::running() }
+        Self { boot: BootId::of_this_boot() }
     }
 }
 
@@ -112,7 +109,7 @@ impl Service for LocalService {
     }
 
     fn open(self, storage: Storage, terms: Terms) -> volume_fs::Result<Arc<Local>> {
-        Local::open(storage, terms, self.boot, self.kernel).map(Arc::new)
+        Local::open(storage, terms, self.boot).map(Arc::new)
     }
 }
 

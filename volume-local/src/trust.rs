@@ -17,7 +17,7 @@
 use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::OFlags;
@@ -49,8 +49,6 @@ pub(crate) struct Trust {
     names_stay: AtomicBool,
     outdated: Mutex<Outdated>,
     first: Condvar,
-    /// Once requests are served.
-    kernel: OnceLock<Arc<Kernel>>,
 }
 
 /// Files whose attributes the kernel is to discard once more.
@@ -68,7 +66,6 @@ impl Trust {
             names_stay: AtomicBool::new(false),
             outdated: Mutex::new(Outdated::default()),
             first: Condvar::new(),
-            kernel: OnceLock::new(),
         }
     }
 
@@ -126,16 +123,6 @@ impl Trust {
         }
     }
 
-    /// As [`Self::outdates`], before the request is answered. Only of the file that the request is about, which is
-    /// therefore in use: then the notification waits for nothing.
-    pub(crate) fn outdates_now(&self, id: u64) {
-        let is_known = self.kernel.get().map(|kernel| kernel.knows(id));
-        if !matches!(is_known, Some(Ok(true))) {
-            tracing::debug!(id, ?is_known, "attributes are discarded later");
-            self.outdates(id);
-        }
-    }
-
     /// The files whose earlier answers have arrived. Waits for them.
     fn wait_for_outdated(&self) -> HashSet<u64> {
         let mut outdated = self.outdated();
@@ -173,7 +160,6 @@ fn writes_back_later(root: impl AsFd) -> bool {
 /// Runs on a separate thread until the process ends: a notification may wait for an answer of this
 /// daemon.
 pub(crate) fn start(trust: Arc<Trust>, kernel: Arc<Kernel>) -> std::io::Result<()> {
-    let kernel = trust.kernel.get_or_init(|| kernel).clone();
     let thread = std::thread::Builder::new().name("attributes".to_owned()).stack_size(STACK_BYTES);
     thread
         .spawn(move || {

@@ -72,8 +72,6 @@ pub(crate) struct Volume {
     read_only: bool,
     /// The kernel keeps what is written and sends it later.
     writeback_cache: bool,
-    /// What is written by handles that cannot be read bypasses the kernel's pages.
-    writes_bypass_pages: bool,
     /// A hole of a backing file always has whole pages of the kernel.
     holes_are_pages: bool,
     /// Files that the kernel reads and writes itself; `None`: the daemon does.
@@ -109,8 +107,6 @@ pub(crate) struct Policies {
     pub(crate) quota: Option<Arc<Quota>>,
     /// The kernel keeps what is written and sends it later.
     pub(crate) writeback_cache: bool,
-    /// See [`crate::pages`]; not with the writeback cache.
-    pub(crate) writes_bypass_pages: bool,
 }
 
 impl Volume {
@@ -123,7 +119,7 @@ impl Volume {
         policies: Policies,
         shared: Option<Shared>,
     ) -> volume_fs::Result<Self> {
-        let Policies { data_path, quota, writeback_cache, writes_bypass_pages } = policies;
+        let Policies { data_path, quota, writeback_cache } = policies;
         let read_only = access.read_only;
         let root = Arc::new(directory);
         let (table, keeper, earlier) = match shared {
@@ -176,7 +172,6 @@ impl Volume {
             allocates_ahead,
             read_only,
             writeback_cache,
-            writes_bypass_pages,
             holes_are_pages,
             passing,
             table,
@@ -449,12 +444,7 @@ pub(crate) mod testing {
     ) -> Volume {
         let root = rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let limits = NodeLimits { descriptors, known: 1000, event_loops: 4 };
-        let policies = Policies {
-            data_path: DataPath::Daemon,
-            quota,
-            writeback_cache: false,
-            writes_bypass_pages: false,
-        };
+        let policies = Policies { data_path: DataPath::Daemon, quota, writeback_cache: false };
         Volume::open(root, access, DescriptorDir::open().unwrap(), limits, policies, shared).unwrap()
     }
 

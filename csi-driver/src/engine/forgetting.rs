@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linux::mountinfo;
-use linux::release::Release;
 use nix::errno::Errno;
 use proto::control::{GetStats, MountPoints, Stats, reply, request};
 use tokio::sync::watch;
@@ -28,10 +27,11 @@ use crate::engine::daemons::Daemons;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
 use crate::kernel::bounded::OneEach;
+use crate::kernel::release;
 use crate::model::ids::VolumeId;
 
 /// The first kernel with FUSE_NOTIFY_PRUNE.
-const PRUNES: Release = Release::new(6, 18, 0);
+const PRUNES: (u32, u32) = (6, 18);
 /// How often daemons are asked whether they want a list.
 const EVERY: Duration = Duration::from_secs(2);
 /// A slower daemon is asked again in the next round.
@@ -42,7 +42,7 @@ const LISTING: &str = "list mount points";
 
 /// Answers daemons until the driver stops. On a kernel with FUSE_NOTIFY_PRUNE no daemon asks.
 pub(crate) async fn serve(lists: Arc<MountPointLists>, mut stopped: watch::Receiver<bool>) {
-    if Release::running() >= PRUNES {
+    if release::is_at_least(PRUNES) {
         return;
     }
     loop {

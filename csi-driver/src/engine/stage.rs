@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use linux::mountinfo::MountEntry;
-use linux::release::Release;
 use proto::handover::{self, Assignment, Role};
 
 use crate::backend::VolumeBackend;
@@ -27,15 +26,13 @@ use crate::kernel::bounded::OneEach;
 use crate::kernel::host_path::{HostPath, HostPaths};
 use crate::kernel::mounts::{self, WhenBusy};
 use crate::kernel::place::Place;
+use crate::kernel::release::{self, FIRST_WITH_RESEND};
 use crate::model::capability::{Access, MountFlag, Parsed};
 use crate::model::counts::Counts;
 use crate::model::ids::VolumeId;
 use crate::model::policies::{CapacityPolicy, DataPath};
 use crate::model::records::{Serving, StageRecord, StageSpec, Timestamp, VolumeRecord};
 use crate::model::settings::LaunchSettings;
-
-/// FUSE_NOTIFY_RESEND: another daemon can continue a connection.
-const FIRST_WITH_RESEND: Release = Release::new(6, 9, 0);
 
 /// Stages, parks and unstages volumes, with their daemons.
 #[derive(Debug)]
@@ -95,7 +92,7 @@ impl Stages {
                 return Ok(Some(("dataPath passthrough", reason)));
             }
         }
-        if settings.writeback_cache && !(has_keeper && Release::running() >= FIRST_WITH_RESEND) {
+        if settings.writeback_cache && !(has_keeper && release::is_at_least(FIRST_WITH_RESEND)) {
             let reason =
                 "without a keeper and Linux 6.9, what the kernel has not sent is lost with the daemon";
             return Ok(Some(("writebackCache", reason)));

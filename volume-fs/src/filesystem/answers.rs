@@ -100,7 +100,6 @@ fn flags(opened: Opened) -> FopenFlags {
     let mut flags = FopenFlags::empty();
     flags.set(FopenFlags::FOPEN_KEEP_CACHE, opened.keeps_pages && opened.backing.is_none());
     flags.set(FopenFlags::FOPEN_NOFLUSH, !opened.reports_close);
-    flags.set(FopenFlags::FOPEN_DIRECT_IO, opened.bypasses_pages && opened.backing.is_none());
     flags
 }
 

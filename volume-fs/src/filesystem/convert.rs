@@ -3,9 +3,9 @@
 use std::ffi::OsStr;
 use std::time::SystemTime;
 
-use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenFlags, TimeOrNow};
+use fuser::{FileAttr, FileHandle, FileType, INodeNo, TimeOrNow};
 use rustix::fs::{Timespec, UTIME_NOW, UTIME_OMIT};
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 
 use crate::file::{Attributes, FileKind, Handle, Name, NodeId};
 
@@ -23,17 +23,6 @@ pub(super) fn fuse_errno(errno: Errno) -> fuser::Errno {
 
 pub(super) fn handle(fh: FileHandle) -> Handle {
     Handle(fh.0)
-}
-
-/// Of a write(2). O_SYNC is O_DSYNC and another bit; rustix has one constant for both.
-pub(super) fn synchronised(OpenFlags(flags): OpenFlags) -> ReadWriteFlags {
-    if flags & libc::O_SYNC == libc::O_SYNC {
-        ReadWriteFlags::SYNC
-    } else if flags & libc::O_DSYNC != 0 {
-        ReadWriteFlags::DSYNC
-    } else {
-        ReadWriteFlags::empty()
-    }
 }
 
 pub(super) fn fuse_kind(kind: FileKind) -> FileType {

@@ -44,34 +44,21 @@ fn is_member(by: Caller, gid: u32) -> bool {
     by.uid == 0 || by.gid == gid
 }
 
-/// A file has suid or sgid.
-pub(super) struct SetId {
-    gid: u32,
-}
-
-impl SetId {
-    pub(super) fn of(file: &OwnedFd) -> Result<Option<Self>> {
-        let seen = rustix::fs::fstat(file)?;
-        let has_any = Mode::from_raw_mode(seen.st_mode).intersects(Mode::SUID | Mode::SGID);
-        Ok(has_any.then_some(Self { gid: seen.st_gid }))
+/// Makes a change on behalf of `by`, which clears suid, and sgid as setattr_should_drop_sgid of
+/// fs/attr.c has it: not of a file that its group may not execute, if `by` is a member.
+pub(super) fn clearing_setid_for<T>(
+    by: Caller,
+    file: &OwnedFd,
+    change: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let seen = rustix::fs::fstat(file)?;
+    if !Mode::from_raw_mode(seen.st_mode).intersects(Mode::SUID | Mode::SGID) {
+        return change();
     }
-
-    /// Makes a change of the file on behalf of `by`, which clears suid, and sgid as setattr_should_drop_sgid of
-    /// fs/attr.c has it: not of a file that its group may not execute, if `by` is a member.
-    pub(super) fn cleared_for<T>(&self, by: Caller, change: impl FnOnce() -> Result<T>) -> Result<T> {
-        // The kernel asks whether this thread is a member: its own group would decide for files of that group.
-        let gid = if is_member(by, self.gid) { self.gid } else { by.gid };
-        credentials::as_caller(Caller { uid: 0, gid }, CapabilitySet::empty(), || clearing_setid(change))
-            .map_err(errno::from_nix)?
-    }
-}
-
-/// Makes a change of any file on behalf of `by`, as [`SetId::cleared_for`].
-fn clearing_setid_for<T>(by: Caller, file: &OwnedFd, change: impl FnOnce() -> Result<T>) -> Result<T> {
-    match SetId::of(file)? {
-        Some(setid) => setid.cleared_for(by, change),
-        None => change(),
-    }
+    // The kernel asks whether this thread is a member: its own group would decide for files of that group.
+    let gid = if is_member(by, seen.st_gid) { seen.st_gid } else { by.gid };
+    credentials::as_caller(Caller { uid: 0, gid }, CapabilitySet::empty(), || clearing_setid(change))
+        .map_err(errno::from_nix)?
 }
 
 /// Stored as it is set, and always listed.

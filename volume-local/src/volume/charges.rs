@@ -376,7 +376,6 @@ mod tests {
     use std::sync::Arc;
 
     use rustix::fs::{AtFlags, XattrFlags};
-    use rustix::io::ReadWriteFlags;
     use volume_fs::figures::{Counted, Limits};
     use volume_fs::file::{Name, NodeId};
     use volume_fs::request::Data;
@@ -395,14 +394,8 @@ mod tests {
         let quota = Quota::new(limits, 4, None);
         quota.set_counted(found);
         let counted = volume(dir.path(), Access::default(), Some(Arc::new(quota)));
-        let data = Data {
-            offset: 0,
-            bytes: &[1; 4 * 4096],
-            by: CALLER,
-            clears_setid: false,
-            from_pages: false,
-            synchronised: ReadWriteFlags::empty(),
-        };
+        let data =
+            Data { offset: 0, bytes: &[1; 4 * 4096], by: CALLER, clears_setid: false, from_pages: false };
         let (_, handle) = create(&counted, "counted").unwrap();
         assert_eq!(counted.write(handle, data), Ok(2 * 4096), "what fits");
         assert_eq!(create(&counted, "second").unwrap_err(), Errno::NOSPC);

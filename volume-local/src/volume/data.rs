@@ -1,22 +1,20 @@
 //! The content of files.
 
-use std::io::IoSlice;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 use volume_fs::file::{Handle, NodeId, Opened};
 use volume_fs::request::{Data, Position};
 
-use super::attributes::SetId;
+use super::attributes::clearing_setid_for;
 use super::{OpenFile, Running, Volume, holes, synchronise};
 use crate::backings::{self, Backings, Entered, Wanted};
 use crate::charge;
 use crate::errno::{self, Result};
 use crate::handles::Closed;
 use crate::nodes::stat;
-use crate::pages;
 
 /// The open(2) flags passed to the backing file. Not O_APPEND (pwrite(2) would ignore the offset,
 /// which the kernel has computed), nor O_DIRECT (our buffers are not aligned; the request has
@@ -94,15 +92,8 @@ impl Volume {
         }
         let keeps_pages = keeps_pages && self.trust.knows_all_changes();
         let reports_close = self.trust.reports_close(file.flags);
-        let bypasses_pages = backing.is_none() && self.bypasses_pages(file.flags);
         let (handle, _) = self.files.insert(file, request);
-        Opened { handle, backing, keeps_pages, reports_close, bypasses_pages }
-    }
-
-    /// Whether what is written by a handle that is open with `flags` bypasses the kernel's pages, unless it passes
-    /// through or an earlier release of this daemon opened it.
-    fn bypasses_pages(&self, flags: OFlags) -> bool {
-        self.writes_bypass_pages && pages::only_writes(flags)
+        Opened { handle, backing, keeps_pages, reports_close }
     }
 
     /// The kernel's attributes of a file that passes through are valid without end until the file is
@@ -146,26 +137,14 @@ impl Volume {
     /// The number of bytes of `data` that were written: as many as fit. `ENOSPC` if not all of a mapping's
     /// fit.
     pub(crate) fn write(&self, handle: Handle, data: Data<'_>) -> Result<usize> {
-        let Data { offset, bytes: data, by, clears_setid, from_pages, synchronised } = data;
+        let Data { offset, bytes: data, by, clears_setid, from_pages } = data;
         let file = self.file(handle)?;
-        let setid = if clears_setid { SetId::of(&file.fd)? } else { None };
         let (fitting, change) = self.make_room(&file, offset, data.len() as u64)?;
         let all = data.len();
         let data = &data[..all.min(usize::try_from(fitting).unwrap_or(usize::MAX))];
-        let bypasses_pages = self.bypasses_pages(file.flags);
-        // The kernel synchronises what passes by its pages, by a request of its own.
-        let synchronised = if bypasses_pages { synchronised } else { ReadWriteFlags::empty() };
-        let write = || write_all(&file.fd, offset, data, synchronised);
+        let write = || write_all(&file.fd, offset, data);
         // With our CAP_FSETID, the backing file would keep the bits.
-        let written = match &setid {
-            Some(setid) => setid.cleared_for(by, write),
-            None => write(),
-        };
-        if setid.is_some() && bypasses_pages {
-            // Else the kernel has made us clear them before, and knows it (file_remove_privs of fs/inode.c). It
-            // would execute the file with the bits that it knows.
-            self.trust.outdates_now(file.id);
-        }
+        let written = if clears_setid { clearing_setid_for(by, &file.fd, write) } else { write() };
         self.settle(&file.fd, change);
         if from_pages {
             self.trust.outdates(file.id);
@@ -256,16 +235,10 @@ pub(super) fn both_ways(flags: OFlags) -> OFlags {
     (flags - OFlags::RWMODE) | OFlags::RDWR
 }
 
-/// `synchronised`: see [`Data`].
-fn write_all(file: &OwnedFd, offset: u64, data: &[u8], synchronised: ReadWriteFlags) -> Result<usize> {
+fn write_all(file: &OwnedFd, offset: u64, data: &[u8]) -> Result<usize> {
     let mut written = 0;
     while written < data.len() {
-        let (at, rest) = (offset + written as u64, &data[written..]);
-        let attempt = match synchronised.is_empty() {
-            true => rustix::io::pwrite(file, rest, at),
-            false => rustix::io::pwritev2(file, &[IoSlice::new(rest)], at, synchronised),
-        };
-        match attempt {
+        match rustix::io::pwrite(file, &data[written..], offset + written as u64) {
             Ok(0) => break,
             Ok(more) => written += more,
             Err(Errno::INTR) => {}

@@ -154,12 +154,7 @@ mod tests {
         let state = Region::of_backend(memory).unwrap();
         let shared = Shared::open(Succession { state, version: 2, removed, continues: true }).unwrap();
         let limits = NodeLimits { descriptors: 1024, known: 1000, event_loops: 4 };
-        let policies = Policies {
-            data_path: DataPath::Daemon,
-            quota: None,
-            writeback_cache: false,
-            writes_bypass_pages: false,
-        };
+        let policies = Policies { data_path: DataPath::Daemon, quota: None, writeback_cache: false };
         let descriptors = DescriptorDir::open().unwrap();
         Volume::open(root, Access::default(), descriptors, limits, policies, Some(shared)).unwrap()
     }

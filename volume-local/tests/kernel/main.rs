@@ -6,7 +6,6 @@
 mod accounting;
 mod asynchronous;
 mod attributes;
-mod bypassing;
 mod capacity;
 mod confinement;
 mod cuts;
@@ -17,7 +16,6 @@ mod hand_over;
 mod holes;
 mod keepers;
 mod known;
-mod mapping;
 mod metrics;
 mod model;
 mod ownership;

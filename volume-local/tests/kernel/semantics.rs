@@ -5,7 +5,6 @@ const TESTS: &[&str] = &[
     include_str!("accounting.rs"),
     include_str!("asynchronous.rs"),
     include_str!("attributes.rs"),
-    include_str!("bypassing.rs"),
     include_str!("capacity.rs"),
     include_str!("confinement.rs"),
     include_str!("cuts.rs"),

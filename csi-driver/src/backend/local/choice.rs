@@ -1,11 +1,11 @@
 //! Which policies a new volume of the pool gets, and what the pool or its node lacks for those that a class asks for.
 
 use linux::fuse_backing;
-use linux::release::Release;
 
 use super::{Pool, quota};
 use crate::backend::VolumeBackend;
 use crate::error::{Error, Result, Step};
+use crate::kernel::release;
 use crate::model::policies::{CapacityPolicy, DataPath, Lacking, Policies, Supported, Wanted};
 
 impl Pool {
@@ -42,7 +42,7 @@ impl Pool {
             }
             (Lacking::Keeper, _) => Error::NoKeeper,
             (Lacking::KernelQuota | Lacking::Passthrough, _) => {
-                Error::NoPassthrough { release: Release::running() }
+                Error::NoPassthrough { release: release::running() }
             }
         })
     }

@@ -3,7 +3,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::*;
-use linux::release::Release;
 use proto::versions::Versions;
 
 use crate::model::access_mode::AccessMode;
@@ -72,7 +71,7 @@ fn examples() -> Vec<Error> {
             reason: text("btrfs without quotas"),
             remedy: text("run \"btrfs quota enable /path\""),
         },
-        Error::NoPassthrough { release: Release::new(6, 1, 0) },
+        Error::NoPassthrough { release: text("6.1.0") },
         Error::NoKeeper,
         Error::NoControl { volume_id: volume_id(), what: "SetCapacity" },
         Error::CannotStage { volume_id: volume_id(), what: "dataPath passthrough", reason: "REASON" },
