@@ -10,48 +10,10 @@ use rustix::io::Errno;
 
 use crate::fixture::{ROOT, Setup, Volume};
 use crate::known::until;
+use crate::mapping::{BYTES, Mapping};
 
 const MIB: u64 = 1 << 20;
-const BYTES: usize = 4 << 20;
 const AT: usize = 2 << 20;
-
-/// A shared mapping of a new file without any block.
-#[derive(Debug)]
-struct Mapping {
-    start: *mut std::ffi::c_void,
-}
-
-impl Mapping {
-    fn of_new(path: &Path) -> Self {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).unwrap();
-        file.set_len(BYTES as u64).unwrap();
-        Self::of(&file)
-    }
-
-    #[expect(unsafe_code, reason = "there is no safe mmap")]
-    fn of(file: &File) -> Self {
-        use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the mapping is new, and is used only until the drop; the file is not shortened.
-        let start = unsafe { mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0) };
-        Self { start: start.unwrap() }
-    }
-
-    #[expect(unsafe_code, reason = "there is no safe mmap")]
-    fn store(&self, at: usize) {
-        assert!(at < BYTES);
-        // SAFETY: inside of the mapping, which no one else uses.
-        unsafe { self.start.cast::<u8>().add(at).write_volatile(b'M') };
-    }
-}
-
-impl Drop for Mapping {
-    #[expect(unsafe_code, reason = "there is no safe mmap")]
-    fn drop(&mut self) {
-        // SAFETY: it is mapped, and not used any more.
-        unsafe { rustix::mm::munmap(self.start, BYTES).unwrap() };
-    }
-}
 
 fn seek(path: &Path, position: SeekFrom) -> Result<u64, Errno> {
     rustix::fs::seek(File::open(path).unwrap(), position)

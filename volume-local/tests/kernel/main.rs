@@ -16,6 +16,8 @@ mod hand_over;
 mod holes;
 mod keepers;
 mod known;
+mod mapped;
+mod mapping;
 mod metrics;
 mod model;
 mod ownership;

@@ -169,5 +169,7 @@ fn requests_are_as_few_as_the_kernel_allows() {
     requests_of(&volume, list);
     requests_of(&volume, list);
     settle();
-    assert_eq!(requests_of(&volume, list), names_of(&[("opendir", 1), ("releasedir", 1)]));
+    // As any page, it may have been reclaimed meanwhile.
+    let listed = [list; 3].map(|list| requests_of(&volume, list));
+    assert!(listed.contains(&names_of(&[("opendir", 1), ("releasedir", 1)])), "{listed:?}");
 }

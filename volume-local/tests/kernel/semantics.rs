@@ -14,6 +14,7 @@ const TESTS: &[&str] = &[
     include_str!("holes.rs"),
     include_str!("keepers.rs"),
     include_str!("known.rs"),
+    include_str!("mapped.rs"),
     include_str!("metrics.rs"),
     include_str!("model.rs"),
     include_str!("ownership.rs"),

@@ -112,14 +112,17 @@ impl Steps {
         let (at, length) = (self.random.below(LONGEST), 1 + self.random.below(9000));
         let bytes = self.random.bytes(usize::try_from(length).unwrap());
         let writable = || OpenOptions::new().read(true).write(true).open(&path);
+        // Files that cannot be read are written too.
+        let reads = self.random.below(2) == 0;
+        let to_write = || OpenOptions::new().read(reads).write(true).open(&path);
         match self.random.below(24) {
             0 => ("create", File::create(&path).map(drop)),
             1 => ("create new", File::create_new(&path).map(drop)),
-            2 => ("write", writable().and_then(|file| file.write_all_at(&bytes, at))),
+            2 => ("write", to_write().and_then(|file| file.write_all_at(&bytes, at))),
             3 => {
                 ("append", OpenOptions::new().append(true).open(&path).and_then(|mut f| f.write_all(&bytes)))
             }
-            4 => ("truncate", writable().and_then(|file| file.set_len(at))),
+            4 => ("truncate", to_write().and_then(|file| file.set_len(at))),
             5 => ("read", File::open(&path).and_then(|mut file| file.read_to_end(&mut Vec::new())).map(drop)),
             6 => ("chmod", fs::set_permissions(&any, fs::Permissions::from_mode(self.mode()))),
             7 => ("chown", std::os::unix::fs::lchown(&any, Some(self.id()), Some(self.id()))),
