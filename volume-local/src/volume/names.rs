@@ -37,10 +37,10 @@ impl Volume {
     }
 
     fn find(&self, running: &mut Running, place: Place, admission: Admission) -> Result<(Known, Statx)> {
-        let parent = self.nodes.descriptor(place.directory)?;
+        let parent = self.nodes.descriptor(place.directory).map_err(for_kernel)?;
         loop {
             let names = self.nodes.names_now(place.directory);
-            let fd = self.nodes.open_path(&parent, &place.name)?;
+            let fd = self.nodes.open_path(&parent, &place.name).map_err(for_kernel)?;
             let seen = stat(&fd)?;
             let known = self.known(&seen, fd.as_fd(), c"")?;
             let NodeId(id) = known.attributes.id;
@@ -65,7 +65,7 @@ impl Volume {
         permissions: Permissions,
         caller: Caller,
     ) -> Result<Known> {
-        self.create_name(running, name, |parent, new| {
+        self.create_name(running, name, AtFlags::REMOVEDIR, |parent, new| {
             let mode = self.granted(name.directory.0, parent, permissions)?;
             as_caller(caller, || rustix::fs::mkdirat(parent, new, mode))
         })
@@ -84,7 +84,7 @@ impl Volume {
             Special::Fifo => BackingType::Fifo,
             Special::Socket => BackingType::Socket,
         };
-        self.create_name(running, name, |parent, new| {
+        self.create_name(running, name, AtFlags::empty(), |parent, new| {
             let mode = self.granted(name.directory.0, parent, permissions)?;
             as_caller(caller, || rustix::fs::mknodat(parent, new, kind, mode, 0))
         })
@@ -97,7 +97,7 @@ impl Volume {
         target: &OsStr,
         caller: Caller,
     ) -> Result<Known> {
-        self.create_name(running, name, |parent, name| {
+        self.create_name(running, name, AtFlags::empty(), |parent, name| {
             as_caller(caller, || rustix::fs::symlinkat(target, parent, name))
         })
     }
@@ -121,8 +121,13 @@ impl Volume {
         let access = if may_pass { both_ways(passed_on) } else { passed_on };
         let open = access | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         if running.is_done() {
-            let (known, _seen) = self.find(running, place, Admission::Admitted)?;
-            let opened = self.open_file(running, known.attributes.id, passed_on)?;
+            let known = self.find_made(running, place, Admission::Admitted)?;
+            // The kernel learns of no lookup from an error.
+            let opened = self.open_file(running, known.attributes.id, passed_on).map_err(|_| {
+                self.nodes.forget(known.attributes.id.0, 1);
+                running.counted(0);
+                Errno::EXIST
+            })?;
             return Ok((known, opened));
         }
         let mode = self.granted(directory, &parent, permissions)?;
@@ -142,11 +147,20 @@ impl Volume {
             Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => return Err(Errno::STALE),
             other => other?,
         };
+        let seen = stat(&file).and_then(|seen| Ok((self.known(&seen, file.as_fd(), c"")?, seen)));
+        let (known, seen) = match seen {
+            Ok(seen) => seen,
+            Err(errno) => {
+                drop(file);
+                return Err(self.take_back(running, &parent, &place, AtFlags::empty(), errno, || {
+                    keep(inode);
+                    self.charge_at(running.slot(), &parent, &place.name);
+                }));
+            }
+        };
         keep(inode);
-        let seen = stat(&file)?;
-        let id = self.origin.node_id(&seen)?;
+        let NodeId(id) = known.attributes.id;
         self.charge_created(running.slot(), id, &seen);
-        let known = self.known(&seen, file.as_fd(), c"")?;
         self.nodes.remember(id, place, None);
         self.lacks_capability(id);
         running.counted(id);
@@ -159,7 +173,8 @@ impl Volume {
         self.writable()?;
         let place = place(name)?;
         if running.is_done() {
-            return self.find_known(running, name);
+            let found = self.find_made(running, place, Admission::IfRoom);
+            return found.inspect_err(|_| self.trust.outdates(id));
         }
         let directory = place.directory;
         let (file, parent) = (self.nodes.descriptor(id)?, self.nodes.descriptor(directory)?);
@@ -169,9 +184,22 @@ impl Volume {
         let linked = self.settling(directory, &parent, link);
         self.trust.outdates(directory);
         linked.inspect_err(|_| self.charge_nothing(running))?;
-        keep(inode);
-        self.charge_name(running.slot());
-        self.find_known(running, name)
+        let slot = running.slot();
+        let charge = || {
+            keep(inode);
+            self.charge_name(slot);
+        };
+        match self.find(running, place.clone(), Admission::IfRoom) {
+            Ok((known, _seen)) => {
+                charge();
+                Ok(known)
+            }
+            Err(errno) => {
+                let errno = self.take_back(running, &parent, &place, AtFlags::empty(), errno, charge);
+                self.trust.outdates(id);
+                Err(errno)
+            }
+        }
     }
 
     /// `kind`: REMOVEDIR for a directory.
@@ -288,17 +316,19 @@ impl Volume {
         rustix::fs::readlinkat(&*fd, c"", Vec::new()).map(CString::into_bytes)
     }
 
+    /// `kind`: REMOVEDIR for a directory.
     fn create_name(
         &self,
         running: &mut Running,
         name: Name<'_>,
+        kind: AtFlags,
         create: impl Fn(&OwnedFd, &CString) -> Result<()>,
     ) -> Result<Known> {
         self.writable()?;
         let place = place(name)?;
         let directory = place.directory;
         if running.is_done() {
-            return self.find(running, place, Admission::Admitted).map(|(known, _seen)| known);
+            return self.find_made(running, place, Admission::Admitted);
         }
         let parent = self.nodes.descriptor(directory)?;
         self.nodes.admit(directory)?;
@@ -307,15 +337,56 @@ impl Volume {
         let created = self.settling(directory, &parent, || create(&parent, &place.name));
         self.trust.outdates(directory);
         created.inspect_err(|_| self.charge_nothing(running))?;
-        keep(inode);
-        let (known, seen) = self.find(running, place, Admission::Admitted).inspect_err(|_| {
-            // It exists nevertheless.
-            if let Ok(name) = component(name.name) {
-                self.charge_at(running.slot(), &parent, &name);
+        match self.find(running, place.clone(), Admission::Admitted) {
+            Ok((known, seen)) => {
+                keep(inode);
+                self.charge_new(running.slot(), known.attributes.id.0, &seen);
+                Ok(known)
             }
-        })?;
-        self.charge_new(running.slot(), known.attributes.id.0, &seen);
-        Ok(known)
+            Err(errno) => Err(self.take_back(running, &parent, &place, kind, errno, || {
+                keep(inode);
+                self.charge_at(running.slot(), &parent, &place.name);
+            })),
+        }
+    }
+
+    /// Removes a name that was made and cannot be answered, because of `errno`; the error to answer with. The
+    /// kernel would take it for missing without end. It holds the directory's lock until the answer, so nothing
+    /// has used the name yet. If the name stays, `charge` charges it, and the answer says that it exists: then the
+    /// kernel asks again (fs/fuse/dir.c, `create_new_entry` and `fuse_create_open`).
+    fn take_back(
+        &self,
+        running: &Running,
+        parent: &OwnedFd,
+        place: &Place,
+        kind: AtFlags,
+        errno: Errno,
+        charge: impl FnOnce(),
+    ) -> Errno {
+        if !self.trust.knows_all_changes() {
+            // Another program may have put it there. The kernel takes it for missing for a second.
+            charge();
+            return errno;
+        }
+        let remove = || rustix::fs::unlinkat(parent, &place.name, kind);
+        match self.settling(place.directory, parent, remove) {
+            Ok(()) => {
+                self.charge_nothing(running);
+                errno
+            }
+            Err(_) => {
+                charge();
+                Errno::EXIST
+            }
+        }
+    }
+
+    /// Finds a name that an earlier daemon has made for this request. If that fails, the kernel learns that it
+    /// exists, as by [`Self::take_back`].
+    fn find_made(&self, running: &mut Running, place: Place, admission: Admission) -> Result<Known> {
+        self.trust.outdates(place.directory);
+        let found = self.find(running, place, admission);
+        found.map(|(known, _seen)| known).map_err(|_| Errno::EXIST)
     }
 
     /// Applies the umask, unless a default ACL defines the permissions of new files (acl(5)): the
@@ -448,6 +519,15 @@ impl Volume {
     }
 }
 
+/// ENOMEM is the one error of a lookup after which the kernel keeps a name that it knows: after any other, it
+/// unmounts what is mounted there, in all mount namespaces (fs/fuse/dir.c, `fuse_dentry_revalidate`).
+fn for_kernel(errno: Errno) -> Errno {
+    match errno {
+        Errno::MFILE | Errno::NFILE => Errno::NOMEM,
+        other => other,
+    }
+}
+
 /// The directory and name of a file: never outside its directory.
 fn place(name: Name<'_>) -> Result<Place> {
     Ok(Place { directory: name.directory.0, name: component(name.name)? })
@@ -493,14 +573,17 @@ fn as_caller<T>(caller: Caller, create: impl FnOnce() -> Result<T>) -> Result<T>
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
     use linux::fd_passing::PacketSocket;
     use rustix::net::SendFlags;
+    use volume_fs::figures::{Counted, Limits};
 
     use super::*;
+    use crate::quota::{Quota, Use};
     use crate::trust::Access;
     use crate::volume::testing::{CALLER, begin, create, with_descriptors, with_keeper};
 
@@ -568,6 +651,44 @@ mod tests {
             volume.release_file(handle);
             volume.forget(id, 1);
         }
+    }
+
+    /// What is made in a directory that the daemon cannot find any more: `change` moves it away.
+    fn made_and_lost(change: impl Fn(&Path)) -> (tempfile::TempDir, Result<Known>, Arc<Quota>) {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        let quota = Arc::new(Quota::new(Limits { bytes: 1 << 20, inodes: 10 }, 4, None));
+        quota.set_counted(Use { counted: Counted { bytes: 0, inodes: 1 }, unsettled: Vec::new() });
+        // So few descriptors that a directory is found by its name each time.
+        let volume = with_descriptors(3, directory.path(), Access::default(), Some(Arc::clone(&quota)));
+        let permissions = Permissions { mode: 0o755, umask: 0 };
+        let outer = volume.make_directory(&mut begin(&volume), root("outer"), permissions, CALLER).unwrap();
+        let name = Name { directory: outer.attributes.id, name: OsStr::new("new") };
+        let made = volume.create_name(&mut begin(&volume), name, AtFlags::REMOVEDIR, |parent, name| {
+            rustix::fs::mkdirat(parent, name, Mode::RWXU)?;
+            change(directory.path());
+            Ok(())
+        });
+        (directory, made, quota)
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_answered_is_taken_back() {
+        let moved = |root: &Path| std::fs::rename(root.join("outer"), root.join("moved")).unwrap();
+        let (directory, made, quota) = made_and_lost(moved);
+        assert_eq!(made.unwrap_err(), Errno::STALE);
+        assert!(!directory.path().join("moved/new").exists());
+        assert_eq!(quota.usage().used.inodes, 2, "of the root and of `outer`");
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_taken_back_exists() {
+        let (directory, made, quota) = made_and_lost(|root| {
+            std::fs::write(root.join("outer/new/inner"), "").unwrap();
+            std::fs::rename(root.join("outer"), root.join("moved")).unwrap();
+        });
+        assert_eq!(made.unwrap_err(), Errno::EXIST);
+        assert!(directory.path().join("moved/new").exists());
+        assert_eq!(quota.usage().used.inodes, 3);
     }
 
     fn root(name: &str) -> Name<'_> {

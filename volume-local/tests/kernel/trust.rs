@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use nix::mount::MsFlags;
 use rustix::fs::{CWD, FallocateFlags, FileType, Mode, RenameFlags, XattrFlags};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tests::random::Random;
 
 use crate::fixture::{Setup, Stage, Volume, errno, here};
@@ -421,4 +423,33 @@ fn what_other_programs_change_in_the_pool_is_seen_after_a_second() {
         assert!(removed.elapsed() < limit);
         std::thread::yield_now();
     }
+}
+
+/// The kernel unmounts what is mounted on a name that it looks up again, after any error but ENOMEM.
+#[test]
+fn a_daemon_without_free_descriptors_unmounts_nothing() {
+    let volume = Volume::with(Setup { changed_from_outside: true, ..Setup::default() });
+    fs::create_dir(volume.path("d")).unwrap();
+    nix::mount::mount(Some("tmpfs"), &volume.path("d"), Some("tmpfs"), MsFlags::empty(), None::<&str>)
+        .unwrap();
+    fs::write(volume.path("d/f"), "mounted").unwrap();
+    let daemon = Pid::from_raw(i32::try_from(volume.pid()).unwrap());
+    let limited =
+        |current| prlimit(daemon, Resource::Nofile, Rlimit { current, ..getrlimit(Resource::Nofile) });
+    let before = limited(Some(3)).unwrap();
+    let begun = Instant::now();
+    // Its name is valid for a second.
+    let refused = loop {
+        match fs::read(volume.path("d/f")) {
+            Ok(_) => {
+                assert!(begun.elapsed() < here(Duration::from_secs(20)), "the name is never looked up again")
+            }
+            Err(error) => break error,
+        }
+        std::thread::yield_now();
+    };
+    prlimit(daemon, Resource::Nofile, before).unwrap();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOMEM));
+    assert_eq!(fs::read(volume.path("d/f")).unwrap(), b"mounted");
+    nix::mount::umount(&volume.path("d")).unwrap();
 }
