@@ -10,7 +10,7 @@ use csi_driver::config::{Config, Flags};
 use csi_driver::operations::cli::{Command, CommandLine};
 use csi_driver::operations::doctor::Doctor;
 use csi_driver::operations::upgrade::Upgrade;
-use csi_driver::operations::views::View;
+use csi_driver::operations::views::{Shown, View};
 use tokio::runtime::Runtime;
 
 /// Grace period for operations under way at SIGTERM; the journal covers the rest.
@@ -49,7 +49,14 @@ fn hint() -> &'static str {
 }
 
 fn show(view: &View) -> anyhow::Result<ExitCode> {
-    print(&view.show()?);
+    let Shown { text, without_driver } = view.show()?;
+    if let Some(why) = without_driver {
+        #[expect(clippy::print_stderr, reason = "standard output has the rows alone")]
+        {
+            eprintln!("hawser-csi: {}", trace::escaped(&why.to_string()));
+        }
+    }
+    print(&text);
     Ok(ExitCode::SUCCESS)
 }
 

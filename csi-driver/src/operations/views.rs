@@ -74,14 +74,39 @@ pub enum Format {
 /// Copied and total bytes, by the id of the volume or snapshot that is made.
 pub(crate) type Copies = HashMap<String, (u64, u64)>;
 
+/// What a view prints.
+#[derive(Debug)]
+pub struct Shown {
+    pub text: String,
+    /// No driver has answered.
+    pub without_driver: Option<WithoutDriver>,
+}
+
+/// Why the text may be incomplete, for standard error.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no driver with --state-dir {} answers at --run-dir {}: shown is what the journal and the mount table have",
+    state_dir.display(),
+    run_dir.display()
+)]
+pub struct WithoutDriver {
+    state_dir: PathBuf,
+    run_dir: PathBuf,
+}
+
 impl View {
-    /// The text to print.
-    pub fn show(&self) -> std::result::Result<String, ViewError> {
+    /// Asks the driver, or looks itself if none answers.
+    pub fn show(&self) -> std::result::Result<Shown, ViewError> {
         let (Self::Volumes(look) | Self::Snapshots(look) | Self::Mounts(look)) = self;
         let (run_dir, state_dir, output) = (&look.place.run_dir, &look.place.state_dir, look.output);
         NoJournal::check(state_dir)?;
         // Without a driver no copy runs.
         let no_copies = Copies::new();
+        let mut without_driver = None;
+        let mut look_at_journal = || {
+            without_driver = Some(WithoutDriver { state_dir: state_dir.clone(), run_dir: run_dir.clone() });
+            Journal::look(state_dir)
+        };
         let text = match self {
             Self::Volumes(_) => {
                 let asked = async |mut driver: AdminClient<Channel>, state_dir| {
@@ -89,7 +114,7 @@ impl View {
                 };
                 let rows = match ask(run_dir, state_dir, asked) {
                     Some(answer) => answer?.volumes,
-                    None => volumes(&Journal::look(state_dir)?, run_dir, &no_copies),
+                    None => volumes(&look_at_journal()?, run_dir, &no_copies),
                 };
                 output.print(&rows)
             }
@@ -99,7 +124,7 @@ impl View {
                 };
                 let rows = match ask(run_dir, state_dir, asked) {
                     Some(answer) => answer?.snapshots,
-                    None => snapshots(&Journal::look(state_dir)?, &no_copies),
+                    None => snapshots(&look_at_journal()?, &no_copies),
                 };
                 output.print(&rows)
             }
@@ -111,13 +136,13 @@ impl View {
                     Some(answer) => answer?.mounts,
                     None => {
                         let holders = Holders::of_keeper_at(&config::keeper_socket(run_dir));
-                        mounts(&Journal::look(state_dir)?, run_dir, &holders)?
+                        mounts(&look_at_journal()?, run_dir, &holders)?
                     }
                 };
                 output.print(&rows)
             }
         };
-        Ok(text?)
+        Ok(Shown { text: text?, without_driver })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::process::Output;
 
 use proto::csi::CreateSnapshotRequest;
 use serde_json::Value;
@@ -12,12 +13,16 @@ use tests::eventually;
 
 /// What the command prints, which must succeed.
 fn shown(scene: &Scene, view: &str, output: &str) -> String {
+    String::from_utf8(run(scene, view, output).stdout).unwrap()
+}
+
+fn run(scene: &Scene, view: &str, output: &str) -> Output {
     let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
     command.args([view, "-o", output, "--state-dir"]).arg(scene.sandbox.path("state"));
     command.arg("--run-dir").arg(scene.sandbox.path("run"));
     let done = command.output().unwrap();
     assert!(done.status.success(), "{done:?}");
-    String::from_utf8(done.stdout).unwrap()
+    done
 }
 
 fn json(scene: &Scene, view: &str) -> Vec<Value> {
@@ -120,6 +125,8 @@ fn views_show_data_path_and_capacity_policy_of_volumes_that_pass_through() {
         if !is_running {
             scene.kill_driver();
         }
+        let said = String::from_utf8(run(&scene, "volumes", "table").stderr).unwrap();
+        assert_eq!(said.contains("no driver with --state-dir"), !is_running, "{said}");
         let (listed, mounts) = (json(&scene, "volumes"), json(&scene, "mounts"));
         let table = shown(&scene, "mounts", "table");
         for (id, pod, data_path, policy) in &volumes {
