@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 
-use crate::fixture::{ROOT, Setup, Volume};
+use crate::fixture::{ROOT, Setup, Stage, Volume};
 use crate::known::until;
 use crate::mapping::{BYTES, Mapping};
 
@@ -115,4 +115,28 @@ fn what_is_stored_while_a_daemon_follows_another_is_no_hole() {
     drop(mapping);
     let native = seek(&volume.backing.join("f"), SeekFrom::Data(0));
     until("the holes are the backing file's", || seek(&path, SeekFrom::Data(0)) == native);
+}
+
+/// The kernel keeps a page of which a part is punched, and fills that with zeros.
+#[test]
+fn what_is_stored_to_a_page_whose_part_was_punched_is_no_hole() {
+    const PAGE: usize = 4096;
+    const SIZE: usize = BYTES - 2000;
+    let last = BYTES - PAGE;
+    let modes = [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE];
+    let cases = ["ext4", "xfs", "btrfs"].into_iter().flat_map(|kind| modes.map(|mode| (kind, mode)));
+    for (kind, mode) in cases {
+        let volume = Volume::on(Stage::on_file_system(kind), Setup::default());
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(volume.path("f")).unwrap();
+        file.write_all_at(&vec![7; SIZE], 0).unwrap();
+        file.read_exact_at(&mut vec![0; SIZE], 0).unwrap();
+        let mapping = Mapping::of(&file);
+        rustix::fs::fallocate(&file, mode | FallocateFlags::KEEP_SIZE, last as u64, (SIZE - last) as u64)
+            .unwrap();
+        mapping.store(last + 100);
+        let data = rustix::fs::seek(&file, SeekFrom::Data(last as u64));
+        assert!(data.is_ok_and(|data| data <= last as u64 + 100), "{kind} {mode:?}: {data:?}");
+        let hole = rustix::fs::seek(&file, SeekFrom::Hole(last as u64)).unwrap();
+        assert!(hole > last as u64 + 100, "{kind} {mode:?}: {hole}");
+    }
 }
