@@ -110,12 +110,25 @@ impl Volume {
         flags: OFlags,
         caller: Caller,
     ) -> Result<(Known, Opened)> {
+        self.create_new(running, name, permissions, flags, caller).map_err(|errno| match errno {
+            // The kernel looks the name up again and opens the file that it finds.
+            Errno::EXIST if !flags.contains(OFlags::EXCL) => Errno::STALE,
+            other => other,
+        })
+    }
+
+    /// Always exclusive: opening a file that another process created meanwhile would bypass the permission check.
+    fn create_new(
+        &self,
+        running: &mut Running,
+        name: Name<'_>,
+        permissions: Permissions,
+        flags: OFlags,
+        caller: Caller,
+    ) -> Result<(Known, Opened)> {
         self.writable()?;
         let place = place(name)?;
         let directory = place.directory;
-        let parent = self.nodes.descriptor(directory)?;
-        // Always exclusive: opening a file that another process created meanwhile would bypass the
-        // permission check.
         let passed_on = self.passed_on(flags);
         let may_pass = self.passing.is_some();
         let access = if may_pass { both_ways(passed_on) } else { passed_on };
@@ -124,12 +137,13 @@ impl Volume {
             let known = self.find_made(running, place, Admission::Admitted)?;
             // The kernel learns of no lookup from an error.
             let opened = self.open_file(running, known.attributes.id, passed_on).map_err(|_| {
-                self.nodes.forget(known.attributes.id.0, 1);
                 running.counted(0);
+                self.nodes.forget(known.attributes.id.0, 1);
                 Errno::EXIST
             })?;
             return Ok((known, opened));
         }
+        let parent = self.nodes.descriptor(directory)?;
         let mode = self.granted(directory, &parent, permissions)?;
         self.files.admit()?;
         self.nodes.admit(directory)?;
@@ -141,12 +155,7 @@ impl Volume {
             })
         });
         self.trust.outdates(directory);
-        let created = created.inspect_err(|_| self.charge_nothing(running));
-        let file = match created {
-            // The kernel looks the name up again and opens the file it finds.
-            Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => return Err(Errno::STALE),
-            other => other?,
-        };
+        let file = created.inspect_err(|_| self.charge_nothing(running))?;
         let seen = stat(&file).and_then(|seen| Ok((self.known(&seen, file.as_fd(), c"")?, seen)));
         let (known, seen) = match seen {
             Ok(seen) => seen,
@@ -353,7 +362,7 @@ impl Volume {
     /// Removes a name that was made and cannot be answered, because of `errno`; the error to answer with. The
     /// kernel would take it for missing without end. It holds the directory's lock until the answer, so nothing
     /// has used the name yet. If the name stays, `charge` charges it, and the answer says that it exists: then the
-    /// kernel asks again (fs/fuse/dir.c, `create_new_entry` and `fuse_create_open`).
+    /// kernel asks again (fs/fuse/dir.c, `create_new_entry` and `fuse_atomic_open`).
     fn take_back(
         &self,
         running: &Running,

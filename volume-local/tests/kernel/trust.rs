@@ -442,7 +442,7 @@ fn a_daemon_without_free_descriptors_unmounts_nothing() {
     let refused = loop {
         match fs::read(volume.path("d/f")) {
             Ok(_) => {
-                assert!(begun.elapsed() < here(Duration::from_secs(20)), "the name is never looked up again")
+                assert!(begun.elapsed() < here(Duration::from_secs(20)), "the name is never looked up again");
             }
             Err(error) => break error,
         }
