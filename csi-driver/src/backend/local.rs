@@ -52,7 +52,7 @@ use inodes::Inodes;
 use leftovers::leftovers_in;
 use listing::{entries_of, stored};
 use presence::Presence;
-use roots::Root;
+use roots::{Remover, Root};
 use traits::fs_type;
 use tree::CopyMode;
 
@@ -94,6 +94,7 @@ pub(crate) struct Pool {
     bytes_per_inode: OnceLock<u64>,
     /// Checks of volumes' directories, which may not return.
     looks: Shared<VolumeId, nix::Result<FileStat>>,
+    remover: Remover,
     /// Data in `trash` that is removed in the background.
     leaving: Trash,
     /// True until the driver listens.
@@ -129,6 +130,7 @@ impl Pool {
             volumes,
             snapshots,
             incoming,
+            remover: Remover::default(),
             leaving: Trash::new(trash.clone()),
             trash,
             capacity_bytes,
@@ -233,10 +235,10 @@ impl Pool {
             return self.clear_later(place);
         }
         let (live, trash) = (place.path(), self.trash.join(place.name));
-        roots::remove(&self.incoming.join(place.name))?;
+        self.remover.remove(&self.incoming.join(place.name))?;
         // Left by a killed deletion; the rename would fail on it.
-        roots::remove(&trash)?;
-        if !linux::tree::set_aside(&live, &trash)? {
+        self.remover.remove(&trash)?;
+        if !linux::tree::set_aside(&live, &trash, |path| self.remover.remove(path))? {
             return Ok(());
         }
         // Otherwise it may be back after a power cut, and the journal does not know it. On a full disk it
@@ -244,7 +246,7 @@ impl Pool {
         if let Err(error) = linux::atomic_file::sync_dir(place.live) {
             tracing::warn!(error = chain(&error), "a removal may not be on disk yet");
         }
-        roots::remove(&trash)
+        self.remover.remove(&trash)
     }
 }
 
@@ -528,16 +530,19 @@ impl VolumeBackend for Pool {
     }
 
     fn publish_use(&self, volumes: &[(VolumeId, Allowance)]) {
+        if volumes.is_empty() && !self.remover.has_groups() {
+            return;
+        }
         self.keep_counting();
         let has_groups = matches!(quota::kind(&self.dir), Ok(Ok(quota::Kind::Groups)));
         for (id, allowed) in volumes {
             let publish_and_limit = || {
                 let data = open_root(&self.data_dir(id))?;
-                publish(&data, &self.usage_path(id))?;
+                // First: a full pool may have no room for the count.
                 if has_groups {
                     limit_again(&data, self.limits(allowed.capacity_bytes), id)?;
                 }
-                Ok::<_, linux::Error>(())
+                publish(&data, &self.usage_path(id))
             };
             if let Err(error) = publish_and_limit() {
                 tracing::debug!(volume_id = %id, error = chain(&error), "the kernel's count is not passed on");
@@ -556,7 +561,7 @@ impl VolumeBackend for Pool {
             if self.is_starting() {
                 return self.sweep_later();
             }
-            let removed = |path: PathBuf| roots::remove(&path);
+            let removed = |path: PathBuf| self.remover.remove(&path);
             parts.into_iter().try_for_each(|dir| leftovers_in(dir)?.into_iter().try_for_each(removed))
         });
         swept.step("sweep pool")

@@ -26,10 +26,7 @@ pub(crate) async fn serve(
         }
         let (journal, backend) = (journal.clone(), backend.clone());
         let round = tokio::task::spawn_blocking(move || {
-            let limited = limited_by_kernel(&journal);
-            if !limited.is_empty() {
-                backend.publish_use(&limited);
-            }
+            backend.publish_use(&limited_by_kernel(&journal));
         });
         tokio::select! {
             // The pool may be stuck.

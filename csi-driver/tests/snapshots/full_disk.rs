@@ -67,17 +67,27 @@ fn take_names(dir: &Path) {
 }
 
 fn deletion_succeeds(kind: FileSystem, fill: impl Fn(&Path)) {
+    deletion_of_copies_succeeds(kind, &[BLOCKING_COPY], |_| {}, fill);
+}
+
+fn deletion_of_copies_succeeds(
+    kind: FileSystem,
+    parameters: &[(&str, &str)],
+    prepare: impl Fn(&Path),
+    fill: impl Fn(&Path),
+) {
     let sandbox = Sandbox::new();
     let disks = ["pool", "state"].map(|name| LoopMount::new(&sandbox, name, kind, IMAGE_BYTES).unwrap());
+    disks.iter().for_each(|disk| prepare(disk.dir()));
     let mut scene = Scene::start_in(sandbox, Flags::process());
     let caller = scene.caller();
     let fill = || disks.iter().for_each(|disk| fill(disk.dir()));
     let [first, second] = ["pvc-1", "pvc-2"].map(|name| {
-        let request = with(of_size(create_request(name), 8 * MI, 0), &[BLOCKING_COPY]);
+        let request = with(of_size(create_request(name), 8 * MI, 0), parameters);
         caller.create(request).unwrap().volume_id
     });
     let snapshots = ["snap-1", "snap-2"].map(|name| {
-        let made = snapshot_with(&caller, name, &first, &[BLOCKING_COPY]).unwrap();
+        let made = snapshot_with(&caller, name, &first, parameters).unwrap();
         wait_until_ready(&caller, &made.snapshot_id);
         made.snapshot_id
     });
@@ -126,6 +136,16 @@ fn deletion_succeeds_without_room_for_a_name_on_btrfs() {
 #[test]
 fn deletion_succeeds_without_a_free_byte_on_btrfs() {
     deletion_succeeds(FileSystem::Btrfs, take_bytes);
+}
+
+/// The volumes are subvolumes with quota groups, and the snapshots are read-only ones.
+#[test]
+fn deletion_of_subvolumes_succeeds_without_room_for_a_name() {
+    let enable = |dir: &Path| tests::subvolume::enable_quotas(dir).unwrap();
+    deletion_of_copies_succeeds(FileSystem::Btrfs, &[], enable, |dir| {
+        take_bytes(dir);
+        take_names(dir);
+    });
 }
 
 /// The journal's own disk is full when a copy ends.

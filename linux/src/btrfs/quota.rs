@@ -186,8 +186,12 @@ pub fn group(file: impl AsFd, subvolume: SubvolumeId) -> Result<Option<Group>> {
     Ok(Some(Group { referenced_bytes, reserved_bytes, limit_bytes }))
 }
 
-/// Removes the group of a subvolume that was deleted, on the file system of `file`. `EBUSY` from Linux
-/// 6.12 on, which does so itself once all of the subvolume is gone.
+/// Removes the group of a subvolume that was deleted, on the file system of `file`.
+///
+/// # Errors
+///
+/// `EBUSY`: parts of the subvolume are still there. (Linux 5.4 to 6.6 with later fixes, and from 6.8 on; from 6.11
+/// on, the kernel removes the group itself when all of the subvolume is gone.) `ENOENT`: there is no such group.
 pub fn remove(file: impl AsFd, subvolume: SubvolumeId) -> Result<()> {
     let mut removed = Creation { create: 0, group: subvolume.0 };
     BTRFS_IOC_QGROUP_CREATE

@@ -26,22 +26,27 @@ impl Trash {
     /// Moves `path` to an unused name, and returns that path. `None` if there is nothing to remove
     /// (any more), as with [`set_aside`].
     pub fn take(&self, path: &Path) -> Result<Option<PathBuf>> {
+        self.take_or(path, super::remove)
+    }
+
+    /// As [`Self::take`]; `remove` removes what cannot be moved.
+    pub fn take_or(&self, path: &Path, remove: impl FnOnce(&Path) -> Result<()>) -> Result<Option<PathBuf>> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let moment = UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         let taken = self.dir.join(format!("{}{moment}-{number}", Self::PREFIX));
-        Ok(set_aside(path, &taken)?.then_some(taken))
+        Ok(set_aside(path, &taken, remove)?.then_some(taken))
     }
 }
 
 /// Moves `path` to `trash`, which must not exist. Returns false if there is nothing to move: `path`
-/// does not exist, or was removed in place. The latter happens on a full Btrfs, whose metadata have
-/// no space for a rename, while removals free space.
-pub fn set_aside(path: &Path, trash: &Path) -> Result<bool> {
+/// does not exist, or was removed in place, by `remove`. The latter happens on a full Btrfs, whose metadata
+/// have no space for a rename, while removals free space.
+pub fn set_aside(path: &Path, trash: &Path, remove: impl FnOnce(&Path) -> Result<()>) -> Result<bool> {
     match std::fs::rename(path, trash) {
         Ok(()) => Ok(true),
         // Unless the directory of `trash` is missing, without which nothing can be moved.
         Err(e) if e.kind() == ErrorKind::NotFound && is_absent(path) => Ok(false),
-        Err(e) if e.kind() == ErrorKind::StorageFull => super::remove(path).map(|()| false),
+        Err(e) if e.kind() == ErrorKind::StorageFull => remove(path).map(|()| false),
         Err(e) => Err(Error::at("move to trash", path, e)),
     }
 }

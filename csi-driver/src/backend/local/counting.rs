@@ -24,6 +24,7 @@ impl Pool {
             if quota::kind(&self.dir)? != Ok(quota::Kind::Groups) {
                 return Ok(());
             }
+            self.remover.forget_groups(&dir);
             if let Err(error) = groups::count_through_deletions(&dir) {
                 tracing::debug!(error = chain(&error), "the pool's quota groups");
             }

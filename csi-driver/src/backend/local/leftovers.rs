@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use linux::tree::Trash;
 
-use super::{Place, Pool, roots};
+use super::{Place, Pool};
 use crate::error::chain;
 use crate::model::ids::{SnapshotId, VolumeId};
 
@@ -20,9 +20,9 @@ impl Pool {
         let places = [self.incoming.join(place.name), self.trash.join(place.name), place.path()];
         let mut taken = Vec::new();
         for path in &places {
-            taken.extend(self.leaving.take(path)?);
+            taken.extend(self.take(path)?);
         }
-        remove_in_background(taken);
+        self.remove_in_background(taken);
         Ok(())
     }
 
@@ -32,7 +32,7 @@ impl Pool {
         for path in leftovers_in(&self.incoming)?.into_iter().chain(leftovers_in(&self.trash)?) {
             match path.file_name().and_then(|name| name.to_str()) {
                 Some(name) if name.starts_with(Trash::PREFIX) => taken.push(path),
-                _ => match self.leaving.take(&path) {
+                _ => match self.take(&path) {
                     Ok(new) => taken.extend(new),
                     Err(error) => {
                         tracing::error!(path = %path.display(), error = chain(&error), "a leftover stays in the pool");
@@ -40,8 +40,19 @@ impl Pool {
                 },
             }
         }
-        remove_in_background(taken);
+        self.remove_in_background(taken);
         Ok(())
+    }
+
+    fn take(&self, path: &Path) -> linux::Result<Option<PathBuf>> {
+        self.leaving.take_or(path, |path| self.remover.remove(path))
+    }
+
+    fn remove_in_background(&self, trees: Vec<PathBuf>) {
+        if !trees.is_empty() {
+            tracing::info!(trees = trees.len(), "removing an earlier driver's leftovers in the pool");
+        }
+        self.remover.remove_in_background(trees);
     }
 }
 
@@ -59,11 +70,4 @@ pub(super) fn leftovers_in(dir: &Path) -> linux::Result<Vec<PathBuf>> {
         found.extend(entry.file_name().to_str().is_some_and(is_tree).then(|| entry.path()));
     }
     Ok(found)
-}
-
-fn remove_in_background(trees: Vec<PathBuf>) {
-    if !trees.is_empty() {
-        tracing::info!(trees = trees.len(), "removing an earlier driver's leftovers in the pool");
-    }
-    roots::remove_in_background(trees);
 }

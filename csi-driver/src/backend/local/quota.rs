@@ -223,10 +223,27 @@ fn is_own(project: NonZeroU32) -> bool {
     (FIRST_PROJECT..FIRST_PROJECT + PROJECTS).contains(&project.get())
 }
 
-/// Removes the group of a subvolume that was deleted. Newer kernels do so by themselves, later.
-pub(super) fn forget_group(pool: &OwnedFd, subvolume: SubvolumeId) {
-    if let Err(error) = groups::remove(pool, subvolume) {
-        tracing::debug!(%subvolume, error = linux::chain(&error), "the quota group stays for now");
+/// Whether a quota group was removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Forgotten {
+    Now,
+    /// Parts of its subvolume are still there.
+    Later,
+}
+
+/// Removes the group of a subvolume that was deleted.
+pub(super) fn forget_group(pool: &OwnedFd, subvolume: SubvolumeId) -> Forgotten {
+    use nix::errno::Errno::{EBUSY, ENOENT};
+    match groups::remove(pool, subvolume) {
+        Err(error) if error.errno() == EBUSY => Forgotten::Later,
+        // The kernel has removed it.
+        Err(error) if error.errno() == ENOENT => Forgotten::Now,
+        // Such as quotas that are off, which forgets all groups.
+        Err(error) => {
+            tracing::debug!(%subvolume, error = linux::chain(&error), "its quota group is not removed");
+            Forgotten::Now
+        }
+        Ok(()) => Forgotten::Now,
     }
 }
 

@@ -4,18 +4,20 @@
 //! through, so that the file system can cut it. A removal deletes a subvolume at once, with all that
 //! a killed call left in it, and ends the limit of a project.
 
+use std::collections::BTreeSet;
 use std::ffi::CStr;
 use std::fs::Permissions;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use linux::btrfs::subvolume::{self, Changeable};
+use linux::btrfs::subvolume::{self, Changeable, SubvolumeId};
 use linux::tree::WITHIN;
 use rustix::fs::{Timespec, Timestamps};
 
-use super::quota::{self, Kind};
+use super::quota::{self, Forgotten, Kind};
 use super::tree::{self, CopyMode};
 use super::{DATA, LINKS, Place, Pool, open_root};
 use crate::backend::VolumeBackend;
@@ -96,7 +98,7 @@ impl Pool {
     /// Makes the place's part of `incoming`, and returns where its `data` belongs.
     fn begin_place(&self, place: Place<'_>) -> linux::Result<PathBuf> {
         let incoming = self.incoming.join(place.name);
-        remove(&incoming)?;
+        self.remover.remove(&incoming)?;
         // Not create_dir_all: if the parents are missing, the pool has just been unmounted.
         private_dir(&incoming)?;
         Ok(incoming.join(DATA))
@@ -202,48 +204,76 @@ fn open_parent(data: &Path) -> linux::Result<OwnedFd> {
     open_root(data.parent().unwrap_or(data))
 }
 
-/// Removes what a volume or snapshot has in `path`, a directory of the pool. A missing one is a
-/// success. May be repeated after a kill or a failure at any point.
-pub(super) fn remove(path: &Path) -> linux::Result<()> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return linux::tree::remove(path);
-    };
-    let parent = open_root(parent)?;
-    let open_data = || {
-        let place = linux::tree::open_dir(&parent, name, WITHIN)?;
-        linux::tree::open_dir(&place, DATA_NAME, WITHIN)
-    };
-    // Missing, or not complete.
-    let Ok(data) = open_data() else { return linux::tree::remove(path) };
-    match subvolume::with_root(&data)? {
-        Some(id) => match subvolume::delete(&parent, id) {
-            Ok(()) => quota::forget_group(&parent, id),
-            // Others are in it, or the kernel is older than Linux 5.7.
-            Err(error) => {
-                tracing::debug!(path = %path.display(), error = chain(&error), "removed file by file");
-            }
-        },
-        // First: no directory names the project after it. As long as it has files, its number is in use.
-        None => {
-            if let Some(project) = quota::project_of(&data)? {
-                quota::forget_project(&parent, project)?;
-            }
-        }
-    }
-    drop(data);
-    linux::tree::remove(path)
+/// Removes what volumes and snapshots have in the pool.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Remover {
+    /// Quota groups of deleted subvolumes, which Btrfs keeps until it has freed all of the subvolume.
+    groups: Arc<Mutex<BTreeSet<SubvolumeId>>>,
 }
 
-/// [`remove`] of several, on a thread of its own. What stays is removed by the next driver.
-pub(super) fn remove_in_background(paths: Vec<PathBuf>) {
-    if paths.is_empty() {
-        return;
+impl Remover {
+    /// Removes what a volume or snapshot has in `path`, a directory of the pool. A missing one is a
+    /// success. May be repeated after a kill or a failure at any point.
+    pub(super) fn remove(&self, path: &Path) -> linux::Result<()> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return linux::tree::remove(path);
+        };
+        let parent = open_root(parent)?;
+        let open_data = || {
+            let place = linux::tree::open_dir(&parent, name, WITHIN)?;
+            linux::tree::open_dir(&place, DATA_NAME, WITHIN)
+        };
+        // Missing, or not complete.
+        let Ok(data) = open_data() else { return linux::tree::remove(path) };
+        match subvolume::with_root(&data)? {
+            Some(id) => match subvolume::delete(&parent, id) {
+                Ok(()) => {
+                    self.groups().insert(id);
+                    self.forget_groups(&parent);
+                }
+                // Others are in it, or the kernel is older than Linux 5.7.
+                Err(error) => {
+                    tracing::debug!(path = %path.display(), error = chain(&error), "removed file by file");
+                }
+            },
+            // First: no directory names the project after it. As long as it has files, its number is in use.
+            None => {
+                if let Some(project) = quota::project_of(&data)? {
+                    quota::forget_project(&parent, project)?;
+                }
+            }
+        }
+        drop(data);
+        linux::tree::remove(path)
     }
-    let failed = |error: &dyn std::error::Error| {
-        tracing::warn!(error = chain(error), "a tree stays in the trash until the next start");
-    };
-    let remove = move || paths.iter().filter_map(|path| remove(path).err()).for_each(|e| failed(&e));
-    if let Err(error) = std::thread::Builder::new().name("trash".to_owned()).spawn(remove) {
-        failed(&error);
+
+    /// [`Self::remove`] of several, on a thread of its own. What stays is removed by the next driver.
+    pub(super) fn remove_in_background(&self, paths: Vec<PathBuf>) {
+        if paths.is_empty() {
+            return;
+        }
+        let failed = |error: &dyn std::error::Error| {
+            tracing::warn!(error = chain(error), "a tree stays in the trash until the next start");
+        };
+        let own = self.clone();
+        let remove = move || paths.iter().filter_map(|path| own.remove(path).err()).for_each(|e| failed(&e));
+        if let Err(error) = std::thread::Builder::new().name("trash".to_owned()).spawn(remove) {
+            failed(&error);
+        }
+    }
+
+    /// Removes the quota groups of deleted subvolumes that Btrfs has kept so far. Kernels from Linux 6.11 on do so
+    /// themselves; others keep a group, with its limit, until someone removes it.
+    pub(super) fn forget_groups(&self, pool: &OwnedFd) {
+        self.groups().retain(|subvolume| quota::forget_group(pool, *subvolume) == Forgotten::Later);
+    }
+
+    /// Whether there may be such groups.
+    pub(super) fn has_groups(&self) -> bool {
+        !self.groups().is_empty()
+    }
+
+    fn groups(&self) -> MutexGuard<'_, BTreeSet<SubvolumeId>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
