@@ -57,6 +57,16 @@ pub fn group(path: &Path) -> Result<(u64, Option<u64>)> {
     Ok((column(1)?.parse()?, column(3)?.parse().ok()))
 }
 
+/// The numbers of all subvolumes that have a quota group on the file system at `path`.
+pub fn groups(path: &Path) -> Result<Vec<u64>> {
+    let output = Command::new("btrfs").args(["qgroup", "show", "--raw"]).arg(path).output();
+    let output = output.context("start btrfs (package btrfs-progs)")?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    let numbers = shown.lines().filter_map(|line| line.strip_prefix("0/")?.split_whitespace().next());
+    numbers.map(|number| number.parse().with_context(|| shown.clone())).collect()
+}
+
 fn btrfs(command: &mut Command) -> Result<()> {
     let output = command.output().context("start btrfs (package btrfs-progs)")?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

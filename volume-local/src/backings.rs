@@ -21,7 +21,7 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use keeper::daemon::Removed;
@@ -34,6 +34,8 @@ use crate::state_table::{BackingRecord, HandleRecord, RecordId, StateTable};
 
 /// Most that an open waits for the keeper, which answers at once unless it was stopped.
 const KEEPER_ANSWERS: Duration = Duration::from_millis(200);
+/// How long an answer about a file waits for a registration of another one.
+const OTHERS_REGISTER: Duration = Duration::from_millis(5);
 /// How long no file is registered after the keeper has failed to: each attempt costs an open its time.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// Most that the end of a file waits until the keeper has read earlier ones.
@@ -382,9 +384,24 @@ impl Backings {
         self.locked().was_written
     }
 
-    /// Whether the kernel may write the node's file without a request.
+    /// Whether the kernel may write the node's file without a request. Answers within some milliseconds, with
+    /// `true` while the keeper stands still: attributes of all files depend on this.
     pub(crate) fn is_written(&self, node: u64) -> bool {
-        self.locked().ways.get(&node).is_some_and(|way| way.backing.is_some() && way.writers > 0)
+        let written =
+            |state: &State| state.ways.get(&node).is_some_and(|way| way.backing.is_some() && way.writers > 0);
+        let mut begun = None;
+        loop {
+            match self.state.try_lock() {
+                Ok(state) => return written(&state),
+                Err(TryLockError::Poisoned(poisoned)) => return written(&poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => {
+                    if begun.get_or_insert_with(Instant::now).elapsed() >= OTHERS_REGISTER {
+                        return true;
+                    }
+                    std::thread::yield_now();
+                }
+            }
+        }
     }
 
     /// Whether the kernel reads and writes the open node's file itself.

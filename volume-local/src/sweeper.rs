@@ -34,20 +34,35 @@ pub(crate) fn start(volume: Arc<Volume>, kernel: Arc<Kernel>) -> std::io::Result
 fn sweep(volume: &Volume, kernel: &Kernel) -> Result<(), Errno> {
     let nodes = volume.nodes();
     rest(ANSWERS_ARE_TAKEN);
-    for id in nodes.restored() {
-        if !kernel.knows(id)? {
-            nodes.drop_unknown(id);
-            volume.is_unknown(id);
-        }
+    for id in unknown(kernel, nodes.restored(), |id| *id)? {
+        nodes.drop_unknown(id);
+        volume.is_unknown(id);
     }
     loop {
         let doubtful = nodes.wait_for_doubtful();
         rest(ANSWERS_ARE_TAKEN);
-        for (id, lookups) in doubtful {
-            if !kernel.knows(id)? {
-                nodes.drop_doubtful(id, lookups);
-                volume.is_unknown(id);
-            }
+        for (id, lookups) in unknown(kernel, doubtful, |(id, _)| *id)? {
+            nodes.drop_doubtful(id, lookups);
+            volume.is_unknown(id);
         }
     }
+}
+
+/// Those that the kernel does not know, and has not for a while: a FORGET that it has sent is carried out.
+fn unknown<T>(kernel: &Kernel, all: Vec<T>, id: impl Fn(&T) -> u64) -> Result<Vec<T>, Errno> {
+    let ask = |all: Vec<T>| {
+        let mut unknown = Vec::new();
+        for one in all {
+            if !kernel.knows(id(&one))? {
+                unknown.push(one);
+            }
+        }
+        Ok(unknown)
+    };
+    let unknown = ask(all)?;
+    if unknown.is_empty() {
+        return Ok(unknown);
+    }
+    rest(ANSWERS_ARE_TAKEN);
+    ask(unknown)
 }

@@ -378,3 +378,8 @@ fn a_volume_whose_quotas_were_turned_off_is_not_staged_without_its_limit() {
     caller.delete(&volume).unwrap();
     scene.assert_nothing_left();
 }
+
+#[test]
+fn deleted_volumes_and_snapshots_leave_no_quota_groups() {
+    tests::csi::snapshots::leaves_no_quota_groups().unwrap();
+}

@@ -39,6 +39,28 @@ pub fn scene_with_quota_groups(flags: Flags) -> Scene {
     Scene::start_in(sandbox, flags)
 }
 
+/// What kernels leave of the quota groups of deleted subvolumes is removed too.
+pub fn leaves_no_quota_groups() -> anyhow::Result<()> {
+    /// The file system's own tree (linux/btrfs_tree.h, `BTRFS_FS_TREE_OBJECTID`).
+    const WHOLE: u64 = 5;
+    let scene = scene_with_quota_groups(Flags::process());
+    let (caller, pool) = (scene.caller(), scene.sandbox.path("pool"));
+    let volume = caller.create_named("pvc-1")?;
+    let made = snapshot(&caller, "snap-1", &volume)?;
+    wait_until_ready(&caller, &made.snapshot_id);
+    anyhow::ensure!(subvolume::groups(&pool)?.len() == 3, "{:?}", subvolume::groups(&pool)?);
+    delete_snapshot(&caller, &made.snapshot_id)?;
+    caller.delete(&volume)?;
+    eventually("no group is left", TIMEOUT, || {
+        subvolume::begin_clean_up(&pool)?;
+        let left = subvolume::groups(&pool)?;
+        anyhow::ensure!(left == [WHOLE], "{left:?}");
+        Ok(())
+    })?;
+    scene.assert_nothing_left();
+    Ok(())
+}
+
 pub fn snapshot_request(name: &str, source: &str) -> CreateSnapshotRequest {
     CreateSnapshotRequest { name: name.into(), source_volume_id: source.into(), ..Default::default() }
 }

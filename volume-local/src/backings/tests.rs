@@ -139,3 +139,18 @@ fn what_a_keeper_has_read_is_sent_to_the_next_one_too() {
     backings.keeper_was_replaced();
     next.waits_for_ends(3);
 }
+
+#[test]
+fn whether_a_file_is_written_is_known_while_the_keeper_stands_still() {
+    let (backings, keeper) = with_closed_files(1);
+    let file = File::open("/dev/null").unwrap();
+    std::thread::scope(|scope| {
+        let registers = scope.spawn(|| backings.enter(2, FLAGS, Wanted::Passing(file.as_fd())));
+        keeper.waits_for_request();
+        // It may be written, as far as that can be known now.
+        assert!(backings.is_written(1));
+        assert!(!registers.is_finished(), "the answer has waited for the keeper");
+        assert!(registers.join().unwrap().backing.is_none());
+    });
+    assert!(!backings.is_written(1));
+}

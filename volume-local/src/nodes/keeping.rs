@@ -24,6 +24,11 @@ impl Nodes {
         }
         if let Err(error) = keeper.now().put_removed(id, held.as_fd()) {
             tracing::debug!(error = linux::chain(&error), "the keeper does not hold a removed file");
+            // The next open gives it once more.
+            self.unmark(id);
+        } else if !self.is_kept(id) {
+            // It was found by another name before it was put.
+            self.let_keeper_drop(id);
         }
     }
 
@@ -65,6 +70,11 @@ impl Nodes {
             return Err("no other daemon can continue this one's connection".to_owned());
         };
         let keeper = Arc::new(keeper);
+        // A keeper may have inherited what its predecessor was not told to drop.
+        let inherited = keeper.list_removed().unwrap_or_else(|error| {
+            tracing::warn!(error = linux::chain(&error), "the keeper does not list what it has inherited");
+            Vec::new()
+        });
         // First: a node that is marked later goes to this keeper, and one that is marked already is
         // found below.
         socket.replace(Arc::clone(&keeper));
@@ -80,6 +90,11 @@ impl Nodes {
             given += 1;
             // It may have been dropped before it was put. As long as `held` is open, no other file has
             // its number.
+            if !self.is_kept(id) {
+                keeper.drop_removed(id).map_err(failed)?;
+            }
+        }
+        for (id, _file) in inherited {
             if !self.is_kept(id) {
                 keeper.drop_removed(id).map_err(failed)?;
             }

@@ -139,7 +139,7 @@ impl Nodes {
     pub(crate) fn drop_doubtful(&self, id: u64, lookups: u64) {
         let mut table = self.table();
         match table.nodes.get_mut(&id) {
-            Some(node) if node.lookups == lookups => node.lookups = 0,
+            Some(node) if node.lookups == lookups && node.count != Count::Exact => node.lookups = 0,
             _ => return,
         }
         self.drop_counted(table, id);

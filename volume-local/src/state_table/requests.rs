@@ -122,12 +122,13 @@ pub(crate) struct Requests {
 #[derive(Debug)]
 struct Earlier {
     notes: HashMap<u64, Note>,
-    since: Instant,
+    /// The first new request: those that the kernel sends again are read before.
+    since: Option<Instant>,
 }
 
 impl Requests {
     pub(super) fn new(region: Region) -> Self {
-        let earlier = Mutex::new(Earlier { notes: HashMap::new(), since: Instant::now() });
+        let earlier = Mutex::new(Earlier { notes: HashMap::new(), since: None });
         let free = Mutex::new((0..SLOTS).rev().collect());
         Self { region, free, earlier, has_earlier: AtomicBool::new(false) }
     }
@@ -187,7 +188,7 @@ impl Requests {
             return;
         }
         let mut earlier = self.earlier();
-        if earlier.since.elapsed() < RESENT_IS_READ {
+        if earlier.since.get_or_insert_with(Instant::now).elapsed() < RESENT_IS_READ {
             return;
         }
         self.has_earlier.store(false, Ordering::Release);

@@ -108,7 +108,7 @@ impl Volume {
             }
             let taken = take(listed, &known);
             if taken == Taken::No {
-                self.nodes.forget(known.attributes.id.0, 1);
+                self.forget_unanswered(known.attributes.id.0);
             }
             taken_before = true;
             taken

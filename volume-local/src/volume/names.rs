@@ -58,6 +58,12 @@ impl Volume {
         self.is_unknown(id);
     }
 
+    /// The kernel does not learn of one lookup that was counted.
+    pub(super) fn forget_unanswered(&self, id: u64) {
+        self.nodes.forget(id, 1);
+        self.is_unknown(id);
+    }
+
     pub(crate) fn make_directory(
         &self,
         running: &mut Running,
@@ -138,7 +144,7 @@ impl Volume {
             // The kernel learns of no lookup from an error.
             let opened = self.open_file(running, known.attributes.id, passed_on).map_err(|_| {
                 running.counted(0);
-                self.nodes.forget(known.attributes.id.0, 1);
+                self.forget_unanswered(known.attributes.id.0);
                 Errno::EXIST
             })?;
             return Ok((known, opened));

@@ -34,7 +34,7 @@ impl Volume {
             if let (Some(node), Some(slot)) = (counted, running.slot) {
                 // Cleared first: killed in between, the count is too high, which is corrected later.
                 table.requests.counted(slot, 0);
-                self.nodes.forget(node, 1);
+                self.forget_unanswered(node);
             }
         }
         self.close_unanswered(id.number);

@@ -598,8 +598,15 @@ impl Volume {
 
     /// Another keeper takes the place of the one that the daemon knows.
     pub(crate) fn replace_keeper(&mut self) {
+        self.replace_keeper_by_heir(&[]);
+    }
+
+    /// The new one holds something for `inherited`, which the daemon has not given it.
+    pub(crate) fn replace_keeper_by_heir(&mut self, inherited: &[u64]) {
         let kept = self.kept.as_ref().expect("the volume was served with `successors`");
         let keeper = Keeper::of(&kept.device, &kept.tree);
+        let held = |node: &u64| (*node, File::open("/dev/null").unwrap().into());
+        keeper.held.lock().unwrap().extend(inherited.iter().map(held));
         // The numbers belong to the connection.
         keeper.backings.lock().unwrap().registered = self.registered();
         let socket = keeper.socket();

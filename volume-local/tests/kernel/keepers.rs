@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use proto::control::{GetDescriptors, Ping, ReplaceKeeper, Reply, Request, reply,
 use proto::handover::Role;
 
 use crate::fixture::{Setup, Volume};
+use crate::known::until;
 
 const SETUP: Setup = Setup { confine: true, successors: 1, ..Setup::PLAIN };
 
@@ -84,6 +86,20 @@ fn a_new_keeper_gets_all_that_the_earlier_one_held() {
         assert_eq!(text, number.to_string());
     }
     drop((removed, named));
+}
+
+/// Its predecessor had stored it, and died before it was told to drop it.
+#[test]
+fn a_new_keeper_drops_what_it_has_inherited_and_no_one_uses() {
+    let mut volume = Volume::with(SETUP);
+    let file = File::create_new(volume.path("f")).unwrap();
+    fs::remove_file(volume.path("f")).unwrap();
+    let used = file.metadata().unwrap().ino();
+    until("it is held", || volume.kept_nodes() == [used]);
+    volume.replace_keeper_by_heir(&[used, u64::MAX - 1]);
+    until("the other one is dropped", || volume.kept_nodes() == [used]);
+    drop(file);
+    until("nothing is held", || volume.kept_nodes().is_empty());
 }
 
 #[test]

@@ -11,12 +11,14 @@ mod project_volumes;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use tests::csi::snapshots::leaves_no_quota_groups;
 
 type Test = (&'static str, fn() -> Result<()>);
 
-const PROJECT_QUOTA: [Test; 2] = [
+const QUOTA: [Test; 3] = [
     ("a_project_quota_is_enforced_on_ext4", project_quota::enforced_on_ext4),
     ("a_project_quota_is_enforced_on_xfs", project_quota::enforced_on_xfs),
+    ("deleted_volumes_and_snapshots_leave_no_quota_groups_on_btrfs", leaves_no_quota_groups),
 ];
 
 /// Where the kernel has FUSE_PASSTHROUGH.
@@ -40,8 +42,8 @@ const FALLBACK: [Test; 1] = [(
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["project-quota", "passthrough"] => run(&[PROJECT_QUOTA, PASSING].concat()),
-        ["project-quota", "daemon"] => run(&[&PROJECT_QUOTA[..], &BY_DAEMON].concat()),
+        ["project-quota", "passthrough"] => run(&[&QUOTA[..], &PASSING].concat()),
+        ["project-quota", "daemon"] => run(&[&QUOTA[..], &BY_DAEMON].concat()),
         ["fallback"] => run(&FALLBACK),
         ["power-cut", acknowledged] => power_cut::run(acknowledged.as_ref()),
         _ => {
