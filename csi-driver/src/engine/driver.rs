@@ -135,6 +135,7 @@ impl Driver {
             stages: stages.clone(),
             daemons: daemons.clone(),
             flushes,
+            pool_syncs: Shared::default(),
             counts: counts.clone(),
         });
         let attachments = Arc::new(Attachments {

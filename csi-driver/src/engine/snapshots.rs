@@ -24,7 +24,7 @@ use crate::engine::locks::{Lock, Locks, VolumeGuard};
 use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
 use crate::journal::Journal;
-use crate::kernel::bounded::OneEach;
+use crate::kernel::bounded::{OneEach, Shared};
 use crate::kernel::mounts::{ConnectionMount, connection_mount};
 use crate::model::counts::Counts;
 use crate::model::ids::{SnapshotId, VolumeId};
@@ -59,6 +59,8 @@ pub(crate) struct Snapshots {
     pub(crate) stages: Arc<Stages>,
     pub(crate) daemons: Arc<Daemons>,
     pub(crate) flushes: Arc<OneEach<VolumeId>>,
+    /// One at a time, which all wait for: the key of a volume would keep other work off it.
+    pub(crate) pool_syncs: Shared<(), ()>,
     pub(crate) counts: Arc<Counts>,
 }
 
@@ -468,8 +470,12 @@ impl Snapshots {
         if passing == PassingWrites::GoOn {
             // The cut needs it on the disk: so little is left to write while changes wait.
             let backend = Arc::clone(&self.backend);
-            let what = format!("sync of the pool for volume {id}");
-            self.flushes.within(id, what, limits::SYNCFS, move || backend.sync())??;
+            self.pool_syncs.within(&(), "sync of the pool", limits::POOL_SYNC, move || {
+                // The cut repeats it, and returns its error.
+                if let Err(error) = backend.sync() {
+                    tracing::warn!(error = chain(&error), "sync of the pool before a cut");
+                }
+            })?;
         }
         control.quiesce(limits::QUIESCE, passing, self.daemons.hangs.holding_back(id)).map(Some)
     }

@@ -47,6 +47,8 @@ pub(crate) const CLOSING: Duration = Duration::from_secs(1);
 /// syncfs(2) of a mounted volume, which flushes writes through mappings, and the writing back of what the
 /// kernel keeps of it.
 pub(crate) const SYNCFS: Duration = Duration::from_secs(20);
+/// syncfs(2) of the pool before a cut, which has unwritten data of all volumes.
+pub(crate) const POOL_SYNC: Duration = Duration::from_secs(45);
 /// Changing the group of a volume in use, file by file.
 pub(crate) const GIVE_GROUP: Duration = Duration::from_secs(60);
 /// Lease of a pause: how long a daemon holds its writers back without hearing from the driver.

@@ -177,7 +177,7 @@ pub(super) fn limit(kind: Kind, data: &OwnedFd, limits: VolumeLimits) -> linux::
 /// by files, such as a restored one, has neither subvolumes nor projects.
 pub(super) fn why_not_to_limit(kind: Kind, data: &Path, name: &str) -> Option<String> {
     let root = open_root(data).ok()?;
-    let (shown, volume) = (data.display(), data.parent()?.display());
+    let volume = data.parent()?.display();
     match kind {
         Kind::Groups if subvolume::with_root(&root).ok()?.is_some() => None,
         Kind::Groups => Some(format!(
@@ -187,8 +187,10 @@ pub(super) fn why_not_to_limit(kind: Kind, data: &Path, name: &str) -> Option<St
         Kind::Projects if project_of(&root).ok()?.is_some() => None,
         Kind::Projects => {
             let project = unused_project(&root, name).ok()?;
+            // chattr(1) skips symbolic links, which could then not be renamed.
             Some(format!(
-                "its data belongs to no project of this driver's: run \"chattr -R -f +P -p {project} {shown}\""
+                "its data belongs to no project of this driver's: run \"cd {volume} && mv data old && mkdir data && \
+                 chattr +P -p {project} data && cp -a --reflink=auto old/. data/ && rm -r old\""
             ))
         }
     }
