@@ -23,9 +23,8 @@ impl Nodes {
             }
         }
         if let Err(error) = keeper.now().put_removed(id, held.as_fd()) {
+            // The next keeper gets it.
             tracing::debug!(error = linux::chain(&error), "the keeper does not hold a removed file");
-            // The next open gives it once more.
-            self.unmark(id);
         } else if !self.is_kept(id) {
             // It was found by another name before it was put.
             self.let_keeper_drop(id);
@@ -97,6 +96,12 @@ impl Nodes {
         for (id, _file) in inherited {
             if !self.is_kept(id) {
                 keeper.drop_removed(id).map_err(failed)?;
+            }
+            // It may have been put just before it was dropped.
+            if self.is_kept(id)
+                && let Ok(held) = self.descriptor(id)
+            {
+                keeper.put_removed(id, held.as_fd()).map_err(failed)?;
             }
         }
         Ok(given)

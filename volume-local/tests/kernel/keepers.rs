@@ -88,6 +88,17 @@ fn a_new_keeper_gets_all_that_the_earlier_one_held() {
     drop((removed, named));
 }
 
+#[test]
+fn what_was_removed_while_there_was_no_keeper_is_given_to_the_next_one() {
+    let mut volume = Volume::with(SETUP);
+    let file = File::create_new(volume.path("f")).unwrap();
+    volume.end_keeper();
+    fs::remove_file(volume.path("f")).unwrap();
+    let number = file.metadata().unwrap().ino();
+    volume.replace_keeper();
+    until("it is held", || volume.kept_nodes() == [number]);
+}
+
 /// Its predecessor had stored it, and died before it was told to drop it.
 #[test]
 fn a_new_keeper_drops_what_it_has_inherited_and_no_one_uses() {

@@ -21,10 +21,10 @@ impl Pool {
     pub(super) fn keep_counting(&self) {
         let keep = || -> linux::Result<()> {
             let dir = open_root(&self.dir)?;
+            self.remover.forget_groups(&dir);
             if quota::kind(&self.dir)? != Ok(quota::Kind::Groups) {
                 return Ok(());
             }
-            self.remover.forget_groups(&dir);
             if let Err(error) = groups::count_through_deletions(&dir) {
                 tracing::debug!(error = chain(&error), "the pool's quota groups");
             }

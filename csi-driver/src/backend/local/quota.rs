@@ -189,8 +189,8 @@ pub(super) fn why_not_to_limit(kind: Kind, data: &Path, name: &str) -> Option<St
             let project = unused_project(&root, name).ok()?;
             // chattr(1) skips symbolic links, which could then not be renamed.
             Some(format!(
-                "its data belongs to no project of this driver's: run \"cd {volume} && mv data old && mkdir data && \
-                 chattr +P -p {project} data && cp -a --reflink=auto old/. data/ && rm -r old\""
+                "its data belongs to no project of this driver's: run \"cd {volume} && mkdir new && chattr +P -p \
+                 {project} new && cp -a --reflink=auto data/. new/ && mv data old && mv new data && rm -r old\""
             ))
         }
     }
@@ -229,23 +229,21 @@ fn is_own(project: NonZeroU32) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Forgotten {
     Now,
-    /// Parts of its subvolume are still there.
+    /// Parts of its subvolume are still there, or a disk is full.
     Later,
 }
 
 /// Removes the group of a subvolume that was deleted.
 pub(super) fn forget_group(pool: &OwnedFd, subvolume: SubvolumeId) -> Forgotten {
-    use nix::errno::Errno::{EBUSY, ENOENT};
+    use nix::errno::Errno::{EINVAL, ENOENT, ENOTCONN};
     match groups::remove(pool, subvolume) {
-        Err(error) if error.errno() == EBUSY => Forgotten::Later,
-        // The kernel has removed it.
-        Err(error) if error.errno() == ENOENT => Forgotten::Now,
-        // Such as quotas that are off, which forgets all groups.
-        Err(error) => {
-            tracing::debug!(%subvolume, error = linux::chain(&error), "its quota group is not removed");
-            Forgotten::Now
-        }
         Ok(()) => Forgotten::Now,
+        // The kernel has removed it, or quotas are off, which forgets all groups.
+        Err(error) if matches!(error.errno(), ENOENT | ENOTCONN | EINVAL) => Forgotten::Now,
+        Err(error) => {
+            tracing::debug!(%subvolume, error = linux::chain(&error), "its quota group stays for now");
+            Forgotten::Later
+        }
     }
 }
 

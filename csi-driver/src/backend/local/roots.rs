@@ -227,10 +227,8 @@ impl Remover {
         let Ok(data) = open_data() else { return linux::tree::remove(path) };
         match subvolume::with_root(&data)? {
             Some(id) => match subvolume::delete(&parent, id) {
-                Ok(()) => {
-                    self.groups().insert(id);
-                    self.forget_groups(&parent);
-                }
+                Ok(()) if quota::forget_group(&parent, id) == Forgotten::Now => {}
+                Ok(()) => drop(self.groups().insert(id)),
                 // Others are in it, or the kernel is older than Linux 5.7.
                 Err(error) => {
                     tracing::debug!(path = %path.display(), error = chain(&error), "removed file by file");
@@ -263,9 +261,14 @@ impl Remover {
     }
 
     /// Removes the quota groups of deleted subvolumes that Btrfs has kept so far. Kernels from Linux 6.11 on do so
-    /// themselves; others keep a group, with its limit, until someone removes it.
+    /// themselves; others keep a group, with its limit, until someone removes it. A driver that ends before does not.
     pub(super) fn forget_groups(&self, pool: &OwnedFd) {
-        self.groups().retain(|subvolume| quota::forget_group(pool, *subvolume) == Forgotten::Later);
+        let kept = self.groups().clone();
+        for subvolume in kept {
+            if quota::forget_group(pool, subvolume) == Forgotten::Now {
+                self.groups().remove(&subvolume);
+            }
+        }
     }
 
     /// Whether there may be such groups.
