@@ -151,9 +151,9 @@ impl Pausing for Local {
             if held == Held::RequestsOnly || !volume.may_be_written() {
                 return paused(Ok(capacity.usage().used));
             }
-            let reason = "dataPath passthrough: files were opened for writing since this daemon began to serve, and the \
-                          kernel may still write them: delete the pods that use the volume first, or use a class with \
-                          dataPath: daemon";
+            let reason = "dataPath passthrough: the kernel may still write files (one was opened for writing since this \
+                          daemon began to serve, or it continues for another daemon): delete the pods that use the \
+                          volume first, or use a class with dataPath: daemon";
             paused(Err(CannotPause(reason.to_owned())));
         });
     }

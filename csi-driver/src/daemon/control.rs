@@ -226,7 +226,7 @@ impl Control {
     }
 
     pub(crate) fn unexpected(&self, what: &'static str, reply: &reply::Kind) -> Error {
-        self.refused(what, format!("answered by {reply:?}"))
+        self.refused(what, abridged(&format!("answered by {reply:?}")))
     }
 
     fn refused(&self, what: &'static str, reason: String) -> Error {

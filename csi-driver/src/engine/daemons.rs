@@ -97,15 +97,19 @@ impl Daemons {
         if let Some(previous) = previous {
             self.end_unjournaled(volume_id, previous)?;
         }
-        let (served, sockets) = match self.start_warm(&start, keeper_socket.as_ref(), &mut launched)? {
-            Some(served) => {
-                if let Some(previous) = previous
-                    && let Err(error) = self.end_previous(volume_id, previous)
-                {
-                    tracing::warn!(%volume_id, error = chain(&error), "the launch of the volume's earlier daemon is left");
-                }
-                served
-            }
+        let mut is_journaled = false;
+        let warm = self.start_warm(&start, keeper_socket.as_ref(), &mut |key, launch, process| {
+            is_journaled = true;
+            launched(key, launch, process)
+        });
+        // From here on no record names the launch before, also if the waiting daemon has failed.
+        if let Some(previous) = previous.filter(|_| is_journaled)
+            && let Err(error) = self.end_previous(volume_id, previous)
+        {
+            tracing::warn!(%volume_id, error = chain(&error), "the launch of the volume's earlier daemon is left");
+        }
+        let (served, sockets) = match warm? {
+            Some(served) => served,
             None => {
                 previous.map_or(Ok(()), |stage| self.end_launch(volume_id, stage, Duration::ZERO))?;
                 self.start_cold(&start, keeper_socket.as_ref(), &mut launched)?

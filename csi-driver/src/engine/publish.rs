@@ -14,7 +14,7 @@ use crate::engine::mount_point;
 use crate::engine::places::place_of_target;
 use crate::engine::stage::Stages;
 use crate::engine::takeover::Takeover;
-use crate::error::{Error, Result, Step, chain};
+use crate::error::{Error, Result, Step};
 use crate::journal::Journal;
 use crate::kernel::bounded::OneEach;
 use crate::kernel::host_path::{HostPath, HostPaths};
@@ -163,13 +163,8 @@ impl Targets {
         }
         match self.stages.attempt_takeover(volume_id, record) {
             Ok(Takeover::Nothing | Takeover::Done) => Ok(()),
-            Ok(Takeover::Failed(error)) | Err(error @ Error::Abandoned { .. }) => {
-                Err(Error::uncleared(volume_id, error))
-            }
-            Err(error) => {
-                tracing::error!(%volume_id, error = chain(&error), "no other daemon has taken the volume over");
-                Ok(())
-            }
+            // Not even one that waits for a stopped keeper: the end of the connection would end that too.
+            Ok(Takeover::Failed(error)) | Err(error) => Err(Error::uncleared(volume_id, error)),
         }
     }
 

@@ -36,8 +36,10 @@ impl Daemons {
         let ServingSockets { control, metrics } = sockets;
         // Last: without it, what is left of an earlier daemon is of no use.
         let put = || -> linux::Result<()> {
-            if self.keeper.get(volume_id, Kept::Assignment)?.is_some() {
-                self.keeper.forget(volume_id, Kept::Assignment)?;
+            for role in [Kept::Assignment, Kept::ControlListener, Kept::MetricsListener] {
+                if self.keeper.get(volume_id, role)?.is_some() {
+                    self.keeper.forget(volume_id, role)?;
+                }
             }
             if self.is_for_standby(settings, &assignment) {
                 self.keeper.put(volume_id, Kept::ControlListener, control)?;
