@@ -188,13 +188,15 @@ impl HangWatch {
             return Ok(());
         }
         self.locks.check_not_copied(volume_id)?;
-        let is_dead = !serving.daemon.is_alive().step("look at daemon")?;
-        if seen != Seen::KilledUsers && is_dead && self.stages.has_successor(volume_id)? {
-            // It does not hang: a takeover is under way, and may have to wait for the keeper.
-            return Ok(());
-        }
-        if seen != Seen::KilledUsers && self.replace_hung(volume_id, &mut record, serving)? {
-            return Ok(());
+        if seen != Seen::KilledUsers {
+            let is_alive = serving.daemon.is_alive().step("look at daemon")?;
+            if !is_alive && self.stages.has_successor(volume_id)? {
+                // It does not hang: a takeover is under way, and may have to wait for the keeper.
+                return Ok(());
+            }
+            if self.replace_hung(volume_id, &mut record, serving)? {
+                return Ok(());
+            }
         }
         let Some(stage) = record.stage.as_mut().filter(|stage| is_it(stage)) else { return Ok(()) };
         stage.aborted = true;

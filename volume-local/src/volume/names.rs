@@ -54,13 +54,16 @@ impl Volume {
 
     pub(crate) fn forget(&self, NodeId(id): NodeId, lookups: u64) {
         self.settle_before_forget(id);
-        self.nodes.forget(id, lookups);
-        self.is_unknown(id);
+        self.forget_lookups(id, lookups);
     }
 
     /// The kernel does not learn of one lookup that was counted.
     pub(super) fn forget_unanswered(&self, id: u64) {
-        self.nodes.forget(id, 1);
+        self.forget_lookups(id, 1);
+    }
+
+    fn forget_lookups(&self, id: u64, lookups: u64) {
+        self.nodes.forget(id, lookups);
         self.is_unknown(id);
     }
 
