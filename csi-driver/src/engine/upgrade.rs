@@ -231,6 +231,10 @@ impl Stages {
         self.update_stage(volume_id, record, |stage| {
             (stage.launch_key, stage.launch) = (Some(next.key.clone()), Some(next.id.clone()));
             stage.handed_to = Some(next.daemon());
+            // For a driver that starts after this one: the manifest that names the image goes.
+            if let Program::Image(image) = &earlier.program {
+                stage.earlier_image = Some(image.clone());
+            }
         })?;
         let proceeded = self.daemons.proceed(volume_id, next, keeper_socket);
         let pause = begun.elapsed();

@@ -559,14 +559,15 @@ fn run_pod(pod: &Value, programs: &[(String, PathBuf)]) -> Option<Child> {
     Some(unshare.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 
+fn with_image(image: &str) -> Flags {
+    let keeper = keeper_binary().display().to_string();
+    let flags =
+        ["--launcher", "manifest", "--manifests", "m", "--mount-image", image, "--warm-daemons", "0"];
+    Flags(flags.into_iter().chain(["--keeper-binary", &keeper]).map(str::to_owned).collect())
+}
+
 #[test]
 fn mount_pods_are_upgraded_to_another_image_and_rolled_back_to_the_image_before() {
-    let with_image = |image: &str| {
-        let keeper = keeper_binary().display().to_string();
-        let flags =
-            ["--launcher", "manifest", "--manifests", "m", "--mount-image", image, "--warm-daemons", "0"];
-        Flags(flags.into_iter().chain(["--keeper-binary", &keeper]).map(str::to_owned).collect())
-    };
     let mut scene = Scene::start(with_image("i:1"));
     scene.sandbox.switch_fuse_guard_off();
     let silent = scene.sandbox.path("silent");
@@ -594,7 +595,13 @@ fn mount_pods_are_upgraded_to_another_image_and_rolled_back_to_the_image_before(
         assert_eq!(serving(&scene), serves);
         assert_eq!(fs::read(&file).unwrap(), b"kept");
     }
-    scene.caller().take_down(&id, &["one"]).unwrap();
+    end_pods(scene, pods, &id);
+}
+
+/// Of a test with a program `silent`, whose driver has started with the image `i:1`.
+fn end_pods(mut scene: Scene, pods: Pods, id: &str) {
+    tests::csi::scene::retried(&scene, "unpublish", || scene.caller().unpublish(id, "one"));
+    scene.caller().take_down(id, &[]).unwrap();
     pods.end();
     // The ground is that of the first driver, before there was this file.
     fs::remove_file(scene.sandbox.path("silent")).unwrap();
@@ -603,6 +610,43 @@ fn mount_pods_are_upgraded_to_another_image_and_rolled_back_to_the_image_before(
     scene.start_driver();
     scene.assert_nothing_left();
     scene.end_keeper();
+}
+
+#[test]
+fn a_driver_that_is_killed_while_an_image_that_cannot_serve_follows_leaves_the_image_before_to_the_next_one() {
+    let mut scene = Scene::start(with_image("i:1"));
+    scene.sandbox.switch_fuse_guard_off();
+    let silent = scene.sandbox.path("silent");
+    replace(&silent, faulty("is-silent").as_bytes());
+    let pods = Pods::start(&scene, &[("i:1", volume_binary()), ("i:silent", silent)]);
+    let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
+    let file = scene.caller().target_path("one").join("f");
+    fs::write(&file, "kept").unwrap();
+    scene.kill_driver();
+    scene.flags = with_image("i:silent");
+    scene.start_driver();
+    let images = |scene: &Scene| -> Vec<String> {
+        pods_in(&scene.sandbox.path("m")).iter().map(|pod| image(pod).to_owned()).collect()
+    };
+    let mut upgrade = {
+        let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
+        command.args(["upgrade", &id, "--state-dir"]).arg(scene.sandbox.path("state"));
+        command.arg("--run-dir").arg(scene.sandbox.path("run"));
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    };
+    // Written after the journal, and before the daemon has answered.
+    let successor = scene.dial_dir(&id).join("launch");
+    eventually("the journal names the daemon that follows", TIMEOUT, || {
+        anyhow::ensure!(successor.is_symlink(), "{}", scene.log());
+        Ok(())
+    })
+    .unwrap();
+    scene.kill_driver();
+    assert!(!upgrade.wait().unwrap().success());
+    scene.start_driver();
+    assert_eq!(fs::read(&file).unwrap(), b"kept", "{}", scene.log());
+    assert_eq!(images(&scene), ["i:1"], "{}", scene.log());
+    end_pods(scene, pods, &id);
 }
 
 /// They take turns, and none is lost.
