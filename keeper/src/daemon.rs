@@ -211,9 +211,7 @@ impl Removed {
         let mut buffer = [0; DaemonPacket::MOST_BYTES];
         loop {
             match packets::receive(&self.socket, &mut buffer) {
-                Ok(received) if received.bytes == 0 && received.fds.is_empty() => {
-                    return Err(Error::Closed { op });
-                }
+                Ok(received) if received.is_empty() => return Err(Error::Closed { op }),
                 Ok(received) if received.lost_fds => return Err(Error::TooManyDescriptors { op }),
                 Ok(received) => {
                     let decoded = DaemonPacket::decode(&buffer[..received.bytes]);

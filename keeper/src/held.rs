@@ -15,6 +15,7 @@ use nix::errno::Errno;
 
 use crate::closer::Closer;
 use crate::descriptors;
+use crate::packets;
 use crate::store::{Name, Store};
 use crate::wire::{Counts, Entry, Refusal, Role, Roles, VolumeKey};
 
@@ -204,8 +205,11 @@ impl Held {
     fn close_role(&self, role: Role, fd: Option<OwnedFd>) -> bool {
         let Some(fd) = fd else { return false };
         match role {
+            // With the last descriptor go the backing files that are still registered, and perhaps their content
+            // (fs/fuse/inode.c, `fuse_conn_put`).
+            Role::Connection if packets::is_aborted(&fd) => self.closer.close(fd),
             // Before the reply: the driver relies on the end of the FUSE connection, and these wait
-            // for no file system.
+            // for no file system. A mount has the backing files of a connection that has not ended.
             Role::Connection | Role::ParkedMount | Role::StateTable | Role::Assignment | Role::Daemon => {
                 drop(fd);
             }
@@ -417,6 +421,24 @@ mod tests {
         assert!(held.forget(b, Role::Connection));
         assert!(!held.forget(b, Role::Connection));
         assert_eq!(held.entries_after(None).next(), None);
+    }
+
+    /// It may be the last one, with which backing files go.
+    #[test]
+    fn a_connection_that_has_ended_is_closed_in_the_background() {
+        let name = linux::mount::FuseName { source: "hawser-test", subtype: "hawser" };
+        let flags = linux::mount::MountFlags::default();
+        let options = linux::mount::FuseMountOptions { flags, allow_other: true, default_permissions: true };
+        for (is_mounted, in_background) in [(true, 0), (false, 1)] {
+            let mut held = held(1024);
+            let device = linux::mount::open_fuse_device().unwrap();
+            let mount = linux::mount::new_fuse(&device, name, options).unwrap();
+            held.put(key("a"), Role::Connection, device);
+            let mount = Some(mount).filter(|_| is_mounted);
+            held.forget_volume(key("a"));
+            assert_eq!(held.closer().queued(), in_background, "mounted: {is_mounted}");
+            drop(mount);
+        }
     }
 
     #[test]

@@ -95,6 +95,11 @@ pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Received, 
 }
 
 impl Received {
+    /// Neither bytes nor descriptors: the end of a connection, or an empty packet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes == 0 && self.fds.is_empty() && !self.lost_fds
+    }
+
     /// The descriptor of a packet that needs one. Those of a wrong packet stay.
     pub(crate) fn take_descriptor(&mut self, is_needed: bool) -> Result<Option<OwnedFd>, Refusal> {
         match (is_needed, self.fds.len()) {

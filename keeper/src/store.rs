@@ -4,13 +4,17 @@
 //! Invariant: no call waits. What the service manager does not take at once is not stored, and is lost
 //! with this process. But it is told to remove all that it has stored, later if need be: nothing else
 //! would end a connection that it holds.
+//!
+//! Invariant: the service manager can start the next keeper. It passes the names of all descriptors in one
+//! string, and the kernel executes no program with a longer one than [`MOST_NAMES`] allows.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -21,8 +25,16 @@ use crate::wire::{Role, VolumeKey};
 
 /// The first descriptor that a service manager passes (sd_listen_fds(3)).
 const FIRST: i32 = 3;
-/// Twice the largest FileDescriptorStoreMax= that is of use.
-const MOST: i32 = 1 << 20;
+/// More than [`MOST_NAMES`] has room for.
+const MOST: i32 = 1 << 13;
+/// Bytes of all names, each with a colon: 32 pages of 4 KiB (execve(2), MAX_ARG_STRLEN) less the variable's
+/// own name and names of other programs.
+const MOST_NAMES: usize = 127 << 10;
+/// Of these, for removed files: daemons name as many as they want to.
+const MOST_NAMES_OF_REMOVED: usize = 32 << 10;
+/// Removed files of one volume that are stored in each second. A daemon that puts and drops removed files for ever
+/// does not keep the service manager from its work.
+const MOST_REMOVED_A_SECOND: u32 = 256;
 
 /// What a stored descriptor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,6 +53,11 @@ impl fmt::Display for Name {
 }
 
 impl Name {
+    /// Bytes of `LISTEN_FDNAMES`.
+    fn length(self) -> usize {
+        self.to_string().len() + 1
+    }
+
     fn parse(text: &str) -> Option<Self> {
         let (volume, rest) = text.split_once('.')?;
         let volume = VolumeKey::parse(volume)?;
@@ -53,16 +70,74 @@ impl Name {
     }
 }
 
+/// What the service manager was sent, by this keeper or an earlier one.
+#[derive(Debug, Default)]
+struct Names {
+    stored: BTreeSet<Name>,
+    /// It was not yet told to remove these.
+    unremoved: BTreeSet<Name>,
+    /// Lengths of all of them.
+    bytes: usize,
+    bytes_of_removed: BTreeMap<VolumeKey, usize>,
+    /// Removed files that were added since then.
+    added: (Option<Instant>, BTreeMap<VolumeKey, u32>),
+}
+
+impl Names {
+    fn insert(&mut self, name: Name) {
+        if self.stored.insert(name) {
+            self.bytes += name.length();
+            if let Name::Removed(volume, _) = name {
+                *self.bytes_of_removed.entry(volume).or_default() += name.length();
+                *self.added.1.entry(volume).or_default() += 1;
+            }
+        }
+    }
+
+    /// The service manager was told to remove it.
+    fn is_removed(&mut self, name: Name) {
+        self.bytes -= name.length();
+        if let Name::Removed(volume, _) = name
+            && let Some(bytes) = self.bytes_of_removed.get_mut(&volume)
+        {
+            *bytes -= name.length();
+            if *bytes == 0 {
+                self.bytes_of_removed.remove(&volume);
+            }
+        }
+    }
+
+    fn has_room_for(&self, name: Name) -> bool {
+        if self.bytes + name.length() > MOST_NAMES {
+            return false;
+        }
+        let Name::Removed(volume, _) = name else { return true };
+        let all: usize = self.bytes_of_removed.values().sum();
+        let own = self.bytes_of_removed.get(&volume).copied().unwrap_or(0);
+        // A volume gets half of what the others leave.
+        own + name.length() <= MOST_NAMES_OF_REMOVED.saturating_sub(all)
+    }
+
+    /// Whether the volume of a removed file had many of them stored just now.
+    fn is_too_soon(&mut self, name: Name) -> bool {
+        let Name::Removed(volume, _) = name else { return false };
+        let (since, added) = &mut self.added;
+        if since.is_none_or(|since| since.elapsed() >= Duration::from_secs(1)) {
+            *since = Some(Instant::now());
+            added.clear();
+        }
+        added.get(&volume).is_some_and(|added| *added >= MOST_REMOVED_A_SECOND)
+    }
+}
+
 /// The connection to the service manager.
 #[derive(Debug)]
 pub(crate) struct Store {
     socket: OwnedFd,
     log: Log,
     has_failed: Cell<bool>,
-    /// It was sent these, by this keeper or an earlier one.
-    stored: RefCell<BTreeSet<Name>>,
-    /// It was not yet told to remove these, of what it was sent.
-    unremoved: RefCell<BTreeSet<Name>>,
+    is_full: Cell<bool>,
+    names: RefCell<Names>,
 }
 
 impl Store {
@@ -74,8 +149,8 @@ impl Store {
                 socket,
                 log,
                 has_failed: Cell::new(false),
-                stored: RefCell::default(),
-                unremoved: RefCell::default(),
+                is_full: Cell::new(false),
+                names: RefCell::default(),
             }),
             Err(e) => {
                 log.warn(format_args!("connect to NOTIFY_SOCKET {}: {e}", path.display()));
@@ -92,41 +167,56 @@ impl Store {
     /// The service manager drops no descriptor by itself (`FDPOLL=0`).
     pub(crate) fn add(&self, name: Name, fd: BorrowedFd<'_>) {
         self.remove_the_rest();
+        let mut names = self.names.borrow_mut();
         // The removal of an earlier one would remove this one too.
-        if self.unremoved.borrow().contains(&name) {
+        if names.unremoved.contains(&name) {
             return;
         }
         // A daemon may put and drop removed files for ever: they do not make this fall further behind.
-        if matches!(name, Name::Removed(..)) && self.is_behind() {
+        let is_behind = !names.unremoved.is_empty();
+        if matches!(name, Name::Removed(..)) && (is_behind || names.is_too_soon(name)) {
+            return;
+        }
+        if !names.has_room_for(name) {
+            // Logged once: it would be repeated for each descriptor.
+            if !self.is_full.replace(true) {
+                self.log.warn(format_args!(
+                    "the service manager cannot pass on more names of descriptors: {name} and others are not stored"
+                ));
+            }
             return;
         }
         if self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), &[fd]) {
-            self.stored.borrow_mut().insert(name);
+            names.insert(name);
         }
     }
 
     pub(crate) fn remove(&self, name: Name) {
-        if !self.stored.borrow_mut().remove(&name) {
+        if !self.names.borrow_mut().stored.remove(&name) {
             return;
         }
         self.remove_the_rest();
-        if self.is_behind() || !self.remove_as(&name.to_string()) {
-            self.unremoved.borrow_mut().insert(name);
+        let mut names = self.names.borrow_mut();
+        if names.unremoved.is_empty() && self.remove_as(&name.to_string()) {
+            names.is_removed(name);
+        } else {
+            names.unremoved.insert(name);
         }
     }
 
     /// Whether it is yet to be told to remove something.
     pub(crate) fn is_behind(&self) -> bool {
-        !self.unremoved.borrow().is_empty()
+        !self.names.borrow().unremoved.is_empty()
     }
 
     /// What it did not take before.
     pub(crate) fn remove_the_rest(&self) {
-        let mut unremoved = self.unremoved.borrow_mut();
-        while let Some(name) = unremoved.first()
+        let mut names = self.names.borrow_mut();
+        while let Some(name) = names.unremoved.first().copied()
             && self.remove_as(&name.to_string())
         {
-            unremoved.pop_first();
+            names.unremoved.remove(&name);
+            names.is_removed(name);
         }
     }
 
@@ -189,7 +279,9 @@ impl Inherited {
     /// directory. The service manager drops the others.
     pub(crate) fn into_named(mut self, store: Option<&Store>) -> Vec<(Name, OwnedFd)> {
         if let Some(store) = store {
-            store.stored.borrow_mut().extend(self.named.iter().map(|(name, _)| *name));
+            let mut names = store.names.borrow_mut();
+            self.named.iter().for_each(|(name, _)| names.insert(*name));
+            drop(names);
             // What does not reach it is in `unknown` of the next keeper again.
             self.unknown.iter().filter(|name| !name.is_empty()).for_each(|name| {
                 store.remove_as(name);

@@ -136,7 +136,7 @@ impl Connection {
                 return Err(End::Closed);
             }
         };
-        if received.bytes == 0 && packets::has_hung_up(&self.socket) {
+        if received.is_empty() && packets::has_hung_up(&self.socket) {
             return Err(End::Closed);
         }
         let packet = &buffer[..received.bytes];

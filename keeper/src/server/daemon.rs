@@ -192,7 +192,7 @@ impl Daemon {
                 return Read::End;
             }
         };
-        if received.bytes == 0 && packets::has_hung_up(&self.socket) {
+        if received.is_empty() && packets::has_hung_up(&self.socket) {
             return Read::End;
         }
         let mut read = Read::Packet;

@@ -12,6 +12,7 @@ use keeper::daemon::Removed;
 use keeper::wire::Role;
 use linux::mount::{FuseConnections, FuseMountOptions, FuseName, MountFlags};
 use nix::errno::Errno;
+use nix::sys::signal::Signal;
 use tests::eventually;
 
 use crate::fixture::{Keeper, LIMIT, key, send_with, usage_file};
@@ -289,6 +290,26 @@ fn the_close_of_a_file_that_takes_long_stops_nobody() {
         Ok(())
     })
     .unwrap();
+}
+
+/// The same beside a packet without a byte, which looks like the end of the connection.
+#[test]
+fn the_close_of_a_file_beside_an_empty_packet_stops_nobody() {
+    let keeper = Keeper::start();
+    let mut client = keeper.client();
+    let SlowFile { file, mount, serving } = SlowFile::open(&keeper);
+    let hostile = keeper.removed(key(1));
+    let pidfd = linux::process::open_pidfd(keeper.process.pid().into()).unwrap().unwrap();
+    linux::process::signal_pidfd(&pidfd, Signal::SIGSTOP as i32).unwrap();
+    tests::wait_until_stopped(keeper.process.pid().into(), LIMIT).unwrap();
+    send_with(&hostile, b"", &[file.as_fd()]).unwrap();
+    drop(hostile);
+    linux::process::signal_pidfd(&pidfd, Signal::SIGCONT as i32).unwrap();
+    // The close in the keeper.
+    let device = serving.join().unwrap();
+    client.ping().unwrap();
+    let waiting = std::thread::spawn(move || drop(file));
+    Closing { device, mount, waiting }.end();
 }
 
 /// Nor does it run short of descriptors: what a daemon may have it close meanwhile is limited too.

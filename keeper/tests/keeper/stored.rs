@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::Instant;
 
 use keeper::client::Client;
 use keeper::daemon::Removed;
@@ -221,6 +222,87 @@ fn a_service_manager_that_did_not_read_for_a_while_holds_nothing_that_was_releas
     manager.wait("it is stored", |manager| manager.stored.contains_key(&name(Role::Connection)));
     client.forget_volume(key(1)).unwrap();
     manager.wait("nothing is stored", |manager| manager.stored.is_empty());
+}
+
+/// It passes them in one string, and the kernel executes no program with a longer one than 128 KiB.
+#[test]
+fn the_service_manager_can_pass_on_the_names_of_all_that_it_has_stored() {
+    const VOLUMES: u32 = 800;
+    let mut manager = Manager::new();
+    manager.start(Vec::new());
+    let mut client = manager.client();
+    let file = good(Role::UsageFile, &manager.sandbox);
+    let length = |manager: &Manager| manager.stored.keys().map(|name| name.len() + 1).sum::<usize>();
+    // More removed files than it stores, of a hostile daemon and of others.
+    for volume in 1..=40 {
+        let removed = Removed::new(client.daemon_socket(key(volume)).unwrap(), LIMIT).unwrap();
+        for node in 0..100 {
+            removed.put_removed(u64::MAX - node, file.as_fd()).unwrap();
+            manager.receive();
+        }
+        assert_eq!(removed.list_removed().unwrap().len(), 100, "held all the same");
+        manager.receive();
+    }
+    let of_removed = length(&manager);
+    assert!((24 << 10..=32 << 10).contains(&of_removed), "{of_removed} bytes");
+    let of_seventh = format!("{}.{}", key(7), u64::MAX);
+    assert!(manager.stored.contains_key(&of_seventh), "each volume leaves half of the rest to the others");
+    let connection = good(Role::Connection, &manager.sandbox);
+    for volume in 1..=VOLUMES {
+        for role in [Role::Connection, Role::ParkedMount, Role::UsageFile] {
+            let mount = matches!(role, Role::ParkedMount).then(|| good(role, &manager.sandbox));
+            let fd = match role {
+                Role::Connection => connection.as_fd(),
+                Role::UsageFile => file.as_fd(),
+                _ => mount.as_ref().unwrap().as_fd(),
+            };
+            client.put(key(volume), role, fd).unwrap();
+            manager.receive();
+        }
+    }
+    let all = length(&manager);
+    let whole = of_removed + VOLUMES as usize * 3 * 44;
+    assert!(all < whole && all <= 127 << 10, "{all} bytes");
+    assert!(manager.log().contains("cannot pass on more names"), "{}", manager.log());
+    let names: Vec<String> = manager.stored.keys().cloned().collect();
+    let mut next = manager.sandbox.command(Path::new("/bin/true"));
+    next.env("LISTEN_FDNAMES", names.join(":"));
+    assert!(next.status().unwrap().success());
+    // What is released makes room.
+    for volume in 1..=250 {
+        client.forget_volume(key(volume)).unwrap();
+        manager.receive();
+    }
+    client.put(key(VOLUMES + 1), Role::Connection, connection.as_fd()).unwrap();
+    let name = format!("{}.{}", key(VOLUMES + 1), Role::Connection.name());
+    manager.wait("it is stored", |manager| manager.stored.contains_key(&name));
+}
+
+#[test]
+fn a_daemon_that_puts_and_drops_for_ever_does_not_keep_the_service_manager_busy() {
+    const PUTS: u64 = 20_000;
+    const MOST_A_SECOND: u64 = 256;
+    let mut manager = Manager::new();
+    manager.start(Vec::new());
+    let mut client = manager.client();
+    let file = good(Role::UsageFile, &manager.sandbox);
+    let hostile = Removed::new(client.daemon_socket(key(1)).unwrap(), LIMIT).unwrap();
+    let begun = Instant::now();
+    for node in 0..PUTS {
+        hostile.put_removed(node, file.as_fd()).unwrap();
+        hostile.drop_removed(node).unwrap();
+        manager.receive();
+    }
+    assert_eq!(hostile.list_removed().unwrap().len(), 0);
+    manager.receive();
+    let added = manager.added as u64;
+    let seconds = begun.elapsed().as_secs() + 2;
+    assert!(0 < added && added <= seconds * MOST_A_SECOND, "{added} in {seconds} s");
+    // Others are stored meanwhile.
+    let other = Removed::new(client.daemon_socket(key(2)).unwrap(), LIMIT).unwrap();
+    other.put_removed(7, file.as_fd()).unwrap();
+    let name = format!("{}.7", key(2));
+    manager.wait("it is stored", |manager| manager.stored.contains_key(&name));
 }
 
 #[test]
