@@ -238,15 +238,27 @@ impl Pool {
         self.remover.remove(&self.incoming.join(place.name))?;
         // Left by a killed deletion; the rename would fail on it.
         self.remover.remove(&trash)?;
-        if !linux::tree::set_aside(&live, &trash, |path| self.remover.remove(path))? {
+        if is_absent(&live) {
             return Ok(());
         }
-        // Otherwise it may be back after a power cut, and the journal does not know it. On a full disk it
-        // goes nevertheless.
-        if let Err(error) = linux::atomic_file::sync_dir(place.live) {
-            tracing::warn!(error = chain(&error), "a removal may not be on disk yet");
-        }
-        self.remover.remove(&trash)
+        let is_aside = linux::tree::set_aside(&live, &trash, |path| self.remover.remove(path))?;
+        sync_removal(place);
+        if is_aside { self.remover.remove(&trash) } else { Ok(()) }
+    }
+
+    /// [`Self::clear`] for a caller that forgets the place then: in a pool that has just gone away, everything is absent.
+    fn delete_at(&self, place: Place<'_>, what: &'static str) -> Result<()> {
+        self.check_present()?;
+        self.clear(place).step(what)?;
+        self.check_present()
+    }
+}
+
+/// A name that is gone from its directory may be back after a power cut, and the journal does not know it then. On a
+/// full disk it goes nevertheless.
+fn sync_removal(place: Place<'_>) {
+    if let Err(error) = linux::atomic_file::sync_dir(place.live) {
+        tracing::warn!(error = chain(&error), "a removal may not be on disk yet");
     }
 }
 
@@ -365,8 +377,7 @@ impl VolumeBackend for Pool {
     }
 
     fn delete(&self, id: &VolumeId) -> Result<()> {
-        self.check_present()?;
-        self.clear(self.volume(id)).step("remove volume data")
+        self.delete_at(self.volume(id), "remove volume data")
     }
 
     fn check_no_volume(&self, id: &VolumeId) -> Result<()> {
@@ -374,8 +385,10 @@ impl VolumeBackend for Pool {
     }
 
     fn has_lost_volume(&self, id: &VolumeId) -> Result<bool> {
+        // In this order: the pool may go away in between.
+        let is_absent = is_absent(&self.volume(id).path());
         self.check_present()?;
-        Ok(is_absent(&self.volume(id).path()))
+        Ok(is_absent)
     }
 
     fn cuts_at_once(&self, from: &VolumeId, clone: Option<(&VolumeId, Allowance)>) -> Result<bool> {
@@ -506,8 +519,7 @@ impl VolumeBackend for Pool {
     }
 
     fn delete_snapshot(&self, id: &SnapshotId) -> Result<()> {
-        self.check_present()?;
-        self.clear(self.snapshot_place(id)).step("remove snapshot data")
+        self.delete_at(self.snapshot_place(id), "remove snapshot data")
     }
 
     fn check_no_snapshot(&self, id: &SnapshotId) -> Result<()> {
@@ -515,9 +527,11 @@ impl VolumeBackend for Pool {
     }
 
     fn has_lost_snapshot(&self, id: &SnapshotId) -> Result<bool> {
-        self.check_present()?;
         let data = self.snapshot_place(id).path().join(DATA);
-        match std::fs::metadata(&data) {
+        let found = std::fs::metadata(&data);
+        // In this order: the pool may go away in between.
+        self.check_present()?;
+        match found {
             Ok(found) => Ok(!found.is_dir()),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(true),
             Err(e) => Err(linux::Error::at("look at", &data, e)).step("look at snapshot"),
@@ -561,8 +575,9 @@ impl VolumeBackend for Pool {
             if self.is_starting() {
                 return self.sweep_later();
             }
-            let removed = |path: PathBuf| self.remover.remove(&path);
-            parts.into_iter().try_for_each(|dir| leftovers_in(dir)?.into_iter().try_for_each(removed))
+            let leftovers = [leftovers_in(&self.incoming)?, leftovers_in(&self.trash)?].concat();
+            // All of them, also after one that stays.
+            leftovers.iter().map(|path| self.remover.remove(path)).fold(Ok(()), linux::Result::and)
         });
         swept.step("sweep pool")
     }

@@ -561,8 +561,7 @@ fn run_pod(pod: &Value, programs: &[(String, PathBuf)]) -> Option<Child> {
 
 fn with_image(image: &str) -> Flags {
     let keeper = keeper_binary().display().to_string();
-    let flags =
-        ["--launcher", "manifest", "--manifests", "m", "--mount-image", image, "--warm-daemons", "0"];
+    let flags = ["--launcher", "manifest", "--manifests", "m", "--mount-image", image, "--warm-daemons", "0"];
     Flags(flags.into_iter().chain(["--keeper-binary", &keeper]).map(str::to_owned).collect())
 }
 
@@ -613,7 +612,8 @@ fn end_pods(mut scene: Scene, pods: Pods, id: &str) {
 }
 
 #[test]
-fn a_driver_that_is_killed_while_an_image_that_cannot_serve_follows_leaves_the_image_before_to_the_next_one() {
+fn a_driver_that_is_killed_while_an_image_that_cannot_serve_follows_leaves_the_image_before_to_the_next_one()
+{
     let mut scene = Scene::start(with_image("i:1"));
     scene.sandbox.switch_fuse_guard_off();
     let silent = scene.sandbox.path("silent");

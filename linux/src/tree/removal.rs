@@ -2,8 +2,9 @@
 //!
 //! Entries that cannot be removed (an immutable file) are skipped, and reported at the end. A
 //! read-only Btrfs subvolume is made writable first. A mount stops the removal at once: it was left
-//! by mistake, and its contents do not belong to the tree. Nothing is created or renamed, so a full
-//! disk is no problem. Writers cannot keep the removal busy forever: a directory that fills again
+//! by mistake, and its contents do not belong to the tree. Nothing is created, and nothing has to be renamed, so a full
+//! disk is no problem. Directories on very deep levels are moved up where that is possible: their levels would take
+//! memory, and nothing would be removed before the deepest one is reached. Writers cannot keep the removal busy forever: a directory that fills again
 //! is listed [`MOST_ROUNDS`] times, and the whole removal stops after [`TIME_LIMIT`].
 
 use std::collections::BTreeSet;
@@ -13,7 +14,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::{Identity, WITHIN, open_dir};
@@ -36,6 +37,10 @@ const fn batch(depth: usize) -> usize {
         _ => 1,
     }
 }
+/// Directories on deeper levels are moved to the top of the tree. More than [`TOP`].
+const MOST_LEVELS: usize = 10_000;
+/// The level of the tree itself. The one before is the directory that contains it.
+const TOP: usize = 1;
 /// After this many failed entries in one directory, the rest is skipped.
 const MOST_FAILED: usize = 1024;
 
@@ -67,6 +72,7 @@ pub fn remove_in(parent: BorrowedFd<'_>, name: &CStr, shown: &Path) -> Result<()
 struct Removal<'a> {
     shown: &'a Path,
     until: Instant,
+    most_levels: usize,
     failed: usize,
     first: Option<Error>,
 }
@@ -92,7 +98,8 @@ impl Level {
 
 impl<'a> Removal<'a> {
     fn new(shown: &'a Path, limit: Duration) -> Self {
-        Self { shown, until: Instant::now() + limit, failed: 0, first: None }
+        let until = Instant::now() + limit;
+        Self { shown, until, most_levels: MOST_LEVELS, failed: 0, first: None }
     }
 
     fn run(&mut self, parent: BorrowedFd<'_>, name: &CStr) -> Result<()> {
@@ -130,11 +137,24 @@ impl<'a> Removal<'a> {
             listed: true,
             failed: BTreeSet::new(),
         }];
+        // Of the tree itself, once it was entered.
+        let mut top: Option<OwnedFd> = None;
         while let Some(level) = levels.last_mut() {
             if Instant::now() > self.until {
                 return Err(self.is_late(&levels));
             }
             if let Some((name, rounds)) = level.pending.pop() {
+                if level.pending.is_empty() {
+                    // One name is remembered on most levels.
+                    level.pending = Vec::new();
+                }
+                if levels.len() > self.most_levels
+                    && let Some(top) = &top
+                    && let Some(moved) = move_up(&here, &name, top)
+                {
+                    levels[TOP].pending.push((moved, 0));
+                    continue;
+                }
                 match open_dir(&here, &name, WITHIN) {
                     Ok(child) => {
                         let parent = Identity::of(&here)?;
@@ -152,6 +172,9 @@ impl<'a> Removal<'a> {
                             listed: false,
                             failed: BTreeSet::new(),
                         });
+                        if levels.len() == TOP + 1 {
+                            top = child.try_clone().ok();
+                        }
                         here = child;
                     }
                     Err(Errno::NOENT) => {}
@@ -289,12 +312,21 @@ impl<'a> Removal<'a> {
     }
 }
 
+/// Moves the directory `name` into `top` under a name that nothing has, and returns that. `None` if it cannot be moved:
+/// the disk is full, or something is mounted on it, or it belongs to another project or subvolume.
+fn move_up(here: &OwnedFd, name: &CStr, top: &OwnedFd) -> Option<CString> {
+    let moved = CString::new(crate::random::hexadecimal().ok()?).ok()?;
+    let moves = rustix::fs::renameat_with(here, name, top, &*moved, RenameFlags::NOREPLACE);
+    moves.ok().map(|()| moved)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::mount::{self, UnmountMode};
     use crate::tree::tests::in_own_mounts;
     use rustix::fs::{IFlags, ioctl_setflags};
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -346,6 +378,33 @@ mod tests {
         }
         drop(here);
         remove(&root).unwrap();
+        assert!(!root.exists());
+    }
+
+    #[test]
+    fn directories_on_deep_levels_are_moved_up_and_removed_there() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let root = dir.path().join("root");
+        let deepest = root.join("a/b/c/d/e/f/g/h");
+        for name in ["a/beside", "a/b/c/d/beside", "a/b/c/d/e/beside/below", "a/b/c/d/e/f/g/h"] {
+            std::fs::create_dir_all(root.join(name)).unwrap();
+            std::fs::write(root.join(name).join("file"), "").unwrap();
+        }
+        let fixed = open_dir(CWD, &deepest, ResolveFlags::empty()).unwrap();
+        ioctl_setflags(&fixed, IFlags::IMMUTABLE).unwrap();
+        let parent = open_dir(CWD, dir.path(), ResolveFlags::empty()).unwrap();
+        let mut removal = Removal::new(&root, TIME_LIMIT);
+        removal.most_levels = 3;
+        let failed = removal.run(parent.as_fd(), c"root");
+        ioctl_setflags(&fixed, IFlags::empty()).unwrap();
+        assert_eq!(failed.unwrap_err().errno(), nix::errno::Errno::EPERM);
+        let now = std::fs::read_link(format!("/proc/self/fd/{}", fixed.as_raw_fd())).unwrap();
+        let levels = now.strip_prefix(&root).unwrap().components().count();
+        assert!((1..=3).contains(&levels), "{}", now.display());
+        drop(fixed);
+        let mut removal = Removal::new(&root, TIME_LIMIT);
+        removal.most_levels = TOP + 1;
+        removal.run(parent.as_fd(), c"root").unwrap();
         assert!(!root.exists());
     }
 

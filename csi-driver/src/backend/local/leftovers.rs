@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use linux::tree::Trash;
 
-use super::{Place, Pool};
+use super::{Place, Pool, is_absent, sync_removal};
 use crate::error::chain;
 use crate::model::ids::{SnapshotId, VolumeId};
 
@@ -18,9 +18,13 @@ impl Pool {
     /// [`Pool::clear`] for a driver that does not listen yet.
     pub(super) fn clear_later(&self, place: Place<'_>) -> linux::Result<()> {
         let places = [self.incoming.join(place.name), self.trash.join(place.name), place.path()];
+        let was_there = !is_absent(&place.path());
         let mut taken = Vec::new();
         for path in &places {
             taken.extend(self.take(path)?);
+        }
+        if was_there {
+            sync_removal(place);
         }
         self.remove_in_background(taken);
         Ok(())

@@ -226,14 +226,17 @@ impl Remover {
         // Missing, or not complete.
         let Ok(data) = open_data() else { return linux::tree::remove(path) };
         match subvolume::with_root(&data)? {
-            Some(id) => match subvolume::delete(&parent, id) {
-                Ok(()) if quota::forget_group(&parent, id) == Forgotten::Now => {}
-                Ok(()) => drop(self.groups().insert(id)),
+            Some(id) => {
                 // Others are in it, or the kernel is older than Linux 5.7.
-                Err(error) => {
+                if let Err(error) = subvolume::delete(&parent, id) {
                     tracing::debug!(path = %path.display(), error = chain(&error), "removed file by file");
+                    drop(data);
+                    linux::tree::remove(path)?;
+                    self.forget_group(&parent, id);
+                    return Ok(());
                 }
-            },
+                self.forget_group(&parent, id);
+            }
             // First: no directory names the project after it. As long as it has files, its number is in use.
             None => {
                 if let Some(project) = quota::project_of(&data)? {
@@ -243,6 +246,13 @@ impl Remover {
         }
         drop(data);
         linux::tree::remove(path)
+    }
+
+    /// That of a subvolume that was deleted: at once, or later.
+    fn forget_group(&self, pool: &OwnedFd, subvolume: SubvolumeId) {
+        if quota::forget_group(pool, subvolume) != Forgotten::Now {
+            self.groups().insert(subvolume);
+        }
     }
 
     /// [`Self::remove`] of several, on a thread of its own. What stays is removed by the next driver.

@@ -1,13 +1,13 @@
 //! Operations on whole trees of users' files: copy, count, change of group.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Statx, StatxTimestamp, Timespec, Timestamps, Uid,
-    XattrFlags,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, SeekFrom, Statx, StatxFlags, StatxTimestamp, Timespec,
+    Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 
@@ -41,22 +41,24 @@ fn charge(stat: &Statx) -> u64 {
     }
 }
 
-/// Counts everything below `root`, with `root` itself. A file with several links counts once.
+/// Counts everything below `root`, with `root` itself. A file with several links counts once. No file is remembered: a
+/// tree may have tens of millions with several links.
 pub(super) fn count_tree(root: BorrowedFd<'_>, stop: &AtomicBool) -> linux::Result<Count> {
     #[derive(Default)]
     struct Counter {
         count: Count,
-        linked: HashSet<u64>,
+        /// By the number of a file's links, all of which are in the tree: how many were seen, and the bytes of the file
+        /// at each of them.
+        linked: HashMap<u32, Count>,
         /// Whether each further name of a file counts as an inode, as in the daemon's own count;
         /// not on Btrfs.
         names_take_inodes: bool,
     }
     impl Visitor for Counter {
         fn file(&mut self, _parent: BorrowedFd<'_>, _name: &CStr, stat: &Statx) -> linux::Result<()> {
-            if stat.stx_nlink < 2 || self.linked.insert(stat.stx_ino) {
-                self.count.add(stat);
-            } else if self.names_take_inodes {
-                self.count.inodes += 1;
+            match stat.stx_nlink {
+                0 | 1 => self.count.add(stat),
+                links => self.linked.entry(links).or_default().add(stat),
             }
             Ok(())
         }
@@ -70,7 +72,13 @@ pub(super) fn count_tree(root: BorrowedFd<'_>, stop: &AtomicBool) -> linux::Resu
     let names_take_inodes = linux::btrfs::is_btrfs(root).map_err(at("statfs", c"."))?;
     let mut counter = Counter { names_take_inodes, ..Counter::default() };
     tree::walk(root, Changes::Refused, stop, &mut counter)?;
-    Ok(counter.count)
+    let Counter { mut count, linked, names_take_inodes } = counter;
+    for (links, names) in linked {
+        let links = u64::from(links);
+        count.bytes = count.bytes.saturating_add(names.bytes.div_ceil(links));
+        count.inodes += if names_take_inodes { names.inodes } else { names.inodes.div_ceil(links) };
+    }
+    Ok(count)
 }
 
 /// Gives the tree to a group. Does nothing if the root has the group, because the root changes
@@ -105,7 +113,6 @@ pub(super) fn copy_tree(
         to,
         above: Vec::new(),
         links,
-        linked: HashMap::new(),
         mode,
         made: Made { progress, count: Count::default(), names: 0, attribute_bytes: 0 },
         names_take_inodes: linux::btrfs::is_btrfs(from).map_err(at("statfs", c"."))?,
@@ -124,9 +131,9 @@ struct Copier<'a> {
     /// The copy of the current directory.
     to: OwnedFd,
     above: Vec<Identity>,
+    /// Has one more name of each copied file with further names still to come. They are not remembered: a tree may have
+    /// tens of millions.
     links: BorrowedFd<'a>,
-    /// Inodes with further names still to come, and how many.
-    linked: HashMap<u64, u32>,
     mode: CopyMode,
     made: Made<'a>,
     names_take_inodes: bool,
@@ -267,16 +274,21 @@ impl Copier<'_> {
 
     /// Makes `name` a further link if its file is copied already. True if it was.
     fn link(&mut self, name: &CStr, stat: &Statx) -> Result<bool, Errno> {
-        let Some(left) = self.linked.get_mut(&stat.stx_ino) else { return Ok(false) };
+        if stat.stx_nlink < 2 {
+            return Ok(false);
+        }
         let kept = kept_name(stat);
-        *left -= 1;
-        if *left > 0 {
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        let copied = match rustix::fs::statx(self.links, &*kept, flags, StatxFlags::NLINK) {
+            Err(Errno::NOENT) => return Ok(false),
+            found => found?.stx_nlink,
+        };
+        if copied < stat.stx_nlink {
             rustix::fs::linkat(self.links, &*kept, &self.to, name, AtFlags::empty())?;
         } else {
             // Never one link more than the source has: the source may be at the file system's
             // limit.
             rustix::fs::renameat(self.links, &*kept, &self.to, name)?;
-            self.linked.remove(&stat.stx_ino);
         }
         Ok(true)
     }
@@ -285,7 +297,6 @@ impl Copier<'_> {
     fn keep_link(&mut self, name: &CStr, stat: &Statx) -> Result<(), Errno> {
         if stat.stx_nlink > 1 {
             rustix::fs::linkat(&self.to, name, self.links, &*kept_name(stat), AtFlags::empty())?;
-            self.linked.insert(stat.stx_ino, stat.stx_nlink - 1);
         }
         Ok(())
     }
