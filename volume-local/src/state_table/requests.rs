@@ -4,7 +4,8 @@
 //! A daemon notes a request before its effect, and drops the note after the answer. After its death
 //! the kernel sends unanswered requests again. The kernel holds the parent directory's lock until
 //! the answer, so no other request has changed these names since: if the name is no longer as the
-//! note says that it was found, the effect was made.
+//! note says that it was found, the effect was made. The kernel does not send a request again whose process
+//! was killed meanwhile, and then its lock is gone: so the first successor decides for all later ones.
 //!
 //! Notes of requests that were answered in the last moment may remain. The kernel sends all
 //! unanswered requests before any new one, so such notes are dropped some time later.
@@ -164,6 +165,10 @@ impl Requests {
         }
         for note in earlier.notes.values_mut().filter(|note| !is_move(note)) {
             note.is_done = is_done(&note.effect);
+        }
+        // A later daemon would find the effects of others. If the request comes again, it writes its own note.
+        for note in earlier.notes.values().filter(|note| !note.is_done) {
+            self.words(note.slot)[HEAD].store(LOOKUP, Ordering::Release);
         }
     }
 

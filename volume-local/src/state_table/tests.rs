@@ -215,6 +215,15 @@ fn a_successor_reads_each_note_and_takes_it_once() {
         matches!(effect, Effect::Make { .. })
     });
     assert!(asked >= effects.len());
+    // Their processes may have been killed before they asked again: a later daemon decides nothing anew.
+    let (second, _) = StateTable::recover(region(&memfd)).unwrap();
+    second.requests.settle(|effect| *effect != Effect::Lookup);
+    for (number, effect) in (100..).zip(&effects) {
+        let note = second.requests.take_note(number).unwrap();
+        let is_made = number == 100 || number == 101;
+        assert_eq!(note.effect, if is_made { effect.clone() } else { Effect::Lookup });
+        assert_eq!((note.is_done, note.counted), (is_made, Some(number + 1000)));
+    }
     for (number, effect) in (100..).zip(&effects) {
         let note = successor.requests.take_note(number).unwrap();
         assert_eq!((&note.effect, note.counted), (effect, Some(number + 1000)));

@@ -55,10 +55,16 @@ impl Volume {
         mut take: impl FnMut(Listed<'_>) -> Taken,
     ) -> Result<()> {
         let keeps_ahead = self.keeps_ahead();
-        self.directory(handle)?.read(offset, keeps_ahead, |entry| match is_too_long(&entry.name) {
-            true => Taken::Yes,
-            false => take(self.listed(entry)),
-        })
+        let mut is_answer = false;
+        let read = self.directory(handle)?.read(offset, keeps_ahead, |entry| {
+            if is_too_long(&entry.name) {
+                return Taken::Yes;
+            }
+            let taken = take(self.listed(entry));
+            is_answer |= taken == Taken::Yes;
+            taken
+        });
+        if is_answer { Ok(()) } else { read }
     }
 
     /// [`Self::list`] with attributes; each accepted entry counts as a lookup, except `.` and `..`.
@@ -71,8 +77,13 @@ impl Volume {
     ) -> Result<()> {
         let directory = self.directory(handle)?;
         let own = self.attributes_now(&stat(&*directory)?)?;
-        let (mut taken_before, mut refused) = (false, None);
-        directory.read(offset, self.keeps_ahead(), |entry| {
+        let (mut taken_before, mut is_answer, mut refused) = (false, false, None);
+        let mut take = |listed: Listed<'_>, known: &Known| {
+            let taken = take(listed, known);
+            is_answer |= taken == Taken::Yes;
+            taken
+        };
+        let read = directory.read(offset, self.keeps_ahead(), |entry| {
             if is_too_long(&entry.name) {
                 return Taken::Yes;
             }
@@ -112,9 +123,10 @@ impl Volume {
             }
             taken_before = true;
             taken
-        })?;
-        // An empty answer would mean the end of the directory.
-        refused.filter(|_| !taken_before).map_or(Ok(()), Err)
+        });
+        // The kernel forgets no entry of an answer that is an error: the next request gets the error. An empty answer
+        // would mean the end of the directory.
+        if is_answer { Ok(()) } else { read.and(refused.map_or(Ok(()), Err)) }
     }
 
     /// Whether directories keep what was read ahead from one request to the next.
@@ -134,4 +146,58 @@ impl Volume {
 
 fn is_too_long(name: &CStr) -> bool {
     name.to_bytes().len() > MOST_NAME_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use volume_fs::file::Name;
+
+    use super::*;
+    use crate::trust::Access;
+    use crate::volume::testing::{begin, volume};
+
+    /// An error after some entries: the directory is removed while it is listed.
+    #[test]
+    fn an_error_behind_the_first_entries_of_an_answer_is_the_next_answer() {
+        let root = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = root.path().join("d");
+        let volume = volume(root.path(), Access::default(), None);
+        for with_attributes in [false, true] {
+            std::fs::create_dir(&path).unwrap();
+            // More than is read at once.
+            for number in 0..3000 {
+                std::fs::write(path.join(format!("file-{number}")), "").unwrap();
+            }
+            let name = Name { directory: NodeId::ROOT, name: OsStr::new("d") };
+            let node = volume.find_known(&mut begin(&volume), name).unwrap().attributes.id;
+            let handle = volume.open_directory(&begin(&volume), node, 0).unwrap().handle;
+            let mut taken: Vec<(OsString, u64, NodeId)> = Vec::new();
+            let mut take = |listed: Listed<'_>| {
+                if !matches!(listed.name.as_bytes(), b"." | b"..") {
+                    taken.push((listed.name.to_owned(), listed.next, listed.id));
+                    if path.exists() {
+                        std::fs::remove_dir_all(&path).unwrap();
+                    }
+                }
+                Taken::Yes
+            };
+            let list = |offset, take: &mut dyn FnMut(Listed<'_>) -> Taken| match with_attributes {
+                true => volume.list_known(node, handle, offset, |listed, _known| take(listed)),
+                false => volume.list(handle, offset, take),
+            };
+            list(0, &mut take).unwrap();
+            let (_, next, _) = taken.last().unwrap();
+            let error = list(*next, &mut |listed| panic!("{listed:?}")).unwrap_err();
+            assert_eq!(error, Errno::NOENT);
+            if with_attributes {
+                // The others were gone when their attributes were read.
+                let [(_, _, id)] = &taken[..] else { panic!("{} entries", taken.len()) };
+                volume.forget(*id, 1);
+                assert!(!volume.nodes.contains(id.0));
+            }
+            volume.release_directory(handle);
+        }
+    }
 }

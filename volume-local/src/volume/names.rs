@@ -32,7 +32,7 @@ impl Volume {
         }
     }
 
-    fn find_known(&self, running: &mut Running, name: Name<'_>) -> Result<Known> {
+    pub(super) fn find_known(&self, running: &mut Running, name: Name<'_>) -> Result<Known> {
         self.find(running, place(name)?, Admission::IfRoom).map(|(known, _seen)| known)
     }
 

@@ -92,7 +92,13 @@ impl Volume {
         self.trust.outdates(NodeId::ROOT.0);
         let kept = self.nodes.restore_kept(kept);
         if let Some(table) = self.table.clone() {
-            table.requests.settle(|effect| self.is_done(effect));
+            table.requests.settle(|effect| {
+                let is_done = self.is_done(effect);
+                if is_done {
+                    self.outdate_what_changed(effect);
+                }
+                is_done
+            });
         }
         // Now also those that have lost their place by a request in progress. For the others, the
         // earlier daemon was killed before the name was lost, or after the file was forgotten.
@@ -154,6 +160,22 @@ impl Volume {
                 false
             }
         }
+    }
+
+    /// The earlier daemon may have answered with the attributes from before the effect, and been killed before it
+    /// noted that they are old.
+    fn outdate_what_changed(&self, effect: &Effect) {
+        let nodes = match effect {
+            Effect::Make { at, found, .. } | Effect::Remove { at, found, .. } => {
+                [Some(at.directory), *found, None, None]
+            }
+            Effect::Rename { from, moving, to, in_the_way, .. } => {
+                [Some(from.directory), Some(to.directory), *moving, *in_the_way]
+            }
+            Effect::Attribute { at, .. } => [Some(at.directory), None, None, None],
+            Effect::Lookup => [None; 4],
+        };
+        nodes.into_iter().flatten().for_each(|id| self.trust.outdates(id));
     }
 
     fn node_now_at(&self, place: &Place) -> Result<Option<u64>> {
