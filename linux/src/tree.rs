@@ -38,9 +38,14 @@ struct Bounds {
     name_bytes: i64,
     /// A deeper tree is refused with `ENAMETOOLONG`.
     levels: usize,
+    /// How many entries may be read again in all listings after the first ones, besides [`MOST_AGAIN`] for each that
+    /// was read first. More are refused with `E2BIG`.
+    again: u64,
 }
 
-const BOUNDS: Bounds = Bounds { name_bytes: 16 << 20, levels: 200_000 };
+const BOUNDS: Bounds = Bounds { name_bytes: 16 << 20, levels: 200_000, again: 10_000_000 };
+/// A single directory with three million others needs as many.
+const MOST_AGAIN: u64 = 32;
 /// The memory of a remembered name in addition to its length: an allocation, and its entry in a
 /// set.
 const NAME_OVERHEAD_BYTES: i64 = 64;
@@ -68,7 +73,7 @@ pub trait Visitor {
 }
 
 /// Visits everything below `root`, then `root`. `ECANCELED` once `stop` is set, `ENAMETOOLONG`
-/// below 200,000 levels.
+/// below 200,000 levels, `E2BIG` if the shape of the tree would make the walk list directories again without end.
 pub fn walk(
     root: BorrowedFd<'_>,
     changes: Changes,
@@ -87,7 +92,8 @@ fn walk_within(
 ) -> Result<()> {
     let mut directory = open_dir(root, c".", ResolveFlags::empty()).map_err(at("open", c"."))?;
     let root_identity = Identity::of(&directory)?;
-    let mut lister = Lister { changes, stop, visitor, free_bytes: bounds.name_bytes };
+    let mut lister =
+        Lister { changes, stop, visitor, free_bytes: bounds.name_bytes, free_again: bounds.again };
     let mut above = Vec::new();
     let mut pending = lister.list(&directory)?;
     loop {
@@ -137,6 +143,8 @@ struct Lister<'a, V> {
     visitor: &'a mut V,
     /// The rest of [`Bounds::name_bytes`]. Negative if many levels remember their one name.
     free_bytes: i64,
+    /// How many entries may be read again.
+    free_again: u64,
 }
 
 impl<V: Visitor> Lister<'_, V> {
@@ -168,7 +176,17 @@ impl<V: Visitor> Lister<'_, V> {
             }
             let entry = entry.map_err(at("list", c"."))?;
             let name = entry.file_name();
-            if name == c"." || name == c".." || last.is_some_and(|last| name <= last) {
+            if name == c"." || name == c".." {
+                continue;
+            }
+            self.free_again = match last {
+                None => self.free_again.saturating_add(MOST_AGAIN),
+                Some(_) => {
+                    let left = self.free_again.checked_sub(1).ok_or(Errno::TOOBIG);
+                    left.map_err(at("list again (too many directories in directories)", name))?
+                }
+            };
+            if last.is_some_and(|last| name <= last) {
                 continue;
             }
             let stat = match stat(directory.as_fd(), name) {

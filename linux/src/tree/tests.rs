@@ -112,6 +112,21 @@ fn more_directories_than_a_walk_remembers_are_visited_once_each() {
     }
 }
 
+/// A tree can be made so that the walk remembers one name of each directory only.
+#[test]
+fn a_tree_that_must_be_listed_again_and_again_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (first, second) in (0..40).flat_map(|first| (0..40).map(move |second| (first, second))) {
+        std::fs::create_dir_all(dir.path().join(format!("{first}/{second}"))).unwrap();
+    }
+    let few = Bounds { name_bytes: 0, again: 1000, ..BOUNDS };
+    let (names, ended) = walk_names(few, dir.path());
+    let error = ended.unwrap_err();
+    assert_eq!((error.errno(), names.left < 1641), (nix::errno::Errno::E2BIG, true), "{error}");
+    assert!(error.to_string().contains("too many directories in directories"), "{error}");
+    walk_names(Bounds { name_bytes: 0, again: 100_000, ..BOUNDS }, dir.path()).1.unwrap();
+}
+
 #[test]
 fn a_tree_deeper_than_the_bound_is_refused() {
     let dir = tempfile::tempdir().unwrap();
