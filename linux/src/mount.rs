@@ -215,6 +215,9 @@ pub fn move_mount(tree: impl AsFd, target: &Path) -> Result<()> {
         .map_err(|e| Error::at("move_mount", target, e))
 }
 
+/// A process may have this many descriptors looked through.
+const MOST_DESCRIPTORS: usize = 65_536;
+
 /// The minor device number of the FUSE mount whose connection this /dev/fuse is; `None` if it is of
 /// no mount, or if the kernel does not report it (before Linux 6.16).
 pub fn fuse_connection_of(device: impl AsFd) -> Result<Option<u32>> {
@@ -222,6 +225,31 @@ pub fn fuse_connection_of(device: impl AsFd) -> Result<Option<u32>> {
     let path = Path::new(&path);
     let text = std::fs::read_to_string(path).map_err(|e| Error::at("read", path, e))?;
     Ok(connection_in(&text))
+}
+
+/// Whether a process has the /dev/fuse of the FUSE mount with this minor device number open. False, too, if it has ended,
+/// if the kernel does not report it (before Linux 6.16), or if the first [`MOST_DESCRIPTORS`] descriptors are others.
+pub fn has_fuse_connection(pid: i32, minor: u32) -> Result<bool> {
+    let dir = format!("/proc/{pid}/fdinfo");
+    let is_gone = |e: &std::io::Error| {
+        e.kind() == std::io::ErrorKind::NotFound || e.raw_os_error() == Some(Errno::ESRCH as i32)
+    };
+    let failed = |e| Error::at("list", Path::new(&dir), e);
+    let entries = match std::fs::read_dir(&dir) {
+        Err(e) if is_gone(&e) => return Ok(false),
+        entries => entries.map_err(failed)?,
+    };
+    for entry in entries.take(MOST_DESCRIPTORS) {
+        let path = match entry {
+            Err(e) if is_gone(&e) => return Ok(false),
+            entry => entry.map_err(failed)?.path(),
+        };
+        // Closed meanwhile, if it cannot be read.
+        if std::fs::read_to_string(path).is_ok_and(|text| connection_in(&text) == Some(minor)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// In a file of /proc/PID/fdinfo.

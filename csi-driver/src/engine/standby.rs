@@ -2,24 +2,27 @@
 //!
 //! A driver prepares them: for each volume that a waiting daemon suits, the keeper has the daemon's
 //! listening sockets, the packet for a successor, and the daemon's pidfd. The next driver finds the
-//! daemons that the keeper has given volumes to, before it looks for launches that the journal does not know.
+//! daemons that the keeper has given volumes to, before it looks for launches that the journal does not know. If that
+//! keeper has ended too, the daemon is found by the connection that it has open.
 //!
 //! Invariant: the keeper has the pidfd of a volume's daemon only while the journal calls that daemon the
 //! serving one. So no two daemons get one connection, whenever a driver is killed.
 
 use std::os::fd::OwnedFd;
 
+use linux::mount::FuseConnections;
 use proto::handover::Assignment;
 
 use crate::daemon::dial::ServingSockets;
 use crate::daemon::handover;
 use crate::daemon::keeper::{Role as Kept, Takeover};
+use crate::daemon::launcher::Launched;
 use crate::daemon::warm::WarmDaemons;
 use crate::engine::daemons::Daemons;
 use crate::engine::stage::Stages;
 use crate::error::{Result, Step, chain};
 use crate::model::ids::VolumeId;
-use crate::model::launch::ProcessId;
+use crate::model::launch::{LaunchId, LaunchKey, ProcessId};
 use crate::model::limits;
 use crate::model::records::{Serving, StageRecord, VolumeRecord};
 use crate::model::settings::LaunchSettings;
@@ -125,6 +128,12 @@ impl Stages {
                 tracing::error!(%volume_id, error = chain(&error), "could not adopt the volume's daemon");
             }
         }
+        let mut launched = None;
+        for (volume_id, record) in self.journal.list() {
+            if let Err(error) = self.adopt_holder(&volume_id, record, &mut launched) {
+                tracing::error!(%volume_id, error = chain(&error), "could not look for a daemon that serves the volume");
+            }
+        }
         if let Err(error) = self.daemons.keeper.reclaim_all() {
             tracing::warn!(error = linux::chain(&error), "daemons wait for an earlier driver");
         }
@@ -138,33 +147,90 @@ impl Stages {
         };
         // One that has ended is followed by another one like any other.
         let Some(daemon) = ProcessId::behind(&pidfd).step("look at daemon")? else { return Ok(()) };
-        let dial = self.daemons.dial(volume_id);
-        if dial.path().is_dir() {
-            // Also for a driver without its journal.
-            dial.record_launch(key).step("record launch")?;
-        }
+        self.record_launch(volume_id, key)?;
         let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
         let is_served = |stage: &&StageRecord| stage.serving.is_some() && !stage.aborted;
         let Some(previous) = record.stage.as_ref().filter(is_served).cloned() else { return Ok(()) };
-        let Some(serving) = previous.serving.filter(|serving| serving.daemon != daemon) else {
+        if previous.serving.is_none_or(|serving| serving.daemon == daemon) {
             return Ok(());
-        };
+        }
         let Some(launch) = self.daemons.launcher.launch_of(key, daemon).step("find launch")? else {
             return end_unknown(volume_id, daemon);
         };
-        let since = i64::try_from(*since).ok();
-        self.update_stage(volume_id, &mut record, |stage| {
+        let found = Found { key, launch, daemon, since: i64::try_from(*since).ok(), count: *count };
+        self.adopt_daemon(volume_id, &mut record, &previous, found)
+    }
+
+    /// Adopts a daemon that serves although the journal calls another one the serving one, which has ended, and no keeper
+    /// holds the connection: the keeper that gave it the volume has ended too. Not that of a mount pod, whose process a
+    /// launcher does not know. `launched` is listed once.
+    fn adopt_holder(
+        &self,
+        volume_id: &VolumeId,
+        mut record: VolumeRecord,
+        launched: &mut Option<Vec<Launched>>,
+    ) -> Result<()> {
+        let Some((previous, serving)) = self.orphaned(&record)? else { return Ok(()) };
+        let minor = serving.connection_minor;
+        let waiting = FuseConnections::open().and_then(|all| all.waiting(minor));
+        if waiting.step("look at connection")?.is_none() || self.has_successor(volume_id).unwrap_or(false) {
+            return Ok(());
+        }
+        let launched = match launched {
+            Some(launched) => launched,
+            None => launched.insert(self.daemons.launcher.list().step("list launches")?),
+        };
+        for Launched { key, id } in launched {
+            let Some(daemon) = id.process() else { continue };
+            let is_holder = linux::mount::has_fuse_connection(daemon.pid, minor).step("look at daemon")?;
+            // Checked afterwards: only then the pid was still the daemon's.
+            if is_holder && daemon.is_alive().step("look at daemon")? {
+                self.record_launch(volume_id, key)?;
+                let found = Found { key, launch: id.clone(), daemon, since: None, count: 1 };
+                return self.adopt_daemon(volume_id, &mut record, &previous, found);
+            }
+        }
+        Ok(())
+    }
+
+    /// Also for a driver without its journal.
+    fn record_launch(&self, volume_id: &VolumeId, key: &LaunchKey) -> Result<()> {
+        let dial = self.daemons.dial(volume_id);
+        if dial.path().is_dir() { dial.record_launch(key).step("record launch") } else { Ok(()) }
+    }
+
+    fn adopt_daemon(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        previous: &StageRecord,
+        found: Found<'_>,
+    ) -> Result<()> {
+        let Some(serving) = previous.serving else { return Ok(()) };
+        let Found { key, launch, daemon, since, count } = found;
+        self.update_stage(volume_id, record, |stage| {
             (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
             stage.serve(Serving { daemon, since, ..serving });
-            stage.takeovers = stage.takeovers.saturating_add(*count);
+            stage.takeovers = stage.takeovers.saturating_add(count);
         })?;
-        self.counts.takeovers.inc_by(u64::from(*count));
+        self.counts.takeovers.inc_by(u64::from(count));
         tracing::warn!(%volume_id, died = serving.daemon.pid, pid = daemon.pid, count, "while no driver ran, another daemon has taken the volume over");
-        if let Err(error) = self.daemons.end_previous(volume_id, &previous) {
+        if let Err(error) = self.daemons.end_previous(volume_id, previous) {
             tracing::warn!(%volume_id, error = chain(&error), "the launch of the volume's earlier daemon is left");
         }
         Ok(())
     }
+}
+
+/// A daemon that serves a volume, and that the journal does not know.
+struct Found<'a> {
+    key: &'a LaunchKey,
+    launch: LaunchId,
+    daemon: ProcessId,
+    /// Unix time, if it is known.
+    since: Option<i64>,
+    /// How many daemons have followed each other.
+    count: u32,
 }
 
 fn report_unprepared(volume_id: &VolumeId, error: &str) {

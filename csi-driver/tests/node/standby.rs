@@ -11,7 +11,7 @@ use tests::csi::scene::{Flags, NODE, Scene, TIMEOUT, volume_binary};
 use tests::eventually;
 use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
 
-use crate::keepers::{keeper_binary, published};
+use crate::keepers::{keeper_binary, kill_keeper, published};
 use crate::takeover::{go, writer};
 use crate::warm::{Warm, launch_dirs};
 
@@ -135,6 +135,26 @@ fn an_application_goes_on_when_driver_and_daemon_have_been_killed_and_the_next_d
         .unwrap();
         used.warm.waiting();
     }
+    used.finish();
+}
+
+/// No process but the daemon has the connection then, and no record names that daemon.
+#[test]
+fn a_driver_adopts_the_daemon_that_a_keeper_which_has_ended_too_gave_a_volume() {
+    let mut used = Used::start(1);
+    used.warm.scene.kill_driver();
+    let next = used.kill_without_driver();
+    kill_keeper(&used.warm.scene);
+    used.warm.scene.start_driver();
+    assert_eq!(used.warm.serving(), next, "adopted\n{}", used.warm.scene.log());
+    assert_eq!(published(&used.warm.scene)["daemon_pid"].as_i64(), Some(next.into()));
+    assert_eq!(used.takeovers(), 1);
+    used.progress();
+    // The new keeper gets all that a successor needs.
+    crate::keepers::wait_until_held(&used.warm.scene, 0);
+    used.warm.waiting();
+    used.warm.kill(next);
+    used.progress();
     used.finish();
 }
 
