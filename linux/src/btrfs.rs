@@ -68,4 +68,4 @@ pub(crate) fn make_writable(directory: impl AsFd) -> rustix::io::Result<bool> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

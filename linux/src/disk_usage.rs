@@ -74,7 +74,7 @@ pub fn measure(root: &Path, bounds: Bounds) -> Result<DiskUsage> {
         Err(e)
             if matches!(
                 e.errno(),
-                Errno::ESTALE | Errno::ENOENT | Errno::ECANCELED | Errno::ENAMETOOLONG
+                Errno::ESTALE | Errno::ENOENT | Errno::ECANCELED | Errno::ENAMETOOLONG | Errno::E2BIG
             ) =>
         {
             count.usage.is_complete = false;
@@ -112,7 +112,7 @@ struct Count {
     /// True on Btrfs.
     names_take_room: bool,
     entries_left: u64,
-    /// Entries, and directories entered.
+    /// Entries read, and files and directories counted.
     steps: u64,
     deadline: Instant,
 }
@@ -159,6 +159,10 @@ impl Count {
 }
 
 impl Visitor for Count {
+    fn entry(&mut self) -> Result<()> {
+        self.step()
+    }
+
     fn file(&mut self, _parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> Result<()> {
         self.add_name(name);
         let file = FileId {
@@ -171,7 +175,7 @@ impl Visitor for Count {
                 return Err(bound_reached());
             }
             if !self.linked.insert(file) {
-                return self.step();
+                return Ok(());
             }
         }
         self.add(stat)
@@ -179,7 +183,7 @@ impl Visitor for Count {
 
     fn enter(&mut self, name: &CStr) -> Result<()> {
         self.add_name(name);
-        self.step()
+        Ok(())
     }
 
     fn leave(&mut self, directory: BorrowedFd<'_>) -> Result<()> {

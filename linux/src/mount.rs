@@ -440,6 +440,10 @@ impl FuseConnections {
         };
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(failed)?;
+        if text.is_empty() {
+            // It has ended since it was opened (fs/fuse/control.c, `fuse_conn_waiting_read`).
+            return Ok(None);
+        }
         let invalid = || failed(std::io::Error::from(std::io::ErrorKind::InvalidData));
         text.trim().parse().map(Some).map_err(|_| invalid())
     }

@@ -18,6 +18,8 @@ pub fn peer_pidfd(socket: &PacketSocket) -> Result<Option<OwnedFd>> {
         Ok(pidfd) => Ok(Some(pidfd)),
         // SO_PEERPIDFD exists since Linux 6.5.
         Err(Errno::ENOPROTOOPT) => by_credentials(socket),
+        // It was reaped (before Linux 6.16).
+        Err(Errno::EINVAL | Errno::ESRCH) => Ok(None),
         Err(e) => Err(Error::new("getsockopt", "SO_PEERPIDFD", e)),
     }
 }

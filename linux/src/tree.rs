@@ -63,6 +63,10 @@ pub enum Changes {
 
 /// The steps of a walk. The root gets only [`Self::leave`], last of all.
 pub trait Visitor {
+    /// Each entry that is read, also one of a directory that is listed again. An error ends the walk.
+    fn entry(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// Anything but a directory.
     fn file(&mut self, parent: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> Result<()>;
     /// A directory, before its contents. With [`Changes::Tolerated`] it may have vanished; then it
@@ -179,6 +183,7 @@ impl<V: Visitor> Lister<'_, V> {
             if name == c"." || name == c".." {
                 continue;
             }
+            self.visitor.entry()?;
             self.free_again = match last {
                 None => self.free_again.saturating_add(MOST_AGAIN),
                 Some(_) => {

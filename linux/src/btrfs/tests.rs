@@ -14,7 +14,7 @@ use crate::tree::tests::in_own_mounts;
 const MIB: u64 = 1 << 20;
 
 /// Calls `test` with the mount point of a new Btrfs.
-fn on_btrfs(test: impl FnOnce(&Path) + Send) {
+pub(crate) fn on_btrfs(test: impl FnOnce(&Path) + Send) {
     in_own_mounts(|| {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let (image, at) = (dir.path().join("image"), dir.path().join("mnt"));
@@ -42,7 +42,7 @@ fn open(path: &Path) -> File {
     File::open(path).unwrap()
 }
 
-fn create(at: &Path, name: &CStr) -> File {
+pub(crate) fn create(at: &Path, name: &CStr) -> File {
     subvolume::create(open(at), name).unwrap();
     open(&at.join(name.to_str().unwrap()))
 }

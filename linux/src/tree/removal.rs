@@ -137,8 +137,7 @@ impl<'a> Removal<'a> {
             listed: true,
             failed: BTreeSet::new(),
         }];
-        // Of the tree itself, once it was entered.
-        let mut top: Option<OwnedFd> = None;
+        let mut tops = Tops::default();
         while let Some(level) = levels.last_mut() {
             if Instant::now() > self.until {
                 return Err(self.is_late(&levels));
@@ -148,21 +147,21 @@ impl<'a> Removal<'a> {
                     // One name is remembered on most levels.
                     level.pending = Vec::new();
                 }
-                if levels.len() > self.most_levels
-                    && let Some(top) = &top
-                    && let Some(moved) = move_up(&here, &name, top)
-                {
-                    levels[TOP].pending.push((moved, 0));
+                if levels.len() > self.most_levels && tops.take(&here, &name, &mut levels) {
                     continue;
                 }
                 match open_dir(&here, &name, WITHIN) {
                     Ok(child) => {
                         let parent = Identity::of(&here)?;
-                        if !Identity::of(&child)?.is_on_device_of(parent)
-                            && let Err(e) = btrfs::make_writable(&child)
-                        {
-                            self.fail(&mut levels, name, "make subvolume writable", e);
-                            continue;
+                        if !Identity::of(&child)?.is_on_device_of(parent) {
+                            if let Err(e) = btrfs::make_writable(&child) {
+                                self.fail(&mut levels, name, "make subvolume writable", e);
+                                continue;
+                            }
+                            if tops.take_subvolume(&here, &name, &mut levels) {
+                                continue;
+                            }
+                            tops.enter_subvolume(&child, &levels);
                         }
                         levels.push(Level {
                             name,
@@ -173,7 +172,7 @@ impl<'a> Removal<'a> {
                             failed: BTreeSet::new(),
                         });
                         if levels.len() == TOP + 1 {
-                            top = child.try_clone().ok();
+                            tops.tree = child.try_clone().ok();
                         }
                         here = child;
                     }
@@ -191,6 +190,9 @@ impl<'a> Removal<'a> {
                 let Some(done) = levels.pop() else { break };
                 if levels.is_empty() {
                     break;
+                }
+                if levels.len() == TOP + 1 {
+                    tops.subvolume = None;
                 }
                 here = done.parent.open_parent(&here)?;
                 self.leave(&here, done, &mut levels)?;
@@ -312,17 +314,61 @@ impl<'a> Removal<'a> {
     }
 }
 
-/// Moves the directory `name` into `top` under a name that nothing has, and returns that. `None` if it cannot be moved:
-/// the disk is full, or something is mounted on it, or it belongs to another project or subvolume.
-fn move_up(here: &OwnedFd, name: &CStr, top: &OwnedFd) -> Option<CString> {
-    let moved = CString::new(crate::random::hexadecimal().ok()?).ok()?;
-    let moves = rustix::fs::renameat_with(here, name, top, &*moved, RenameFlags::NOREPLACE);
-    moves.ok().map(|()| moved)
+/// Where directories on deep levels are moved to.
+#[derive(Default)]
+struct Tops {
+    /// The root of the tree, once it was entered.
+    tree: Option<OwnedFd>,
+    /// The root of a Btrfs subvolume directly in the tree, while that is emptied: a directory cannot be moved out of a
+    /// subvolume. The entry of a subvolume can.
+    subvolume: Option<OwnedFd>,
+}
+
+impl Tops {
+    /// Moves the directory `name` up. False if it cannot be moved: the disk is full, or something is mounted on it, or
+    /// it belongs to another project.
+    fn take(&self, here: &OwnedFd, name: &CStr, levels: &mut [Level]) -> bool {
+        match (&self.subvolume, &self.tree) {
+            (Some(top), _) => move_into(top, here, name, levels, TOP + 1),
+            (None, Some(top)) => move_into(top, here, name, levels, TOP),
+            (None, None) => false,
+        }
+    }
+
+    /// Moves the subvolume `name` up, unless it is directly in the tree.
+    fn take_subvolume(&self, here: &OwnedFd, name: &CStr, levels: &mut [Level]) -> bool {
+        let tree = self.tree.as_ref().filter(|_| levels.len() > TOP + 1);
+        tree.is_some_and(|tree| move_into(tree, here, name, levels, TOP))
+    }
+
+    /// Called before its level is added.
+    fn enter_subvolume(&mut self, root: &OwnedFd, levels: &[Level]) {
+        if levels.len() == TOP + 1 {
+            self.subvolume = root.try_clone().ok();
+        }
+    }
+}
+
+/// Moves the directory `name` from `here` to `top`, the directory of `level`, under a name that nothing has.
+fn move_into(top: &OwnedFd, here: &OwnedFd, name: &CStr, levels: &mut [Level], level: usize) -> bool {
+    let moved = crate::random::hexadecimal().ok().and_then(|name| CString::new(name).ok());
+    let (Some(moved), Some(found)) = (moved, levels.get_mut(level)) else { return false };
+    if rustix::fs::renameat_with(here, name, top, &*moved, RenameFlags::NOREPLACE).is_err() {
+        return false;
+    }
+    if found.pending.len() < batch(level + 1) {
+        found.pending.push((moved, 0));
+    } else {
+        // It is listed again.
+        found.listed = false;
+    }
+    true
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::btrfs::tests::on_btrfs;
     use crate::mount::{self, UnmountMode};
     use crate::tree::tests::in_own_mounts;
     use rustix::fs::{IFlags, ioctl_setflags};
@@ -404,6 +450,54 @@ mod tests {
         drop(fixed);
         let mut removal = Removal::new(&root, TIME_LIMIT);
         removal.most_levels = TOP + 1;
+        removal.run(parent.as_fd(), c"root").unwrap();
+        assert!(!root.exists());
+    }
+
+    /// A directory cannot be moved out of a subvolume. The subvolume can.
+    #[test]
+    fn deep_directories_of_a_subvolume_are_moved_up_inside_it() {
+        on_btrfs(|at| {
+            let root = at.join("root");
+            let mut here = root.join("a/b/c");
+            std::fs::create_dir_all(&here).unwrap();
+            for subvolume in [c"outer", c"inner"] {
+                drop(btrfs::tests::create(&here, subvolume));
+                here = here.join(subvolume.to_str().unwrap()).join("d/e/f/g/h/i");
+                std::fs::create_dir_all(&here).unwrap();
+                std::fs::write(here.join("file"), "").unwrap();
+            }
+            let fixed = open_dir(CWD, &here, ResolveFlags::empty()).unwrap();
+            ioctl_setflags(&fixed, IFlags::IMMUTABLE).unwrap();
+            let parent = open_dir(CWD, at, ResolveFlags::empty()).unwrap();
+            let remove = || {
+                let mut removal = Removal::new(&root, TIME_LIMIT);
+                removal.most_levels = TOP + 3;
+                removal.run(parent.as_fd(), c"root")
+            };
+            assert_eq!(remove().unwrap_err().errno(), nix::errno::Errno::EPERM);
+            ioctl_setflags(&fixed, IFlags::empty()).unwrap();
+            let now = std::fs::read_link(format!("/proc/self/fd/{}", fixed.as_raw_fd())).unwrap();
+            let levels = now.strip_prefix(&root).unwrap().components().count();
+            assert!((2..=4).contains(&levels), "{}", now.display());
+            assert!(!root.join("a").exists(), "the outer subvolume and what contained it are gone");
+            drop(fixed);
+            remove().unwrap();
+            assert!(!root.exists());
+        });
+    }
+
+    #[test]
+    fn more_deep_directories_than_are_remembered_are_removed() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let root = dir.path().join("root");
+        let deep = root.join("a/b/c");
+        for number in 0..3 * batch(TOP + 1) {
+            std::fs::create_dir_all(deep.join(format!("{number}/below"))).unwrap();
+        }
+        let parent = open_dir(CWD, dir.path(), ResolveFlags::empty()).unwrap();
+        let mut removal = Removal::new(&root, TIME_LIMIT);
+        removal.most_levels = TOP + 2;
         removal.run(parent.as_fd(), c"root").unwrap();
         assert!(!root.exists());
     }
