@@ -49,6 +49,10 @@ impl DaemonWatch {
         }
     }
 
+    pub(crate) fn is_watched(&self, volume_id: &VolumeId) -> bool {
+        self.locked().get(volume_id).is_some_and(|task| !task.is_finished())
+    }
+
     /// Reports again, or for the first time, the end of a daemon that another one must follow.
     pub(crate) fn report(&self, volume_id: &VolumeId, daemon: ProcessId) {
         let _receiver_gone = self.ended.send(Ended { volume_id: volume_id.clone(), daemon });

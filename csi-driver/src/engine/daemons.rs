@@ -333,13 +333,21 @@ impl Daemons {
         Control::connect(&self.dial(volume_id), volume_id, limit)
     }
 
-    /// Reports the end of a running daemon from now on. If it has ended already, the next call for
-    /// its volume notices that.
+    /// Reports the end of the daemon from now on, also if it has ended already.
     pub(crate) fn watch(&self, volume_id: &VolumeId, serving: Serving) -> Result<()> {
-        if let Some(pidfd) = serving.daemon.open().step("watch daemon")? {
-            self.watch.start(volume_id, serving.daemon, pidfd);
+        match serving.daemon.open().step("watch daemon")? {
+            Some(pidfd) => self.watch.start(volume_id, serving.daemon, pidfd),
+            None => self.watch.report(volume_id, serving.daemon),
         }
         Ok(())
+    }
+
+    /// As [`Self::watch`], unless the daemon of the volume is watched: an earlier operation may have failed half-way.
+    pub(crate) fn watch_if_unwatched(&self, volume_id: &VolumeId, stage: &StageRecord) -> Result<()> {
+        match stage.serving {
+            Some(serving) if !self.watch.is_watched(volume_id) => self.watch(volume_id, serving),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Whether users' requests wait on the connection while the daemon does not answer the driver

@@ -116,6 +116,15 @@ impl Deaths {
         Ok(earlier)
     }
 
+    /// The start that followed the death that was counted last has failed, and not by a daemon.
+    pub(crate) fn take_back(&self, volume_id: &VolumeId) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(death) = all.get_mut(volume_id) {
+            death.in_a_row = death.in_a_row.saturating_sub(1);
+            death.soon_in_a_row = death.soon_in_a_row.saturating_sub(1);
+        }
+    }
+
     fn take_dead(&self, volume_id: &VolumeId, daemon: ProcessId) -> Option<Dead> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get_mut(volume_id)?.dead.take().filter(|known| known.daemon == daemon)
@@ -155,6 +164,18 @@ mod tests {
         let counted = deaths.count(id, DEAD);
         deaths.starts(id);
         counted.in_a_row
+    }
+
+    #[test]
+    fn starts_that_fail_without_a_daemons_fault_count_as_no_death() {
+        let (deaths, id) = (Deaths::default(), VolumeId::from_key(&"a".repeat(32)).unwrap());
+        deaths.served(&id);
+        for _ in 0..=MOST_SOON {
+            assert_eq!(count(&deaths, &id), 1);
+            deaths.take_back(&id);
+        }
+        // One that a daemon has caused.
+        assert_eq!((count(&deaths, &id), count(&deaths, &id)), (1, 2));
     }
 
     #[test]

@@ -51,8 +51,13 @@ pub(crate) async fn serve(lists: Arc<MountPointLists>, mut stopped: watch::Recei
             () = tokio::time::sleep(EVERY) => {}
         }
         let lists = lists.clone();
-        // A panic there is in the log; the next round starts anew.
-        let _done = tokio::task::spawn_blocking(move || lists.send()).await;
+        let round = tokio::task::spawn_blocking(move || lists.send());
+        tokio::select! {
+            // Daemons may not answer.
+            _ = stopped.wait_for(|stop| *stop) => return,
+            // A panic there is in the log; the next round starts anew.
+            _ = round => {}
+        }
     }
 }
 

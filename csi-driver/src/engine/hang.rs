@@ -191,7 +191,8 @@ impl HangWatch {
         if seen != Seen::KilledUsers {
             let is_alive = serving.daemon.is_alive().step("look at daemon")?;
             if !is_alive && self.stages.has_successor(volume_id)? {
-                // It does not hang: a takeover is under way, and may have to wait for the keeper.
+                // It does not hang: a takeover is under way, and may have to wait for the keeper. If none is, one begins.
+                self.daemons.watch.report(volume_id, serving.daemon);
                 return Ok(());
             }
             if self.replace_hung(volume_id, &mut record, serving)? {

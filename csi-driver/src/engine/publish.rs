@@ -12,7 +12,7 @@ use crate::engine::group::give_group_in_use;
 use crate::engine::health::is_served;
 use crate::engine::mount_point;
 use crate::engine::places::place_of_target;
-use crate::engine::stage::Stages;
+use crate::engine::stage::{Stages, is_staged_at};
 use crate::engine::takeover::Takeover;
 use crate::error::{Error, Result, Step};
 use crate::journal::Journal;
@@ -127,6 +127,8 @@ impl Targets {
             targets.extend(self.paths.find(path, is_known)?);
         }
         targets.iter().try_for_each(|target| match &mut record {
+            // Staged there, and not published.
+            Some(record) if is_staged_at(record, target) => Ok(()),
             Some(record) => {
                 let retracted = self
                     .free_of_users(volume_id, record, target)

@@ -8,7 +8,7 @@
 //! lock.
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -228,15 +228,15 @@ impl Reconciler {
         let Some(mut record) = self.journal.find(volume_id)? else { return Ok(()) };
         // Its connection ended with the driver that held it.
         self.stages.end_parked(volume_id, &mut record)?;
-        let cut_short: Vec<_> =
-            record.targets.iter().filter(|(_, t)| !t.published).map(|(path, _)| path.clone()).collect();
-        for target in cut_short {
-            self.targets.retract(volume_id, &mut record, &target)?;
-        }
         self.stages.end_given_up(volume_id, &record)?;
-        if let Err(error) = self.stages.take_over(volume_id, &mut record) {
-            tracing::error!(%volume_id, error = chain(&error), "no other daemon has taken the volume over");
-        }
+        let retracted = match self.stages.take_over(volume_id, &mut record) {
+            Ok(_) => self.retract_cut_short(volume_id, &mut record),
+            Err(error) => {
+                // Without a daemon, the end of a target in use would end the volume for all of its pods.
+                tracing::error!(%volume_id, error = chain(&error), "no other daemon has taken the volume over");
+                Ok(())
+            }
+        };
         if let Some(stage) = record.stage.clone() {
             match health(volume_id, &stage)? {
                 Health::Serving(_) => self.adopt(volume_id, &record)?,
@@ -257,9 +257,20 @@ impl Reconciler {
                 }
             }
         }
+        // Last: the volume has a daemon that is watched, whatever keeps a target.
+        retracted?;
         // Without all of its source it was never answered. A repeated CreateVolume admits it anew; if the
         // claim is gone, none comes.
         if record.deleting || !record.filled { self.provisioner.finish_deletion(volume_id) } else { Ok(()) }
+    }
+
+    /// Removes targets of which a driver was killed while it published them.
+    fn retract_cut_short(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        let is_cut_short = record.targets.iter().filter(|(_, target)| !target.published);
+        let cut_short: Vec<_> = is_cut_short.map(|(path, _)| path.clone()).collect();
+        let retract = |target: &PathBuf| self.targets.retract(volume_id, record, target);
+        // All of them, also after one that stays.
+        cut_short.iter().map(retract).fold(Ok(()), Result::and)
     }
 
     /// Reports a running daemon that serves other data than the pool has now. Its pods keep it; no

@@ -36,8 +36,14 @@ pub(crate) async fn serve(stages: Arc<Stages>, mut renewed: UnboundedReceiver<()
         // What an earlier keeper was to get, this one gets now.
         round.abort_all();
         round = JoinSet::new();
-        stages.daemons.warm.lend_all();
-        let unconnected = stages.unconnected();
+        let asked = stages.clone();
+        // They wait for the keeper.
+        let unconnected = tokio::task::spawn_blocking(move || {
+            asked.daemons.warm.lend_all();
+            asked.unconnected()
+        });
+        // A panic there is in the log.
+        let unconnected = unconnected.await.unwrap_or_default();
         tracing::info!(volumes_to_check = unconnected.len(), "connected to a keeper");
         for volume_id in unconnected {
             round.spawn(renew(stages.clone(), volume_id));

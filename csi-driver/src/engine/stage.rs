@@ -118,6 +118,10 @@ impl Stages {
             self.end_released(volume_id, record)?;
         }
         let Some(path) = staging_path else { return Ok(()) };
+        if record.as_ref().is_some_and(|record| record.targets.contains_key(&path)) {
+            // Published there, and not staged.
+            return Ok(());
+        }
         let Some(mut record) = record.filter(|record| is_staged_at(record, &path)) else {
             let Some(place) = self.paths.place("staging_target_path", &path)? else { return Ok(()) };
             // Even if the journal lost the entry, mountinfo shows whose mount it is.
@@ -186,10 +190,12 @@ impl Stages {
             match health(volume_id, &stage)? {
                 Health::Serving(mount) => {
                     same_stage(volume_id, &stage, spec)?;
+                    self.daemons.watch_if_unwatched(volume_id, &stage)?;
                     return self.backend.check_serves(volume_id, stage.data).map(|()| *mount);
                 }
                 Health::Displaced(mount) => {
                     same_stage(volume_id, &stage, spec)?;
+                    self.daemons.watch_if_unwatched(volume_id, &stage)?;
                     self.backend.check_serves(volume_id, stage.data)?;
                     return self.put_in_place(volume_id, &stage, mount.as_deref());
                 }
@@ -400,10 +406,16 @@ impl Stages {
         self.daemons.watch.stop(volume_id);
         let is_served = is_served(stage)?;
         let when_busy = if is_served { WhenBusy::Abort } else { WhenBusy::AbortNow };
-        match place.map_or(Ok(()), |place| mounts::unmount(place, volume_id, when_busy)) {
+        let unmounted = match place.map_or(Ok(()), |place| mounts::unmount(place, volume_id, when_busy)) {
             // Nothing of the volume's is mounted below it.
-            Err(Error::ForeignMount { .. }) if !mounts::is_mounted(&stage.staging_path, volume_id)? => {}
-            outcome => outcome?,
+            Err(error @ Error::ForeignMount { .. }) => mounts::is_mounted(&stage.staging_path, volume_id)
+                .and_then(|is_mounted| if is_mounted { Err(error) } else { Ok(()) }),
+            outcome => outcome,
+        };
+        if let Err(error) = unmounted {
+            // Its daemon goes on serving.
+            self.daemons.watch_if_unwatched(volume_id, stage)?;
+            return Err(error);
         }
         // A daemon that never had the connection has nothing to finish.
         let grace =
@@ -434,7 +446,7 @@ fn wire_capacity(policy: CapacityPolicy) -> handover::Capacity {
 }
 
 /// Whether the volume has a stage there, or had one that the next publish is to stage anew.
-fn is_staged_at(record: &VolumeRecord, path: &Path) -> bool {
+pub(crate) fn is_staged_at(record: &VolumeRecord, path: &Path) -> bool {
     let stage = record.stage.iter().map(|stage| &stage.staging_path);
     stage.chain(record.restage.iter().map(|stage| &stage.staging_path)).any(|staged| staged == path)
 }

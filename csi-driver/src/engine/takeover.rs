@@ -83,11 +83,11 @@ impl Stages {
         volume_id: &VolumeId,
         record: &mut VolumeRecord,
     ) -> Result<Takeover> {
+        // The journal may fail to take the next one.
+        let died = record.stage.as_ref().and_then(|stage| stage.serving);
         let taken = self.try_take_over(volume_id, record);
-        if let (Err(_) | Ok(Takeover::Failed(_)), Some(serving)) =
-            (&taken, record.stage.as_ref().and_then(|stage| stage.serving))
-        {
-            self.daemons.watch.report(volume_id, serving.daemon);
+        if let (Err(_) | Ok(Takeover::Failed(_)), Some(died)) = (&taken, died) {
+            self.daemons.watch.report(volume_id, died.daemon);
         }
         taken
     }
@@ -118,8 +118,8 @@ impl Stages {
         })?;
         let death = self.deaths.count(volume_id, serving.daemon);
         if death.in_a_row > MOST_DEATHS {
-            self.deaths.forget(volume_id);
             self.give_up(volume_id, record, serving)?;
+            self.deaths.forget(volume_id);
             return Ok(Takeover::Nothing);
         }
         self.deaths.starts(volume_id);
@@ -127,7 +127,8 @@ impl Stages {
         if let Some(program) = &program {
             tracing::warn!(%volume_id, %program, "the configured program did not serve: starting a daemon of the one before");
         }
-        match self.start_successor(volume_id, record, serving, start, keeper_socket) {
+        let mut is_journaled = true;
+        match self.start_successor(volume_id, record, serving, start, keeper_socket, &mut is_journaled) {
             Ok(()) => {
                 self.deaths.served(volume_id);
                 self.counts.takeovers.inc();
@@ -137,6 +138,11 @@ impl Stages {
             }
             // The driver stops, or the volume is being unstaged.
             Err(abandoned @ Error::Abandoned { .. }) => Err(abandoned),
+            // No daemon got the volume.
+            Err(error) if !is_journaled || matches!(error, Error::Launch { .. }) => {
+                self.deaths.take_back(volume_id);
+                Err(error)
+            }
             Err(error) => Ok(Takeover::Failed(error)),
         }
     }
@@ -212,6 +218,7 @@ impl Stages {
         Ok(Some(Start { volume_id, settings, assignment, fuse_device, assigned, state_table, program }))
     }
 
+    /// `is_journaled` becomes false if the journal does not take the daemon, which gets nothing then.
     pub(super) fn start_successor(
         &self,
         volume_id: &VolumeId,
@@ -219,13 +226,16 @@ impl Stages {
         serving: Serving,
         start: Start<'_>,
         keeper_socket: Option<OwnedFd>,
+        is_journaled: &mut bool,
     ) -> Result<()> {
         let previous = record.stage.clone();
         let served = self.daemons.start(start, keeper_socket, previous.as_ref(), |key, launch, daemon| {
-            self.update_stage(volume_id, record, |stage| {
+            let journaled = self.update_stage(volume_id, record, |stage| {
                 (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
                 stage.handed_to = daemon;
-            })
+            });
+            *is_journaled = journaled.is_ok();
+            journaled
         })?;
         self.update_stage(volume_id, record, |stage| {
             let since = Some(Timestamp::now().seconds);

@@ -152,7 +152,8 @@ impl Stages {
         start: &Start<'_>,
         next: Next,
     ) -> Outcome {
-        let disarmed = self.disarm(volume_id, earlier.serving, &next);
+        let disarmed = self.note_next(volume_id, record, earlier, &next);
+        let disarmed = disarmed.and_then(|()| self.disarm(volume_id, earlier.serving, &next));
         let (keeper_socket, pidfd) = match disarmed {
             Ok(disarmed) => disarmed,
             Err(cause) => {
@@ -185,6 +186,23 @@ impl Stages {
                 }
             }
         }
+    }
+
+    /// Journals the next daemon. On a full or read-only disk, the earlier one is not stopped.
+    fn note_next(
+        &self,
+        volume_id: &VolumeId,
+        record: &mut VolumeRecord,
+        earlier: &Earlier,
+        next: &Next,
+    ) -> Result<()> {
+        self.update_stage(volume_id, record, |stage| {
+            stage.handed_to = Some(next.daemon());
+            // For a driver that starts after this one: the manifest that names the image goes.
+            if let Program::Image(image) = &earlier.program {
+                stage.earlier_image = Some(image.clone());
+            }
+        })
     }
 
     /// Returns the next daemon's socket to the keeper, which gives the volume to no daemon from here on,
@@ -230,11 +248,6 @@ impl Stages {
     ) -> Result<Duration> {
         self.update_stage(volume_id, record, |stage| {
             (stage.launch_key, stage.launch) = (Some(next.key.clone()), Some(next.id.clone()));
-            stage.handed_to = Some(next.daemon());
-            // For a driver that starts after this one: the manifest that names the image goes.
-            if let Program::Image(image) = &earlier.program {
-                stage.earlier_image = Some(image.clone());
-            }
         })?;
         let proceeded = self.daemons.proceed(volume_id, next, keeper_socket);
         let pause = begun.elapsed();
@@ -284,7 +297,7 @@ impl Stages {
         let start = start.ok_or_else(|| cannot(volume_id, "the volume is not mounted any more"))?;
         let start = Start { program: Some(&earlier.program), ..start };
         let keeper_socket = self.daemons.keeper_socket(&start)?;
-        self.start_successor(volume_id, record, earlier.serving, start, keeper_socket)?;
+        self.start_successor(volume_id, record, earlier.serving, start, keeper_socket, &mut true)?;
         self.deaths.served(volume_id);
         Ok(())
     }

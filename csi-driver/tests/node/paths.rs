@@ -50,6 +50,22 @@ fn assert_refused(refused: Result<(), Status>, field: &str, path: &Path, reason:
     }
 }
 
+/// Only a wrong caller does this.
+#[test]
+fn what_is_staged_is_not_unpublished_and_what_is_published_is_not_unstaged() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    let (staged, target) = (caller.staging_path(&id), caller.target_path("one"));
+    unpublish_at(&caller, &id, &staged).unwrap();
+    unstage_at(&caller, &id, &target).unwrap();
+    assert!(mounted(&staged).is_some() && mounted(&target).is_some());
+    fs::write(target.join("f"), "served").unwrap();
+    assert_eq!(fs::read(staged.join("f")).unwrap(), b"served");
+    caller.take_down(&id, &["one"]).unwrap();
+    scene.assert_nothing_left();
+}
+
 #[test]
 fn nothing_is_staged_or_published_outside_the_kubelets_directory() {
     let scene = Scene::start(Flags::process());

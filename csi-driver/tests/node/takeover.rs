@@ -231,6 +231,31 @@ fn a_volume_whose_daemons_die_at_once_is_given_up_and_staged_anew() {
     scene.end_keeper();
 }
 
+/// The daemon was not to be followed once the unstage had begun.
+#[test]
+fn a_daemon_is_followed_after_an_unstage_that_failed() {
+    let scene = Scene::start(with_keeper());
+    let caller = scene.caller();
+    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    caller.unpublish(&id, "one").unwrap();
+    let staged = caller.staging_path(&id);
+    let other = scene.sandbox.make_dir("other").unwrap();
+    linux::mount::bind(&other, &staged).unwrap();
+    caller.unstage(&id).unwrap_err();
+    linux::mount::unmount(&staged, linux::mount::UnmountMode::Detach).unwrap();
+    caller.publish(&id, "two").unwrap();
+    let file = caller.target_path("two").join("f");
+    fs::write(&file, "kept").unwrap();
+    kill_daemon(&scene);
+    assert_eq!(fs::read(&file).unwrap(), b"kept");
+    retried(&scene, "unpublish", || caller.unpublish(&id, "two"));
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    fs::remove_dir(&other).unwrap();
+    scene.assert_nothing_left();
+    scene.end_keeper();
+}
+
 #[test]
 fn without_a_keeper_a_killed_daemon_is_an_error_at_once() {
     let scene = Scene::start(Flags::process());

@@ -15,6 +15,7 @@ use linux::fd_passing::PacketSocket;
 use nix::sys::signal::Signal;
 use prost::Message;
 use proto::handover::{Answer, FIRST_WITH_PROCEED, Failed, Hello, Prepared, Ready, VERSIONS, answer};
+use rustix::fs::IFlags;
 use serde_json::Value;
 use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
 use tests::eventually;
@@ -245,6 +246,55 @@ fn a_new_daemon_that_does_not_serve_is_rolled_back_to_the_earlier_program() {
     // The next program that can serve follows.
     used.replace_program();
     used.upgrade("upgraded", &[]);
+    used.finish();
+}
+
+/// A disk that takes no record, as if it were full or read-only: files and directories that cannot change.
+struct Unwritable(Vec<PathBuf>);
+
+impl Unwritable {
+    /// The records of volumes in use.
+    fn journal(scene: &Scene) -> Self {
+        let mut found = Vec::new();
+        let mut pending = vec![scene.sandbox.path("state/boots")];
+        while let Some(path) = pending.pop() {
+            if path.is_dir() {
+                pending.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            }
+            found.push(path);
+        }
+        assert!(found.iter().any(|path| path.is_file()), "{found:?}");
+        let unwritable = Self(found);
+        unwritable.set(true);
+        unwritable
+    }
+
+    fn set(&self, is_immutable: bool) {
+        for path in &self.0 {
+            let file = File::open(path).unwrap();
+            let mut flags = rustix::fs::ioctl_getflags(&file).unwrap();
+            flags.set(IFlags::IMMUTABLE, is_immutable);
+            rustix::fs::ioctl_setflags(&file, flags).unwrap();
+        }
+    }
+}
+
+impl Drop for Unwritable {
+    fn drop(&mut self) {
+        self.set(false);
+    }
+}
+
+#[test]
+fn no_daemon_is_stopped_whose_successor_cannot_be_journaled() {
+    let used = Used::start();
+    let daemon = used.daemon();
+    let unwritable = Unwritable::journal(&used.scene);
+    used.upgrade("refused", &["--force"]);
+    assert_eq!(used.daemon(), daemon);
+    used.load.progress();
+    drop(unwritable);
+    used.upgrade("upgraded", &["--force"]);
     used.finish();
 }
 
@@ -599,8 +649,8 @@ fn mount_pods_are_upgraded_to_another_image_and_rolled_back_to_the_image_before(
 
 /// Of a test with a program `silent`, whose driver has started with the image `i:1`.
 fn end_pods(mut scene: Scene, pods: Pods, id: &str) {
-    tests::csi::scene::retried(&scene, "unpublish", || scene.caller().unpublish(id, "one"));
-    scene.caller().take_down(id, &[]).unwrap();
+    // A takeover may be under way.
+    tests::csi::scene::retried(&scene, "take down", || scene.caller().take_down(id, &["one"]));
     pods.end();
     // The ground is that of the first driver, before there was this file.
     fs::remove_file(scene.sandbox.path("silent")).unwrap();
