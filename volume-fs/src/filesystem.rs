@@ -19,6 +19,7 @@ use fuser::{
 };
 use linux::credentials::Caller;
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timestamps, XattrFlags};
+use rustix::io::Errno;
 
 use self::answers::{Entries, KnownEntries};
 use self::convert::{handle, name, node, timespec};
@@ -224,16 +225,16 @@ impl<B: Backend> Filesystem for Adapter<B> {
         reply: ReplyEntry,
     ) {
         let (_turn, call) = self.begin(request, Operation::Mknod);
+        let answer = answers::entry(call, reply);
         let special = match mode & libc::S_IFMT {
             libc::S_IFREG | 0 => Special::Regular,
             libc::S_IFIFO => Special::Fifo,
             libc::S_IFSOCK => Special::Socket,
             // A device node would give access to the node's hardware.
-            libc::S_IFCHR | libc::S_IFBLK => return reply.error(FuseErrno::EPERM),
-            _ => return reply.error(FuseErrno::EINVAL),
+            libc::S_IFCHR | libc::S_IFBLK => return answer(Err(Errno::PERM.into())),
+            _ => return answer(Err(Errno::INVAL.into())),
         };
         let permissions = Permissions { mode, umask };
-        let answer = answers::entry(call, reply);
         self.backend.mknod(requester(request), name(parent, child), special, permissions, answer);
     }
 
@@ -494,16 +495,17 @@ impl<B: Backend> Filesystem for Adapter<B> {
         whence: i32,
         reply: ReplyLseek,
     ) {
+        let (_turn, call) = self.begin(request, Operation::Lseek);
+        let answer = answers::position(call, reply);
         // The kernel handles the others itself.
         let position = match (whence, u64::try_from(offset)) {
             (libc::SEEK_DATA, Ok(offset)) => SeekFrom::Data(offset),
             (libc::SEEK_HOLE, Ok(offset)) => SeekFrom::Hole(offset),
             // As of every position that is not in the file.
-            (libc::SEEK_DATA | libc::SEEK_HOLE, Err(_)) => return reply.error(FuseErrno::ENXIO),
-            _ => return reply.error(FuseErrno::EINVAL),
+            (libc::SEEK_DATA | libc::SEEK_HOLE, Err(_)) => return answer(Err(Errno::NXIO.into())),
+            _ => return answer(Err(Errno::INVAL.into())),
         };
-        let (_turn, call) = self.begin(request, Operation::Lseek);
-        self.backend.lseek(handle(fh), position, answers::position(call, reply));
+        self.backend.lseek(handle(fh), position, answer);
     }
 
     fn copy_file_range(

@@ -65,6 +65,11 @@ impl Gate {
         Ok(Pass { gate: self })
     }
 
+    /// Whether changes wait now. They may wait again, or no more, at once.
+    pub fn is_shut(&self) -> bool {
+        self.state().is_shut()
+    }
+
     /// Blocks further changes; changes in progress continue. Calls `when_still`, from any thread,
     /// once they have ended and the use is counted. If [`Self::resume`] comes first, or [`Self::end`] has
     /// come, it is not called.

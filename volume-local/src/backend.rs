@@ -392,7 +392,7 @@ impl Backend for Local {
         if kernel.has_prune() {
             trust.kernel_prunes();
         }
-        pruner::start(Arc::clone(&self.volume), kernel)
+        pruner::start(Arc::clone(&self.volume), kernel, Arc::clone(&self.gate))
             .map_err(|source| volume_fs::Error::Thread { name: "pruner", source })?;
         if self.volume.passes() {
             ender::start(Arc::clone(&self.volume))

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use volume_fs::gate::Gate;
 use volume_fs::notifications::{Kernel, MOST_PRUNED};
 
 use crate::nodes::Pressure;
@@ -39,12 +40,13 @@ const BETWEEN_LISTS: Duration = Duration::from_secs(2);
 struct Pruner {
     volume: Arc<Volume>,
     kernel: Arc<Kernel>,
+    gate: Arc<Gate>,
     can_prune: bool,
 }
 
 /// Runs on a separate thread until the process ends.
-pub(crate) fn start(volume: Arc<Volume>, kernel: Arc<Kernel>) -> std::io::Result<()> {
-    let mut pruner = Pruner { volume, kernel, can_prune: true };
+pub(crate) fn start(volume: Arc<Volume>, kernel: Arc<Kernel>, gate: Arc<Gate>) -> std::io::Result<()> {
+    let mut pruner = Pruner { volume, kernel, gate, can_prune: true };
     let thread = std::thread::Builder::new().name("pruner".to_owned()).stack_size(STACK_BYTES);
     thread
         .spawn(move || {
@@ -179,7 +181,9 @@ impl Pruner {
                 if open.contains(&id) || !self.may_be_invalidated(&place, &mounted) {
                     continue;
                 }
-                if answered.elapsed() >= LIST_IS_GOOD {
+                // A directory is locked while a change in it waits. As long as this thread waits for it, the process cannot
+                // end, and no other daemon can answer.
+                if answered.elapsed() >= LIST_IS_GOOD || self.gate.is_shut() {
                     break;
                 }
                 let invalidate = || self.kernel.invalidate_entry(place.directory, &place.name);

@@ -26,6 +26,39 @@ fn known(limits: Limits, found: Use, event_loops: usize) -> Quota {
     quota
 }
 
+/// Files are closed and forgotten while the volume is counted.
+#[test]
+fn charges_that_are_measured_while_the_volume_is_counted_are_neither_lost_nor_kept() {
+    const FILES: u64 = 20_000;
+    let memfd = linux::shared_memory::create("test", 8 << 20).unwrap();
+    let region = || volume_fs::state::Region::of_backend(&memfd).unwrap();
+    let table = Arc::new(StateTable::new(region()));
+    let quota = Quota::new(Limits { bytes: 1 << 40, inodes: 0 }, 4, Some(table));
+    let found = Use {
+        counted: Counted { bytes: FILES * 8192, inodes: FILES },
+        unsettled: (0..FILES).map(|id| (id, 8192)).collect(),
+    };
+    let close_and_forget = || {
+        for id in 0..FILES {
+            quota.settle(id, |_before| Ok(lasting(4096)));
+            quota.forget(id);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while quota.usage().counting {
+                close_and_forget();
+            }
+        });
+        quota.set_counted(found);
+    });
+    close_and_forget();
+    assert_eq!(quota.usage().used, Counted { bytes: FILES * 4096, inodes: FILES });
+    let (_, recovered) = StateTable::recover(region()).unwrap();
+    let charges = recovered.charges.unwrap();
+    assert_eq!((charges.sum.bytes, charges.records.len()), ((FILES * 4096).cast_signed(), 0));
+}
+
 /// A change of a file without any effect.
 fn look_at(quota: &Quota, id: u64, charged: Charged) -> Charged {
     let change = quota.begin_change(id, || Ok(charged)).unwrap();
