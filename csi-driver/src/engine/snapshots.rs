@@ -503,7 +503,9 @@ impl Snapshots {
                 }
                 // Closed meanwhile, its close(2) has sent everything.
                 if control.written(node - 1)?.first().is_some_and(|file| file.node == node) {
-                    return Err(refused(format!("a file that is open for writing was not found (inode {node})")));
+                    return Err(refused(format!(
+                        "a file that is open for writing was not found (inode {node})"
+                    )));
                 }
             }
         }

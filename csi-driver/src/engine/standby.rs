@@ -182,6 +182,10 @@ impl Stages {
         };
         for Launched { key, id } in launched {
             let Some(daemon) = id.process() else { continue };
+            // A process names its launch in its arguments, which a compromised one may have changed.
+            if self.is_known_to_another(volume_id, key, daemon) {
+                continue;
+            }
             let is_holder = linux::mount::has_fuse_connection(daemon.pid, minor).step("look at daemon")?;
             // Checked afterwards: only then the pid was still the daemon's.
             if is_holder && daemon.is_alive().step("look at daemon")? {
@@ -191,6 +195,16 @@ impl Stages {
             }
         }
         Ok(())
+    }
+
+    /// Whether the journal calls the launch, or the process, another volume's.
+    fn is_known_to_another(&self, volume_id: &VolumeId, key: &LaunchKey, daemon: ProcessId) -> bool {
+        self.journal.list().iter().filter(|(other, _)| other != volume_id).any(|(other, record)| {
+            record.stage_or_parked().is_some_and(|stage| {
+                stage.launch_key(other) == *key
+                    || stage.serving.is_some_and(|serving| serving.daemon == daemon)
+            })
+        })
     }
 
     /// Also for a driver without its journal.
@@ -208,6 +222,8 @@ impl Stages {
     ) -> Result<()> {
         let Some(serving) = previous.serving else { return Ok(()) };
         let Found { key, launch, daemon, since, count } = found;
+        // The journal has it already, but for the record that it serves.
+        let is_its_launch = previous.launch.as_ref() == Some(&launch) || previous.handed_to == Some(daemon);
         self.update_stage(volume_id, record, |stage| {
             (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
             stage.serve(Serving { daemon, since, ..serving });
@@ -215,7 +231,7 @@ impl Stages {
         })?;
         self.counts.takeovers.inc_by(u64::from(count));
         tracing::warn!(%volume_id, died = serving.daemon.pid, pid = daemon.pid, count, "while no driver ran, another daemon has taken the volume over");
-        if let Err(error) = self.daemons.end_previous(volume_id, previous) {
+        if !is_its_launch && let Err(error) = self.daemons.end_previous(volume_id, previous) {
             tracing::warn!(%volume_id, error = chain(&error), "the launch of the volume's earlier daemon is left");
         }
         Ok(())

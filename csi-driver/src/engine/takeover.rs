@@ -119,7 +119,6 @@ impl Stages {
         let death = self.deaths.count(volume_id, serving.daemon);
         if death.in_a_row > MOST_DEATHS {
             self.give_up(volume_id, record, serving)?;
-            self.deaths.forget(volume_id);
             return Ok(Takeover::Nothing);
         }
         self.deaths.starts(volume_id);
@@ -257,6 +256,7 @@ impl Stages {
              starts anew"
         );
         self.update_stage(volume_id, record, |stage| stage.aborted = true)?;
+        self.deaths.forget(volume_id);
         self.abort(volume_id, serving)
     }
 

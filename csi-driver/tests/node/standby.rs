@@ -158,6 +158,30 @@ fn a_driver_adopts_the_daemon_that_a_keeper_which_has_ended_too_gave_a_volume() 
     used.finish();
 }
 
+/// It has given the volume to a daemon, and is killed before it journals that the daemon serves.
+#[test]
+fn a_driver_adopts_the_daemon_that_an_earlier_one_was_starting_although_the_keeper_has_ended() {
+    let mut used = Used::start(2);
+    let undisturbed = used.traced_takeover(None);
+    let is_of_journal = |step: &&Step| step.object.contains("boots") && matches!(step.kind, Kind::Effect);
+    let last = undisturbed.steps.iter().filter(is_of_journal).next_back().unwrap().clone();
+    used.progress();
+    used.warm.waiting();
+    used.warm.scene.restart_driver();
+    used.warm.waiting();
+    let trace = used.traced_takeover(Some(Injection { step: last.clone(), fault: Fault::KillBefore }));
+    assert!(trace.is_injected, "{last}");
+    used.warm.scene.driver.take().unwrap().kill().unwrap();
+    kill_keeper(&used.warm.scene);
+    let next = used.warm.serving();
+    used.warm.scene.start_driver();
+    assert_eq!(used.warm.serving(), next, "adopted\n{}", used.warm.scene.log());
+    assert_eq!(published(&used.warm.scene)["daemon_pid"].as_i64(), Some(next.into()));
+    used.progress();
+    crate::keepers::wait_until_held(&used.warm.scene, 0);
+    used.finish();
+}
+
 /// As in an upgrade: the driver is stopped, both programs are replaced, and it is started.
 #[test]
 fn a_driver_with_a_replaced_program_adopts_the_daemon_that_the_keeper_has_given_a_volume() {
