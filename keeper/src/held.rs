@@ -209,7 +209,8 @@ impl Held {
             // (fs/fuse/inode.c, `fuse_conn_put`).
             Role::Connection if packets::is_aborted(&fd) => self.closer.close(fd),
             // Before the reply: the driver relies on the end of the FUSE connection, and these wait
-            // for no file system. A mount has the backing files of a connection that has not ended.
+            // for no file system. As long as the connection has not ended, a mount holds
+            // it too: this close ends no backing file.
             Role::Connection | Role::ParkedMount | Role::StateTable | Role::Assignment | Role::Daemon => {
                 drop(fd);
             }

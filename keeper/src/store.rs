@@ -6,7 +6,7 @@
 //! would end a connection that it holds.
 //!
 //! Invariant: the service manager can start the next keeper. It passes the names of all descriptors in one
-//! string, and the kernel executes no program with a longer one than [`MOST_NAMES`] allows.
+//! string. With a string longer than 128 KiB, the kernel would not execute the keeper: hence [`MOST_NAMES`].
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

@@ -215,7 +215,7 @@ pub fn move_mount(tree: impl AsFd, target: &Path) -> Result<()> {
         .map_err(|e| Error::at("move_mount", target, e))
 }
 
-/// A process may have this many descriptors looked through.
+/// At most this many descriptors of a process are looked at.
 const MOST_DESCRIPTORS: usize = 65_536;
 
 /// The minor device number of the FUSE mount whose connection this /dev/fuse is; `None` if it is of

@@ -38,13 +38,13 @@ struct Bounds {
     name_bytes: i64,
     /// A deeper tree is refused with `ENAMETOOLONG`.
     levels: usize,
-    /// How many entries may be read again in all listings after the first ones, besides [`MOST_AGAIN`] for each that
-    /// was read first. More are refused with `E2BIG`.
+    /// How many entries may be read again in repeated listings. Each entry of a first listing allows [`MOST_AGAIN`]
+    /// more. Beyond that: `E2BIG`.
     again: u64,
 }
 
-const BOUNDS: Bounds = Bounds { name_bytes: 16 << 20, levels: 200_000, again: 10_000_000 };
-/// A single directory with three million others needs as many.
+const BOUNDS: Bounds = Bounds { name_bytes: 16 << 20, levels: 200_000, again: 100_000_000 };
+/// Enough for a directory with five million subdirectories whose names have 36 bytes.
 const MOST_AGAIN: u64 = 32;
 /// The memory of a remembered name in addition to its length: an allocation, and its entry in a
 /// set.

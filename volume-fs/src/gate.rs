@@ -30,6 +30,8 @@ struct State {
     /// The pause lasts for good.
     has_ended: bool,
     inside: usize,
+    /// In [`Shut::wait`].
+    waiting: usize,
     aside: VecDeque<Job>,
     bytes_aside: usize,
     /// Called when the pause has begun.
@@ -65,9 +67,10 @@ impl Gate {
         Ok(Pass { gate: self })
     }
 
-    /// Whether changes wait now. They may wait again, or no more, at once.
-    pub fn is_shut(&self) -> bool {
-        self.state().is_shut()
+    /// Whether a change waits for the gate to open. This may be different at once.
+    pub fn holds_back(&self) -> bool {
+        let state = self.state();
+        state.is_shut() && (state.waiting > 0 || !state.aside.is_empty())
     }
 
     /// Blocks further changes; changes in progress continue. Calls `when_still`, from any thread,
@@ -198,9 +201,13 @@ impl<'a> Shut<'a> {
 
     /// Waits until the gate opens.
     pub fn wait(self) -> Pass<'a> {
-        let Self { gate, state } = self;
+        let Self { gate, mut state } = self;
+        state.waiting += 1;
         let opened = gate.opened.wait_while(state, |state| state.is_shut());
-        opened.unwrap_or_else(PoisonError::into_inner).inside += 1;
+        let mut state = opened.unwrap_or_else(PoisonError::into_inner);
+        state.waiting -= 1;
+        state.inside += 1;
+        drop(state);
         Pass { gate }
     }
 }

@@ -181,9 +181,9 @@ impl Pruner {
                 if open.contains(&id) || !self.may_be_invalidated(&place, &mounted) {
                     continue;
                 }
-                // A directory is locked while a change in it waits. As long as this thread waits for it, the process cannot
-                // end, and no other daemon can answer.
-                if answered.elapsed() >= LIST_IS_GOOD || self.gate.is_shut() {
+                // A directory is locked while a change in it waits. While this thread waits for that lock, this process
+                // cannot end, and no other daemon can answer the change.
+                if answered.elapsed() >= LIST_IS_GOOD || self.gate.holds_back() {
                     break;
                 }
                 let invalidate = || self.kernel.invalidate_entry(place.directory, &place.name);

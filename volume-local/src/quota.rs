@@ -323,8 +323,9 @@ impl Quota {
     /// returns the new one. The charge stays for an unchanged file with a lasting charge, and for a
     /// file that cannot be measured.
     ///
-    /// Measures under the lock: of two requests, the later one sees both changes. While the volume is counted, the use
-    /// does not yet have what was found: then a charge that is not lasting stays so, and is measured later.
+    /// Measures under the lock: of two requests, the later one sees both changes. While the volume is counted,
+    /// only removed files are measured: the use does not yet contain the others. Their charges stay not lasting, and are
+    /// measured later.
     pub(crate) fn settle(&self, id: u64, measure: impl FnOnce(Charged) -> Result<Charged>) {
         let mut shard = self.shard(id);
         if let Some(charge) = shard.get_mut(&id)

@@ -2,8 +2,8 @@
 //!
 //! Entries that cannot be removed (an immutable file) are skipped, and reported at the end. A
 //! read-only Btrfs subvolume is made writable first. A mount stops the removal at once: it was left
-//! by mistake, and its contents do not belong to the tree. Nothing is created, and nothing has to be renamed, so a full
-//! disk is no problem. Directories on very deep levels are moved up where that is possible: their levels would take
+//! by mistake, and its contents do not belong to the tree. Nothing is created, and no step depends on a rename, so a full
+//! disk is no problem. Directories on very deep levels are moved up where possible: otherwise each level would take
 //! memory, and nothing would be removed before the deepest one is reached. Writers cannot keep the removal busy forever: a directory that fills again
 //! is listed [`MOST_ROUNDS`] times, and the whole removal stops after [`TIME_LIMIT`].
 

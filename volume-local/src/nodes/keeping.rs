@@ -3,12 +3,13 @@
 //! The keeper may die, and another one takes its place ([`Nodes::replace_keeper`]). Requests that
 //! remove names are served meanwhile.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use keeper::daemon::Removed;
 
-use super::Nodes;
+use super::{Nodes, stat};
 use crate::attributes::ROOT;
 
 impl Nodes {
@@ -70,10 +71,16 @@ impl Nodes {
         };
         let keeper = Arc::new(keeper);
         // A keeper may have inherited what its predecessor was not told to drop.
-        let inherited = keeper.list_removed().unwrap_or_else(|error| {
-            tracing::warn!(error = linux::chain(&error), "the keeper does not list what it has inherited");
-            Vec::new()
-        });
+        let inherited: HashMap<u64, OwnedFd> = match keeper.list_removed() {
+            Ok(listed) => listed.into_iter().collect(),
+            Err(error) => {
+                tracing::warn!(
+                    error = linux::chain(&error),
+                    "the keeper does not list what it has inherited"
+                );
+                HashMap::new()
+            }
+        };
         // First: a node that is marked later goes to this keeper, and one that is marked already is
         // found below.
         socket.replace(Arc::clone(&keeper));
@@ -85,7 +92,10 @@ impl Nodes {
                 self.unmark(id);
                 continue;
             };
-            keeper.put_removed(id, held.as_fd()).map_err(failed)?;
+            // A service manager that stores it stores only so many in a second.
+            if !inherited.get(&id).is_some_and(|file| is_same_file(file, &*held)) {
+                keeper.put_removed(id, held.as_fd()).map_err(failed)?;
+            }
             given += 1;
             // It may have been dropped before it was put. As long as `held` is open, no other file has
             // its number.
@@ -93,10 +103,11 @@ impl Nodes {
                 keeper.drop_removed(id).map_err(failed)?;
             }
         }
-        for (id, _file) in inherited {
-            if !self.is_kept(id) {
-                keeper.drop_removed(id).map_err(failed)?;
+        for id in inherited.into_keys() {
+            if self.is_kept(id) {
+                continue;
             }
+            keeper.drop_removed(id).map_err(failed)?;
             // It may have been put just before it was dropped.
             if self.is_kept(id)
                 && let Ok(held) = self.descriptor(id)
@@ -121,4 +132,12 @@ impl Nodes {
             node.kept = false;
         }
     }
+}
+
+fn is_same_file(one: impl AsFd, other: impl AsFd) -> bool {
+    let identity = |file: BorrowedFd<'_>| {
+        stat(file).ok().map(|found| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino))
+    };
+    let one = identity(one.as_fd());
+    one.is_some() && one == identity(other.as_fd())
 }

@@ -4,8 +4,9 @@
 //! A daemon notes a request before its effect, and drops the note after the answer. After its death
 //! the kernel sends unanswered requests again. The kernel holds the parent directory's lock until
 //! the answer, so no other request has changed these names since: if the name is no longer as the
-//! note says that it was found, the effect was made. The kernel does not send a request again whose process
-//! was killed meanwhile, and then its lock is gone: so the first successor decides for all later ones.
+//! note says that it was found, the effect was made. If a process was killed meanwhile, the kernel
+//! does not send its request again, and the lock is gone. Other requests may then change the names. So if the first
+//! successor finds that an effect was not made, it notes that for all later ones.
 //!
 //! Notes of requests that were answered in the last moment may remain. The kernel sends all
 //! unanswered requests before any new one, so such notes are dropped some time later.

@@ -124,8 +124,9 @@ impl Volume {
             taken_before = true;
             taken
         });
-        // The kernel forgets no entry of an answer that is an error: the next request gets the error. An empty answer
-        // would mean the end of the directory.
+        // The kernel sends no FORGET for entries of an answer that is an error. So entries that were taken are answered,
+        // and the next request gets the error. If none was taken, the error is the answer: an empty one would mean the end
+        // of the directory.
         if is_answer { Ok(()) } else { read.and(refused.map_or(Ok(()), Err)) }
     }
 
