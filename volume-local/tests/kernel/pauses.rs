@@ -113,20 +113,25 @@ fn killed_in_a_request(file: &File) -> Child {
             std::thread::yield_now();
         }
     };
-    until(&|| waits() || state_of(&child) == "Z");
+    // In one wait.
+    let waits_for = |least: Duration, is_waiting: &dyn Fn() -> bool| {
+        let (since, begun) = (waits_of(&child), Instant::now());
+        std::iter::repeat_with(|| is_waiting() && waits_of(&child) == since).take_while(|waits| *waits).any(
+            |_| {
+                std::thread::yield_now();
+                begun.elapsed() > least
+            },
+        )
+    };
+    // A kill before the daemon has read the request takes it back.
+    until(&|| waits_for(Duration::from_millis(20), &waits) || state_of(&child) == "Z");
     let before = waits_of(&child);
     rustix::process::kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     // It waits for the answer with state D before SIGKILL, too, and once more after it. A
     // request that no pause holds back (it asks for an attribute first) is answered soon.
     let is_held = || {
-        let since = waits_of(&child);
-        let is_waiting = || state_of(&child) == "D" && waits() && waits_of(&child) == since;
-        let begun = Instant::now();
-        since > before
-            && std::iter::repeat_with(is_waiting).take_while(|waits| *waits).any(|_| {
-                std::thread::yield_now();
-                begun.elapsed() > Duration::from_millis(200)
-            })
+        let is_waiting = || state_of(&child) == "D" && waits();
+        waits_of(&child) > before && waits_for(Duration::from_millis(200), &is_waiting)
     };
     until(&|| state_of(&child) == "Z" || is_held());
     child
