@@ -37,14 +37,15 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::clients::unix_channel::text;
 use crate::command_line::called_as::how_to_start;
 use crate::config::{Cli, ClientCommand, Command};
 use crate::run;
 
-/// Why a command failed.
 /// What ended a connection.
 type StreamProblem = Box<dyn std::error::Error + Send + Sync>;
 
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -211,6 +212,10 @@ fn describe_error(error: &Error) -> String {
         }
         Error::Exited { code } => format!("command terminated with exit code {code}"),
         // The message is the status text already; its source would repeat it.
+        // Not the kubelet's own answer: it ended meanwhile, for example.
+        Error::Refused(status) if std::error::Error::source(&**status).is_some() => {
+            format!("error: the connection to hawser-kubelet was lost ({}): {}", text(status), how_to_start())
+        }
         Error::Refused(status) => format!("error: {}", status.message()),
         other => format!("error: {}", linux::chain(other)),
     }

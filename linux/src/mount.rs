@@ -228,7 +228,7 @@ pub fn fuse_connection_of(device: impl AsFd) -> Result<Option<u32>> {
 }
 
 /// Whether a process has the /dev/fuse of the FUSE mount with this minor device number open. False, too, if it has ended,
-/// if the kernel does not report it (before Linux 6.16), or if the first [`MOST_DESCRIPTORS`] descriptors are others.
+/// if the kernel does not report it (before Linux 6.16), or if the first 65,536 descriptors are others.
 pub fn has_fuse_connection(pid: i32, minor: u32) -> Result<bool> {
     let dir = format!("/proc/{pid}/fdinfo");
     let is_gone = |e: &std::io::Error| {

@@ -5,6 +5,7 @@
 
 mod daemons;
 mod down;
+mod driver;
 mod helper;
 mod network;
 mod network_claim;

@@ -164,7 +164,7 @@ fn a_driver_adopts_the_daemon_that_an_earlier_one_was_starting_although_the_keep
     let mut used = Used::start(2);
     let undisturbed = used.traced_takeover(None);
     let is_of_journal = |step: &&Step| step.object.contains("boots") && matches!(step.kind, Kind::Effect);
-    let last = undisturbed.steps.iter().filter(is_of_journal).next_back().unwrap().clone();
+    let last = undisturbed.steps.iter().rfind(is_of_journal).unwrap().clone();
     used.progress();
     used.warm.waiting();
     used.warm.scene.restart_driver();

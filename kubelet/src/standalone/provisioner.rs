@@ -251,12 +251,17 @@ impl Provisioner {
         self.progress().running.clone()
     }
 
-    /// A claim may have waited for the snapshot that has changed. Snapshots keep their back-off:
-    /// their own errors are changes too.
+    /// A claim may have waited for the snapshot that has changed: to be made from it, or to be deleted. Others keep
+    /// their back-off, and so do snapshots: their own errors are changes too.
     fn retry_claims(&self) {
-        let claims: HashSet<String> =
-            self.shared.store.claims().iter().map(|claim| claim.metadata.uid.clone()).collect();
-        self.progress().failed.retain(|uid, _| !claims.contains(uid));
+        let may_wait = |claim: &PersistentVolumeClaim| {
+            let spec = &claim.spec;
+            spec.data_source.is_some() || spec.data_source_ref.is_some() || claim.metadata.is_deleted()
+        };
+        let claims = self.shared.store.claims();
+        let waiting: HashSet<&str> =
+            claims.iter().filter(|claim| may_wait(claim)).map(|claim| claim.metadata.uid.as_str()).collect();
+        self.progress().failed.retain(|uid, _| !waiting.contains(uid.as_str()));
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {

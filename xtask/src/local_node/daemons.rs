@@ -5,9 +5,10 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use ::tests::{eventually, examples};
+use ::tests::eventually;
 use anyhow::{Context, Result, bail, ensure};
 
+use super::driver;
 use super::helper;
 use super::place::Place;
 use super::prepare;
@@ -15,7 +16,7 @@ use super::processes;
 use super::record::Record;
 
 pub(super) const KUBELET: &str = "hawser-kubelet";
-pub(super) const DRIVER: &str = "hawser-csi";
+pub(super) use super::driver::PROGRAM as DRIVER;
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// For one command of the kubelet, so that one that hangs is an error.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -92,11 +93,7 @@ fn kubelet(place: &Place, record: &Record) -> Command {
 
 fn driver(place: &Place) -> Result<Command> {
     let mut command = Command::new(place.program(DRIVER));
-    let node = fs::read_to_string("/proc/sys/kernel/hostname").context("the host name")?;
-    command.args(["--node-id", node.trim(), "--paths", "kubelet-dir", "--kubelet-dir"]).arg(place.kubelet());
-    command.arg("--pool").arg(place.pool()).arg("--state-dir").arg(place.state());
-    command.arg("--run-dir").arg(place.run()).arg("--manifests").arg(place.manifests());
-    command.args(["--mount-image", examples::VOLUME_IMAGE]);
+    command.args(driver::arguments(place)?);
     Ok(command)
 }
 

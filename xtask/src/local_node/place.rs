@@ -102,6 +102,11 @@ impl Place {
         self.path("hawser")
     }
 
+    /// The script that calls `hawser-csi` for this node.
+    pub(super) fn driver_command(&self) -> PathBuf {
+        self.path("hawser-csi")
+    }
+
     /// The kubelet's `--root-dir`.
     pub(super) fn kubelet(&self) -> PathBuf {
         self.path("k")

@@ -11,6 +11,7 @@ use ::tests::image::{Program, write_archive, write_archive_of_two};
 use anyhow::{Context, Result};
 use linux::atomic_file;
 
+use super::driver;
 use super::network;
 use super::place::Place;
 
@@ -65,7 +66,8 @@ pub(super) fn write_configuration(place: &Place) -> Result<()> {
         put_example(name, &place.examples())?;
     }
     put_example(CLASS, place.dir())?;
-    Ok(atomic_file::replace(&place.command(), script(place).as_bytes(), 0o755)?)
+    atomic_file::replace(&place.command(), script(place).as_bytes(), 0o755)?;
+    Ok(atomic_file::replace(&place.driver_command(), driver::script(place)?.as_bytes(), 0o755)?)
 }
 
 fn script(place: &Place) -> String {

@@ -95,6 +95,10 @@ fn print_next(place: &Place) {
     say("  server = \"http://HOST:PORT\"");
     say(&format!("\n{command} is hawser-kubelet for this node: {command} --help"));
     say(&format!(
+        "{} shows what the driver knows: mounts, volumes, snapshots, doctor",
+        place.driver_command().display()
+    ));
+    say(&format!(
         "logs: {}, {}",
         place.log_of(daemons::KUBELET).display(),
         place.log_of(daemons::DRIVER).display()
