@@ -418,6 +418,24 @@ mod tests {
         assert_eq!(Journal::look(dir.path()).unwrap().get(&a).unwrap(), published);
     }
 
+    const ANOTHER_BOOT: &str = "0f0f0f0f-0000-4000-8000-000000000000";
+
+    #[test]
+    fn what_other_programs_leave_among_the_boots_is_left_alone() {
+        let (dir, journal) = state();
+        let (id, record) = served("a");
+        journal.put(&id, &record).unwrap();
+        let boots = journal.boot_path(&id).parent().unwrap().with_file_name("stray.jsonl");
+        let lost = boots.with_file_name("lost+found");
+        std::fs::write(&boots, "{}").unwrap();
+        std::fs::create_dir(&lost).unwrap();
+        std::fs::write(lost.join("kept"), "").unwrap();
+        for journal in [Journal::look(dir.path()).unwrap(), Journal::open(dir.path()).unwrap()] {
+            assert_eq!(journal.get(&id).unwrap(), record);
+            assert!(boots.exists() && lost.join("kept").exists());
+        }
+    }
+
     #[test]
     fn of_another_boot_its_processes_are_forgotten_and_what_is_torn_is_nothing() {
         let (dir, journal) = state();
@@ -429,7 +447,7 @@ mod tests {
         std::fs::write(journal.boot_path(&b), "{").unwrap();
         std::fs::write(journal.boot_path(&c), "").unwrap();
         let this = journal.boot_path(&a).parent().unwrap().to_owned();
-        let other = this.with_file_name("another");
+        let other = this.with_file_name(ANOTHER_BOOT);
         std::fs::rename(&this, &other).unwrap();
 
         let mut stage = a_record.stage.clone().unwrap();
@@ -475,7 +493,7 @@ mod tests {
         journal.put(&a, &a_record).unwrap();
         journal.put(&b, &b_record).unwrap();
         let this = journal.boot_path(&a).parent().unwrap().to_owned();
-        std::fs::rename(&this, this.with_file_name("another")).unwrap();
+        std::fs::rename(&this, this.with_file_name(ANOTHER_BOOT)).unwrap();
         let mut filler = std::fs::File::create(disk.join("filler")).unwrap();
         while std::io::Write::write(&mut filler, &[0; 4096]).is_ok() {}
         let mut files = 0..64;

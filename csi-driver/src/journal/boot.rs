@@ -39,7 +39,7 @@ impl BootDir {
         let boots = state_dir.join(BOOTS);
         let this = Self { dir: boots.join(boot_id()?) };
         let mut others = list(&boots)?;
-        others.retain(|dir| *dir != this.dir);
+        others.retain(|dir| *dir != this.dir && is_of_a_boot(dir));
         if leftovers == Leftovers::Remove {
             others.iter().try_for_each(|other| forget_processes(other))?;
             // On a full disk, no other directory can be made.
@@ -227,6 +227,18 @@ fn list(dir: &Path) -> Result<Vec<PathBuf>> {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(failed(e)),
     }
+}
+
+/// Whether the path is a directory with the id of a boot. Other programs may leave files here.
+fn is_of_a_boot(path: &Path) -> bool {
+    const ID_BYTES: usize = 36;
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    let is_id = name.len() == ID_BYTES && name.iter().all(|byte| byte.is_ascii_hexdigit() || *byte == b'-');
+    let is_of_a_boot = is_id && std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    if !is_of_a_boot {
+        tracing::warn!(path = %path.display(), "not a directory of a boot");
+    }
+    is_of_a_boot
 }
 
 fn boot_id() -> Result<String> {

@@ -8,6 +8,7 @@ mod kernel_limits;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, LazyLock};
@@ -504,6 +505,13 @@ pub enum DoctorError {
         state_dir.display()
     )]
     Running { state_dir: PathBuf },
+    #[error(
+        "a driver answers at {}, and none runs with --state-dir {}: give the driver's own --state-dir, and stop it before \
+         --repair",
+        socket.display(),
+        state_dir.display()
+    )]
+    RunningElsewhere { socket: PathBuf, state_dir: PathBuf },
     #[error("see whether a driver runs")]
     Lock(#[source] linux::Error),
     #[error("look")]
@@ -529,6 +537,14 @@ impl Doctor {
         let is_driver_running = matches!(lock, Some(None));
         if self.repair && is_driver_running {
             return Err(DoctorError::Running { state_dir: config.state_dir });
+        }
+        // Only a repair keeps drivers from starting.
+        let _lock = lock.filter(|_| self.repair);
+        let sockets = [config::admin_socket(&config.run_dir), config.csi_socket()];
+        if self.repair
+            && let Some(socket) = sockets.into_iter().find(|socket| UnixStream::connect(socket).is_ok())
+        {
+            return Err(DoctorError::RunningElsewhere { socket, state_dir: config.state_dir });
         }
         let asked = is_driver_running.then(|| {
             let asked = async |mut driver: AdminClient<Channel>, state_dir| {

@@ -20,11 +20,16 @@ const NOBODYS: &str = "0123456789abcdef0123456789abcdef";
 
 /// Runs the doctor with the driver's flags: its exit code, and what it printed to each side.
 fn run(scene: &Scene, options: &[&str]) -> (i32, String, String) {
+    run_with(scene, "state", options)
+}
+
+/// With a state directory of this name in the sandbox.
+fn run_with(scene: &Scene, state_dir: &str, options: &[&str]) -> (i32, String, String) {
     let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
     let path = |name: &str| scene.sandbox.path(name);
     command.arg("doctor").args(options).args(["--node-id", NODE, "--log", "error"]);
     command.arg("--kubelet-dir").arg(path("k")).arg("--pool").arg(path("pool"));
-    command.arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
+    command.arg("--state-dir").arg(path(state_dir)).arg("--run-dir").arg(path("run"));
     let done = command.args(Flags::process().0).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (done.status.code().unwrap(), text(done.stdout), text(done.stderr))
@@ -72,6 +77,15 @@ fn a_healthy_node_has_no_findings_and_a_running_driver_is_not_repaired_under() {
     let (code, printed, said) = run(&scene, &["--repair"]);
     assert_eq!((code, printed.as_str()), (2, ""));
     assert!(said.contains("a driver runs with --state-dir"), "{said}");
+    // Nor with a directory that is not the driver's.
+    let other = scene.sandbox.make_dir("other").unwrap();
+    for name in ["volumes", "snapshots"] {
+        fs::create_dir(other.join(name)).unwrap();
+    }
+    let (code, printed, said) = run_with(&scene, "other", &["--repair"]);
+    assert_eq!((code, printed.as_str()), (2, ""));
+    assert!(said.contains("give the driver's own --state-dir"), "{said}");
+    fs::remove_dir_all(&other).unwrap();
     caller.take_down(&volume, &["one"]).unwrap();
     scene.assert_nothing_left();
 }

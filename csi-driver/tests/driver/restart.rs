@@ -79,7 +79,7 @@ fn driver_and_daemon_may_die_together() {
 /// All mounts and processes gone, the journal and kubelet's directories still there.
 #[test]
 fn after_a_reboot_the_volume_is_unstaged_and_usable() {
-    rebooted(|boot| fs::rename(boot, boot.with_file_name("an-earlier-one")).unwrap());
+    rebooted(|boot| fs::rename(boot, boot.with_file_name("0f0f0f0f-0000-4000-8000-000000000000")).unwrap());
 }
 
 /// The same, and of what the driver does not wait for nothing has reached the disk,
@@ -90,7 +90,7 @@ fn after_a_power_cut_the_volume_is_unstaged_and_usable() {
     rebooted(|boot| {
         let file = fs::read_dir(boot).unwrap().next().unwrap().unwrap().path();
         fs::File::options().write(true).open(file).unwrap().set_len(20).unwrap();
-        fs::rename(boot, boot.with_file_name("an-earlier-one")).unwrap();
+        fs::rename(boot, boot.with_file_name("0f0f0f0f-0000-4000-8000-000000000000")).unwrap();
     });
 }
 
