@@ -238,11 +238,11 @@ impl Pool {
         self.remover.remove(&self.incoming.join(place.name))?;
         // Left by a killed deletion; the rename would fail on it.
         self.remover.remove(&trash)?;
-        if is_absent(&live) {
-            return Ok(());
-        }
+        let was_there = !is_absent(&live);
         let is_aside = linux::tree::set_aside(&live, &trash, |path| self.remover.remove(path))?;
-        sync_removal(place);
+        if was_there {
+            sync_removal(place);
+        }
         if is_aside { self.remover.remove(&trash) } else { Ok(()) }
     }
 
