@@ -279,9 +279,7 @@ impl Inherited {
     /// directory. The service manager drops the others.
     pub(crate) fn into_named(mut self, store: Option<&Store>) -> Vec<(Name, OwnedFd)> {
         if let Some(store) = store {
-            let mut names = store.names.borrow_mut();
-            self.named.iter().for_each(|(name, _)| names.insert(*name));
-            drop(names);
+            self.named.iter().for_each(|(name, _)| store.names.borrow_mut().insert(*name));
             // What does not reach it is in `unknown` of the next keeper again.
             self.unknown.iter().filter(|name| !name.is_empty()).for_each(|name| {
                 store.remove_as(name);

@@ -227,39 +227,6 @@ impl Pool {
         std::fs::rename(&incoming, &live).map_err(|e| linux::Error::at("move into place", &incoming, e))?;
         linux::atomic_file::sync_dir(place.live)
     }
-
-    /// Removes everything at a place. Its name disappears first and at once; if the driver is
-    /// killed after that, a repeated call removes the rest.
-    fn clear(&self, place: Place<'_>) -> linux::Result<()> {
-        if self.is_starting() {
-            return self.clear_later(place);
-        }
-        let (live, trash) = (place.path(), self.trash.join(place.name));
-        self.remover.remove(&self.incoming.join(place.name))?;
-        // Left by a killed deletion; the rename would fail on it.
-        self.remover.remove(&trash)?;
-        let was_there = !is_absent(&live);
-        let is_aside = linux::tree::set_aside(&live, &trash, |path| self.remover.remove(path))?;
-        if was_there {
-            sync_removal(place);
-        }
-        if is_aside { self.remover.remove(&trash) } else { Ok(()) }
-    }
-
-    /// [`Self::clear`] for a caller that forgets the place then: in a pool that has just gone away, everything is absent.
-    fn delete_at(&self, place: Place<'_>, what: &'static str) -> Result<()> {
-        self.check_present()?;
-        self.clear(place).step(what)?;
-        self.check_present()
-    }
-}
-
-/// A name that is gone from its directory may be back after a power cut, and the journal does not know it then. On a
-/// full disk it goes nevertheless.
-fn sync_removal(place: Place<'_>) {
-    if let Err(error) = linux::atomic_file::sync_dir(place.live) {
-        tracing::warn!(error = chain(&error), "a removal may not be on disk yet");
-    }
 }
 
 impl VolumeBackend for Pool {

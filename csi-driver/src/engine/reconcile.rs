@@ -257,7 +257,7 @@ impl Reconciler {
                 }
             }
         }
-        // Last: the volume has a daemon that is watched, whatever keeps a target.
+        // Last: also where a target stays, the volume has a daemon that is watched.
         retracted?;
         // Without all of its source it was never answered. A repeated CreateVolume admits it anew; if the
         // claim is gone, none comes.

@@ -5,19 +5,18 @@
 //! serves.
 
 mod kernel_limits;
+mod repair;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use clap::Args;
 use linux::atomic_file::content_of;
 use linux::lock::FileLock;
-use linux::mount::UnmountMode;
 use linux::mountinfo::MountEntry;
 use nix::errno::Errno;
 use proto::admin;
@@ -30,7 +29,7 @@ use crate::config::{self, Config, ConfigError, Flags};
 use crate::daemon::keeper::Holders;
 use crate::daemon::launcher::Launched;
 use crate::daemon::{control, dial};
-use crate::engine::driver::{self, Driver};
+use crate::engine::driver;
 use crate::engine::node_of_state;
 use crate::engine::node_of_state::OtherNode;
 use crate::error::{Error, Result, Step, chain};
@@ -540,11 +539,8 @@ impl Doctor {
         }
         // Only a repair keeps drivers from starting.
         let _lock = lock.filter(|_| self.repair);
-        let sockets = [config::admin_socket(&config.run_dir), config.csi_socket()];
-        if self.repair
-            && let Some(socket) = sockets.into_iter().find(|socket| UnixStream::connect(socket).is_ok())
-        {
-            return Err(DoctorError::RunningElsewhere { socket, state_dir: config.state_dir });
+        if self.repair {
+            repair::check_no_driver_answers(&config)?;
         }
         let asked = is_driver_running.then(|| {
             let asked = async |mut driver: AdminClient<Channel>, state_dir| {
@@ -564,7 +560,7 @@ impl Doctor {
                 let look = || standing(&config, &*backend, &asked).map_err(DoctorError::Look);
                 let mut found = look()?;
                 if self.repair && !found.is_empty() {
-                    repair(&config, &found).map_err(DoctorError::Repair)?;
+                    repair::repair(&config, &found).map_err(DoctorError::Repair)?;
                     found = look()?;
                 }
                 (found.into_iter().map(admin::Finding::from).collect(), backend.about_limits())
@@ -592,17 +588,6 @@ fn standing(config: &Config, backend: &dyn VolumeBackend, asked: &Asked<'_>) -> 
         found.retain(|finding| again.contains(finding));
     }
     Ok(found)
-}
-
-fn repair(config: &Config, found: &BTreeSet<Finding>) -> Result<()> {
-    let (driver, _notices) = Driver::open(config.clone(), driver::backend(config)?)?;
-    let driver = Arc::new(driver);
-    // First, since a mounted volume is not repaired.
-    for path in found.iter().filter_map(|finding| finding.unmount.as_ref()) {
-        tracing::info!(path = %path.display(), "unmounting");
-        linux::mount::unmount(path, UnmountMode::Detach).step("unmount")?;
-    }
-    driver.reconciler.reconcile(limits::OPERATION)
 }
 
 #[cfg(test)]

@@ -92,11 +92,15 @@ impl Used {
     }
 }
 
-fn run(scene: &Scene, arguments: &[&str]) -> Output {
+fn command(scene: &Scene, arguments: &[&str]) -> Command {
     let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
     command.arg("upgrade").args(arguments).arg("--state-dir").arg(scene.sandbox.path("state"));
     command.arg("--run-dir").arg(scene.sandbox.path("run"));
-    command.output().unwrap()
+    command
+}
+
+fn run(scene: &Scene, arguments: &[&str]) -> Output {
+    command(scene, arguments).output().unwrap()
 }
 
 fn upgrade(scene: &Scene, arguments: &[&str]) -> (Vec<Value>, Output) {
@@ -678,12 +682,7 @@ fn a_driver_that_is_killed_while_an_image_that_cannot_serve_follows_leaves_the_i
     let images = |scene: &Scene| -> Vec<String> {
         pods_in(&scene.sandbox.path("m")).iter().map(|pod| image(pod).to_owned()).collect()
     };
-    let mut upgrade = {
-        let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
-        command.args(["upgrade", &id, "--state-dir"]).arg(scene.sandbox.path("state"));
-        command.arg("--run-dir").arg(scene.sandbox.path("run"));
-        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
-    };
+    let mut upgrade = command(&scene, &[&id]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     // Written after the journal, and before the daemon has answered.
     let successor = scene.dial_dir(&id).join("launch");
     eventually("the journal names the daemon that follows", TIMEOUT, || {
@@ -704,16 +703,13 @@ fn a_driver_that_is_killed_while_an_image_that_cannot_serve_follows_leaves_the_i
 fn upgrades_at_the_same_time_as_each_other_and_other_calls_leave_one_daemon_and_no_error() {
     let used = Used::start();
     let caller = used.scene.caller();
-    let command = |scene: &Scene| {
-        let mut command = scene.sandbox.command(Path::new(env!("CARGO_BIN_EXE_hawser-csi")));
-        command.args(["upgrade", "--force", "-o", "json", &used.id]);
-        command.arg("--state-dir").arg(scene.sandbox.path("state"));
-        command.arg("--run-dir").arg(scene.sandbox.path("run"));
+    let begin = || {
+        let mut command = command(&used.scene, &["--force", "-o", "json", &used.id]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let mut upgraded = 0;
     for round in 1..=4_i64 {
-        let at_once: Vec<Child> = (0..4).map(|_| command(&used.scene)).collect();
+        let at_once: Vec<Child> = (0..4).map(|_| begin()).collect();
         tests::csi::scene::retried(&used.scene, "expand", || {
             crate::size::expand(&caller, &used.id, (2 + round) << 30)
         });

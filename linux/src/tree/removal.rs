@@ -427,6 +427,19 @@ mod tests {
         assert!(!root.exists());
     }
 
+    /// Directories on deeper levels are moved up.
+    fn remove_with(root: &Path, most_levels: usize) -> Result<()> {
+        let parent = open_dir(CWD, root.parent().unwrap(), ResolveFlags::empty()).unwrap();
+        let name = CString::new(root.file_name().unwrap().as_bytes()).unwrap();
+        Removal { most_levels, ..Removal::new(root, TIME_LIMIT) }.run(parent.as_fd(), &name)
+    }
+
+    /// On how many levels below `root` the directory is now.
+    fn levels_below(root: &Path, directory: &OwnedFd) -> usize {
+        let now = std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd())).unwrap();
+        now.strip_prefix(root).unwrap().components().count()
+    }
+
     #[test]
     fn directories_on_deep_levels_are_moved_up_and_removed_there() {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -438,19 +451,13 @@ mod tests {
         }
         let fixed = open_dir(CWD, &deepest, ResolveFlags::empty()).unwrap();
         ioctl_setflags(&fixed, IFlags::IMMUTABLE).unwrap();
-        let parent = open_dir(CWD, dir.path(), ResolveFlags::empty()).unwrap();
-        let mut removal = Removal::new(&root, TIME_LIMIT);
-        removal.most_levels = 3;
-        let failed = removal.run(parent.as_fd(), c"root");
+        let failed = remove_with(&root, 3);
         ioctl_setflags(&fixed, IFlags::empty()).unwrap();
         assert_eq!(failed.unwrap_err().errno(), nix::errno::Errno::EPERM);
-        let now = std::fs::read_link(format!("/proc/self/fd/{}", fixed.as_raw_fd())).unwrap();
-        let levels = now.strip_prefix(&root).unwrap().components().count();
-        assert!((1..=3).contains(&levels), "{}", now.display());
+        let levels = levels_below(&root, &fixed);
+        assert!((1..=3).contains(&levels), "{levels}");
         drop(fixed);
-        let mut removal = Removal::new(&root, TIME_LIMIT);
-        removal.most_levels = TOP + 1;
-        removal.run(parent.as_fd(), c"root").unwrap();
+        remove_with(&root, TOP + 1).unwrap();
         assert!(!root.exists());
     }
 
@@ -469,20 +476,14 @@ mod tests {
             }
             let fixed = open_dir(CWD, &here, ResolveFlags::empty()).unwrap();
             ioctl_setflags(&fixed, IFlags::IMMUTABLE).unwrap();
-            let parent = open_dir(CWD, at, ResolveFlags::empty()).unwrap();
-            let remove = || {
-                let mut removal = Removal::new(&root, TIME_LIMIT);
-                removal.most_levels = TOP + 3;
-                removal.run(parent.as_fd(), c"root")
-            };
-            assert_eq!(remove().unwrap_err().errno(), nix::errno::Errno::EPERM);
+            let failed = remove_with(&root, TOP + 3);
             ioctl_setflags(&fixed, IFlags::empty()).unwrap();
-            let now = std::fs::read_link(format!("/proc/self/fd/{}", fixed.as_raw_fd())).unwrap();
-            let levels = now.strip_prefix(&root).unwrap().components().count();
-            assert!((2..=4).contains(&levels), "{}", now.display());
+            assert_eq!(failed.unwrap_err().errno(), nix::errno::Errno::EPERM);
+            let levels = levels_below(&root, &fixed);
+            assert!((2..=4).contains(&levels), "{levels}");
             assert!(!root.join("a").exists(), "the outer subvolume and what contained it are gone");
             drop(fixed);
-            remove().unwrap();
+            remove_with(&root, TOP + 3).unwrap();
             assert!(!root.exists());
         });
     }
@@ -495,10 +496,7 @@ mod tests {
         for number in 0..3 * batch(TOP + 1) {
             std::fs::create_dir_all(deep.join(format!("{number}/below"))).unwrap();
         }
-        let parent = open_dir(CWD, dir.path(), ResolveFlags::empty()).unwrap();
-        let mut removal = Removal::new(&root, TIME_LIMIT);
-        removal.most_levels = TOP + 2;
-        removal.run(parent.as_fd(), c"root").unwrap();
+        remove_with(&root, TOP + 2).unwrap();
         assert!(!root.exists());
     }
 

@@ -1,22 +1,48 @@
-//! Leftovers of killed calls in the pool. A new driver moves them to the trash and then listens.
-//! They are removed while it answers calls, since millions of files take minutes.
+//! Removes what volumes, snapshots and killed calls have in the pool. A new driver moves all that is to go
+//! to the trash, and then listens: millions of files take minutes, and it answers calls meanwhile.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use linux::tree::Trash;
 
-use super::{Place, Pool, is_absent, sync_removal};
-use crate::error::chain;
+use super::{Place, Pool, is_absent};
+use crate::backend::VolumeBackend as _;
+use crate::error::{Result, Step, chain};
 use crate::model::ids::{SnapshotId, VolumeId};
 
 impl Pool {
+    /// Removes everything at a place. Its name disappears first and at once; if the driver is
+    /// killed after that, a repeated call removes the rest.
+    pub(super) fn clear(&self, place: Place<'_>) -> linux::Result<()> {
+        if self.is_starting() {
+            return self.clear_later(place);
+        }
+        let (live, trash) = (place.path(), self.trash.join(place.name));
+        self.remover.remove(&self.incoming.join(place.name))?;
+        // Left by a killed deletion; the rename would fail on it.
+        self.remover.remove(&trash)?;
+        let was_there = !is_absent(&live);
+        let is_aside = linux::tree::set_aside(&live, &trash, |path| self.remover.remove(path))?;
+        if was_there {
+            sync_removal(place);
+        }
+        if is_aside { self.remover.remove(&trash) } else { Ok(()) }
+    }
+
+    /// [`Self::clear`] for a caller that forgets the place then: in a pool that has just gone away, everything is absent.
+    pub(super) fn delete_at(&self, place: Place<'_>, what: &'static str) -> Result<()> {
+        self.check_present()?;
+        self.clear(place).step(what)?;
+        self.check_present()
+    }
+
     pub(super) fn is_starting(&self) -> bool {
         self.is_starting.load(Ordering::Relaxed)
     }
 
     /// [`Pool::clear`] for a driver that does not listen yet.
-    pub(super) fn clear_later(&self, place: Place<'_>) -> linux::Result<()> {
+    fn clear_later(&self, place: Place<'_>) -> linux::Result<()> {
         let places = [self.incoming.join(place.name), self.trash.join(place.name), place.path()];
         let was_there = !is_absent(&place.path());
         let mut taken = Vec::new();
@@ -57,6 +83,14 @@ impl Pool {
             tracing::info!(trees = trees.len(), "removing an earlier driver's leftovers in the pool");
         }
         self.remover.remove_in_background(trees);
+    }
+}
+
+/// A name that is gone from its directory may be back after a power cut, and the journal does not know it then. On a
+/// full disk it goes nevertheless.
+fn sync_removal(place: Place<'_>) {
+    if let Err(error) = linux::atomic_file::sync_dir(place.live) {
+        tracing::warn!(error = chain(&error), "a removal may not be on disk yet");
     }
 }
 
