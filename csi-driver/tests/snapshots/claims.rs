@@ -141,6 +141,10 @@ fn a_forged_usage_file_takes_nothing_from_other_claims() {
     let made = caller.create(of_size(create_request("pvc-1"), 64 * MI, 0)).unwrap();
     let id = made.volume_id;
     caller.stage(&id).unwrap();
+    caller.publish(&id, "one").unwrap();
+    // Waits until the daemon has counted the volume: otherwise it leaves an empty file.
+    fs::create_dir(caller.target_path("one").join("dir")).unwrap();
+    caller.unpublish(&id, "one").unwrap();
     caller.unstage(&id).unwrap();
     let usage = data(&scene, &id).with_file_name("usage");
     for forged in [9_u64 << 30, 1 << 63, u64::MAX] {
