@@ -45,12 +45,20 @@ impl Ipam {
         Ok(Some(Self { delegate, prepared }))
     }
 
-    /// Records the undo step first: the specification requires DEL of a delegate also after a
+    /// Records it for the roll-back first: the specification requires DEL of a delegate also after a
     /// failed ADD, and a killed one may have reserved addresses.
     fn start(self, call: &Invocation, undo: &mut Undo) -> Result<PendingAdd, Error> {
-        undo.push(Step::ReleaseAddresses { ipam: self.delegate });
+        undo.release_addresses(self.delegate);
         Ok(self.prepared.start(call)?)
     }
+}
+
+/// The links, and the IPAM plugin's result.
+struct Connected {
+    connection: Connection,
+    /// Only with IPAM.
+    prepared: Option<Prepared>,
+    addresses: Option<(CniResult, PendingAdd)>,
 }
 
 fn try_add(
@@ -60,26 +68,18 @@ fn try_add(
     ipam: Option<Ipam>,
     undo: &mut Undo,
 ) -> Result<CniResult, Error> {
-    // The IPAM plugin runs while the links are made, and ends while they get its addresses. In any
-    // case it has ended before the roll-back.
-    let mut pending = ipam.map(|ipam| ipam.start(call, undo)).transpose()?;
-    let connected = connect(config, call, sockets, undo);
-    let addresses = pending.as_mut().map(|pending| pending.result(call)).transpose();
-    if pending.as_ref().is_some_and(PendingAdd::has_refused) {
-        undo.keep_addresses();
-    }
-    let ((mut connection, prepared), addresses) = (connected?, addresses?);
+    let Connected { mut connection, prepared, addresses } = connect(config, call, sockets, ipam, undo)?;
 
     let mut is_announced = false;
     let result = match addresses {
-        Some(addresses) => {
+        Some((addresses, pending)) => {
             let plan = Plan::new(config, addresses)?;
             let Introduction { mac, announced } =
                 introduction(config, sockets, &plan, &connection, prepared)?;
             (connection.container_veth.mac, is_announced) = (mac, announced);
             sockets.configure(config, call, &plan, connection.container_veth)?;
             // After a failure at this point, nothing that other containers use was touched.
-            pending.map_or(Ok(()), PendingAdd::confirm)?;
+            pending.confirm()?;
             gateway::ensure(sockets, config, &plan, &connection, undo)?;
             plan.result
         }
@@ -112,8 +112,32 @@ fn try_add(
     Ok(result)
 }
 
-/// Makes the links, and prepares the container's interface for addresses if it gets any.
+/// Makes the links and asks the IPAM plugin. A plugin that only chooses addresses runs while the links
+/// are made, and ends while they get its addresses. Any other may use the container's interface, so it
+/// begins when that exists. In any case it has ended before the roll-back.
 fn connect(
+    config: &Config,
+    call: &Invocation,
+    sockets: &Sockets,
+    mut ipam: Option<Ipam>,
+    undo: &mut Undo,
+) -> Result<Connected, Error> {
+    let first = ipam.take_if(|_| config.has_plain_ipam());
+    let mut pending = first.map(|ipam| ipam.start(call, undo)).transpose()?;
+    let links = make_links(config, call, sockets, undo);
+    if let Some(ipam) = ipam.filter(|_| links.is_ok()) {
+        pending = Some(ipam.start(call, undo)?);
+    }
+    let addresses = pending.as_mut().map(|pending| pending.result(call)).transpose();
+    if pending.as_ref().is_some_and(PendingAdd::has_refused) {
+        undo.keep_addresses();
+    }
+    let ((connection, prepared), addresses) = (links?, addresses?);
+    Ok(Connected { connection, prepared, addresses: addresses.zip(pending) })
+}
+
+/// Makes the links, and prepares the container's interface for addresses if it gets any.
+fn make_links(
     config: &Config,
     call: &Invocation,
     sockets: &Sockets,

@@ -7,9 +7,10 @@ use cni_plugin::delegate::Delegate;
 use cni_plugin::{CniError, Invocation};
 use linux::netlink::{Link, Netlink};
 use linux::netns::NetNs;
+use nix::errno::Errno;
 
 use crate::config::Config;
-use crate::error::{Error, Failures, NetnsError};
+use crate::error::{Error, Failures, NetnsError, is_undecodable};
 use crate::iptables_chain::Addresses;
 use crate::keys::KEYS;
 use crate::names::{alias, format_mac, is_of_attachment, veth_name};
@@ -44,7 +45,7 @@ fn find_ipam(call: &Invocation) -> Result<Option<Delegate>, CniError> {
     Delegate::find(&ipam, &call.path).map(Some)
 }
 
-/// The container's interface, if it still exists.
+/// The container's interface, if it still exists and can be decoded: otherwise the host's end decides.
 struct Inside {
     container: Netlink,
     link: Link,
@@ -54,7 +55,7 @@ impl Inside {
     fn open(call: &Invocation) -> Result<Option<Self>, Error> {
         let Some(netns) = open_netns(call)? else { return Ok(None) };
         let container = netns.visit(&NetNs::current()?, Netlink::open)??;
-        let link = container.link_by_name(&call.ifname)?;
+        let link = decodable(container.link_by_name(&call.ifname))?;
         Ok(link.map(|link| Self { container, link }))
     }
 }
@@ -101,7 +102,7 @@ fn remembered_if_masqueraded(call: &Invocation) -> Vec<IpAddr> {
 fn remove_link(call: &Invocation, inside: Option<Inside>) -> Result<(), Error> {
     let host = Netlink::open()?;
     let Some(Inside { container, link }) = inside else { return remove_host_end(call, &host) };
-    let peer = link.peer.map(|peer| host.link_by_index(peer)).transpose()?.flatten();
+    let peer = link.peer.map(|peer| decodable(host.link_by_index(peer))).transpose()?.flatten();
     match peer {
         Some(port) if port.alias.as_deref() == Some(&alias(call)) => delete(&host, port.index)?,
         Some(port) if is_of_another_attachment(&port, &link) => return remove_host_end(call, &host),
@@ -109,7 +110,21 @@ fn remove_link(call: &Invocation, inside: Option<Inside>) -> Result<(), Error> {
         // container itself.
         _ => remove_host_end(call, &host)?,
     }
-    delete(&container, link.index)
+    match delete(&container, link.index) {
+        // `lo` or hardware (`rtnl_delete_link`): the container has renamed its interface, and given the
+        // name to one that `bridge` cannot have made.
+        Err(Error::Kernel(e)) if e.errno() == Errno::EOPNOTSUPP => Ok(()),
+        done => done,
+    }
+}
+
+/// A link that cannot be decoded is none of ours, so DEL treats it as missing. Any program of the host can
+/// make such a link, and a container in its namespace.
+fn decodable(found: linux::Result<Option<Link>>) -> linux::Result<Option<Link>> {
+    match found {
+        Err(e) if is_undecodable(&e) => Ok(None),
+        other => other,
+    }
 }
 
 /// Indexes of another namespace alone are no proof: a container chooses them for its own links.
@@ -144,7 +159,7 @@ fn remove_host_end(call: &Invocation, host: &Netlink) -> Result<(), Error> {
 fn bridge(call: &Invocation, host: &Netlink) -> Result<Option<u32>, Error> {
     // A configuration that ADD refuses has made nothing.
     let Ok(config) = Config::read(call) else { return Ok(None) };
-    Ok(host.link_by_name(&config.bridge)?.map(|link| link.index))
+    Ok(decodable(host.link_by_name(&config.bridge))?.map(|link| link.index))
 }
 
 /// Name and MAC of the host's interfaces in prevResult: no other link matches both.

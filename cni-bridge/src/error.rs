@@ -242,6 +242,12 @@ impl From<Error> for CniError {
     }
 }
 
+/// Whether a link cannot be decoded, since a text in it is not UTF-8 (the kernel accepts any bytes as alias
+/// or name). `bridge` gives its links no such text.
+pub(crate) fn is_undecodable(error: &linux::Error) -> bool {
+    error.source.kind() == std::io::ErrorKind::InvalidData
+}
+
 /// The MTU range of bridges and veth pairs (`ETH_MIN_MTU`, `ETH_MAX_MTU`).
 const MTU: RangeInclusive<u32> = 68..=65535;
 

@@ -10,7 +10,7 @@ use linux::netlink::{Mac, Netlink};
 use netfilter::nftables::{self, Batch, Family, NfTables, Rule};
 
 use crate::config::{Config, MasqueradeBackend};
-use crate::error::Error;
+use crate::error::{Error, is_undecodable};
 use crate::iptables_chain::Addresses;
 use crate::names::is_of_network;
 use crate::{iptables_chain, legacy, masquerade, spoof};
@@ -179,8 +179,12 @@ pub(crate) fn collect(
 /// program.
 fn is_of_network_or_gone(host: &Netlink, host_veth: &str, network: &str) -> Result<bool, linux::Error> {
     // Checked after the rules were read, since a port is made before its rules.
-    let Some(link) = host.link_by_name(host_veth)? else { return Ok(true) };
-    Ok(link.alias.is_some_and(|alias| is_of_network(&alias, network)))
+    match host.link_by_name(host_veth) {
+        Ok(None) => Ok(true),
+        Ok(Some(link)) => Ok(link.alias.is_some_and(|alias| is_of_network(&alias, network))),
+        Err(e) if is_undecodable(&e) => Ok(false),
+        Err(e) => Err(e),
+    }
 }
 
 /// A message about the attachment's missing rules; `None` if all are there.

@@ -1,4 +1,5 @@
-//! The undo steps of a failed ADD, as data; the last step is undone first.
+//! The undo steps of a failed ADD, as data; the last step is undone first, and the IPAM plugin releases
+//! the addresses at the end.
 //!
 //! If the process is killed, nothing is rolled back: the runtime then calls DEL, which handles any
 //! prefix of these steps.
@@ -17,8 +18,6 @@ use crate::rules;
 /// One thing that ADD has made.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// DEL of the IPAM plugin.
-    ReleaseAddresses { ipam: Delegate },
     /// Deletes the bridge, unless other ports have joined it.
     DeleteBridge { index: u32 },
     /// [`Self::DeleteBridge`] if it was made at all: a bridge that is up is used by others.
@@ -48,6 +47,8 @@ pub(crate) enum AddressChange {
 #[derive(Debug, Default)]
 pub(crate) struct Undo {
     steps: Vec<Step>,
+    /// The IPAM plugin whose DEL releases the addresses.
+    ipam: Option<Delegate>,
 }
 
 impl Undo {
@@ -55,40 +56,41 @@ impl Undo {
         self.steps.push(step);
     }
 
+    /// DEL of this IPAM plugin is necessary. It comes last, whenever its ADD began: once an address is
+    /// free, another container may get it.
+    pub(crate) fn release_addresses(&mut self, ipam: Delegate) {
+        self.ipam = Some(ipam);
+    }
+
     /// The IPAM plugin gave this call nothing. Its DEL would release the addresses of an earlier
     /// ADD with the same id and interface, for example from another namespace.
     pub(crate) fn keep_addresses(&mut self) {
-        self.steps.retain(|step| !matches!(step, Step::ReleaseAddresses { .. }));
+        self.ipam = None;
     }
 
     /// Undoes all steps, also after failures. Returns `cause`, alone or with the failures.
     pub(crate) fn roll_back(self, host: &Netlink, call: &Invocation, bridge: &str, cause: Error) -> Error {
         let mut rollback = Vec::new();
         // The bridge's ports and addresses must not change while they are read.
-        let of_bridge = self.steps.iter().any(|step| !matches!(step, Step::ReleaseAddresses { .. }));
-        let taken = of_bridge.then(|| BridgeLock::take(bridge)).transpose();
-        let mut lock = taken.map_err(|e| rollback.push(e.into())).ok().flatten();
+        let taken = (!self.steps.is_empty()).then(|| BridgeLock::take(bridge)).transpose();
+        let lock = taken.map_err(|e| rollback.push(e.into())).ok().flatten();
         for step in self.steps.into_iter().rev() {
-            if matches!(step, Step::ReleaseAddresses { .. }) {
-                // This is the first step: other calls need not wait for our slow IPAM plugin.
-                lock = None;
-            }
-            match undo_step(step, host, call) {
-                Ok(()) => {}
-                // An IPAM plugin that fails without its own message fails twice in the same way.
-                Err(Error::Protocol(again)) if matches!(&cause, Error::Protocol(first) if *first == again) => {
-                }
-                Err(e) => rollback.push(e),
-            }
+            rollback.extend(undo_step(step, host, call).err());
         }
+        // Other calls need not wait for our slow IPAM plugin.
         drop(lock);
+        match self.ipam.map_or(Ok(()), |ipam| ipam.del(call)) {
+            Ok(()) => {}
+            // An IPAM plugin that fails without its own message fails twice in the same way.
+            Err(again) if matches!(&cause, Error::Protocol(first) if *first == again) => {}
+            Err(e) => rollback.push(e.into()),
+        }
         if rollback.is_empty() { cause } else { Error::Rollback { cause: Box::new(cause), rollback } }
     }
 }
 
 fn undo_step(step: Step, host: &Netlink, call: &Invocation) -> Result<(), Error> {
     match step {
-        Step::ReleaseAddresses { ipam } => Ok(ipam.del(call)?),
         Step::DeleteVeth { name } => match host.link_by_name(&name)? {
             Some(link) => delete(host, link.index),
             None => Ok(()),

@@ -30,6 +30,7 @@ pub const KEYS: Keys = &[
     "ipam.routes[].scope",
     "ipam.dataDir",
     "ipam.resolvConf",
+    "capabilities.ipRanges",
     "args.cni.ips",
     "runtimeConfig.ips",
     "runtimeConfig.ipRanges[][].subnet",
@@ -41,7 +42,7 @@ pub const KEYS: Keys = &[
 /// The validated configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// At least one; no two overlap.
+    /// No two overlap. At least one, unless [`Self::read_for_status`] allows none.
     pub ranges: Vec<RangeSet>,
     /// Requested addresses without duplicates: from `CNI_ARGS`, `args.cni.ips` and
     /// `runtimeConfig.ips`, in this order.
@@ -53,21 +54,49 @@ pub struct Config {
 
 impl Config {
     pub fn read(conf: &NetConf, args: &str) -> Result<Self, CniError> {
+        let config = Self::read_all(conf, args)?;
+        if config.ranges.is_empty() { Err(Error::NoRanges.into()) } else { Ok(config) }
+    }
+
+    /// Without ranges if they may all be the runtime's: libcni gives STATUS no `runtimeConfig`.
+    pub fn read_for_status(conf: &NetConf, args: &str) -> Result<Self, CniError> {
+        let document = conf.fields(KEYS);
+        let capabilities = document.object("capabilities")?;
+        let from_runtime = capabilities.map(|all| all.bool("ipRanges")).transpose()?.unwrap_or(false);
+        if from_runtime && document.object("runtimeConfig")?.is_none() {
+            Self::read_all(conf, args)
+        } else {
+            Self::read(conf, args)
+        }
+    }
+
+    fn read_all(conf: &NetConf, args: &str) -> Result<Self, CniError> {
         let document = conf.fields(KEYS);
         let ipam = document.object("ipam")?.ok_or(Error::NoIpam)?;
         let runtime = document.object("runtimeConfig")?;
         let [from_args] = cni_plugin::args::parse_validating(args, ["IP"], validate_ip)?;
 
-        let path = |key| -> Result<Option<PathBuf>, CniError> {
-            Ok(ipam.string(key)?.filter(|text| !text.is_empty()).map(PathBuf::from))
-        };
         Ok(Self {
             requested: requested(from_args, &document, runtime.as_ref())?,
             ranges: range_sets(&ipam, runtime.as_ref(), conf.cni_version)?,
-            data_dir: path("dataDir")?.unwrap_or_else(|| PathBuf::from(DEFAULT_DATA_DIR)),
-            resolv_conf: path("resolvConf")?,
+            data_dir: data_dir_of(&ipam)?,
+            resolv_conf: path(&ipam, "resolvConf")?,
         })
     }
+}
+
+/// [`Config::data_dir`] alone. GC needs nothing else, and may lack ranges: libcni gives it no
+/// `runtimeConfig`.
+pub(crate) fn data_dir(conf: &NetConf) -> Result<PathBuf, CniError> {
+    data_dir_of(&conf.fields(KEYS).object("ipam")?.ok_or(Error::NoIpam)?)
+}
+
+fn data_dir_of(ipam: &Fields<'_>) -> Result<PathBuf, CniError> {
+    Ok(path(ipam, "dataDir")?.unwrap_or_else(|| PathBuf::from(DEFAULT_DATA_DIR)))
+}
+
+fn path(ipam: &Fields<'_>, key: &str) -> Result<Option<PathBuf>, CniError> {
+    Ok(ipam.string(key)?.filter(|text| !text.is_empty()).map(PathBuf::from))
 }
 
 /// `ipam.routes`. Only ADD reads it, so an invalid one does not prevent the release of a lease.
@@ -92,9 +121,6 @@ fn range_sets(
         raw.push(vec![single]);
     }
     raw.extend(raw_sets(ipam, "ranges")?);
-    if raw.is_empty() {
-        return Err(Error::NoRanges.into());
-    }
 
     let mut sets: Vec<RangeSet> = Vec::new();
     for (index, ranges) in raw.iter().enumerate() {

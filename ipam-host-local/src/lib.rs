@@ -71,9 +71,9 @@ pub fn check(call: &Invocation) -> Result<(), CniError> {
     }
 }
 
-/// STATUS: whether ADD would find an address in every range set.
+/// STATUS: whether ADD would find an address in every range set that is known.
 pub fn status(call: &Invocation) -> Result<(), CniError> {
-    let config = Config::read(&call.conf, &call.args)?;
+    let config = Config::read_for_status(&call.conf, &call.args)?;
     let Some(store) = LeaseStore::find(&config.data_dir, &call.conf.name)? else { return Ok(()) };
     for (index, set) in config.ranges.iter().enumerate() {
         if !self::store::has_room(&store, &set.round(store.place(index).last()))? {
@@ -85,9 +85,9 @@ pub fn status(call: &Invocation) -> Result<(), CniError> {
 
 /// GC: removes the network's leases of attachments that are not in the list.
 pub fn gc(call: &Invocation) -> Result<(), CniError> {
-    let config = Config::read(&call.conf, &call.args)?;
+    let data_dir = config::data_dir(&call.conf)?;
     let valid = ValidAttachments::read(&call.conf)?;
-    let Some(store) = LeaseStore::find(&config.data_dir, &call.conf.name)? else { return Ok(()) };
+    let Some(store) = LeaseStore::find(&data_dir, &call.conf.name)? else { return Ok(()) };
     let mut store = store.lock()?;
     let removed = store.remove_stale(|holder| match holder {
         Holder::Attachment(owner) => !valid.contains(&owner.container_id, &owner.ifname),

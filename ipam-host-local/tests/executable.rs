@@ -329,6 +329,43 @@ fn status_says_when_a_range_set_is_exhausted() {
     assert!(wrong.stdout.contains(r#""msg": "no IP ranges specified""#), "{}", wrong.stdout);
 }
 
+/// libcni gives STATUS and GC no `runtimeConfig`.
+#[test]
+fn status_and_gc_work_where_all_ranges_are_the_runtimes() {
+    let mut net = Network::new("1.1.0", "{}");
+    net.conf["capabilities"] = json!({"ipRanges": true});
+    let call = |net: &Network, command: &str| {
+        let answer = net.call(command, "");
+        (answer.code, answer.stdout)
+    };
+    let fine = (Some(0), String::new());
+    assert_eq!(call(&net, "STATUS"), fine);
+    net.conf["runtimeConfig"] = json!({"ipRanges": [[{"subnet": "10.67.0.0/30"}]]});
+    net.add("a");
+    // A runtime that gives the ranges gets the answer.
+    assert!(call(&net, "STATUS").1.contains("no IP addresses available in range set"));
+    net.conf["runtimeConfig"] = json!({"ips": []});
+    assert!(call(&net, "STATUS").1.contains("no IP ranges specified"));
+    net.conf.as_object_mut().unwrap().remove("runtimeConfig");
+    assert_eq!(call(&net, "STATUS"), fine);
+    net.conf["cni.dev/valid-attachments"] = json!([{"containerID": "a", "ifname": "eth0"}]);
+    assert_eq!(call(&net, "GC"), fine);
+    assert!(net.files().contains(&"10.67.0.2".to_owned()));
+    net.conf["cni.dev/valid-attachments"] = json!([]);
+    assert_eq!(call(&net, "GC"), fine);
+    assert_eq!(net.files(), ["last_reserved_ip.0", "lock"]);
+
+    // Ranges of the configuration itself are still checked.
+    net.conf["ipam"]["subnet"] = json!("10.67.0.0/30");
+    net.add("b");
+    assert!(call(&net, "STATUS").1.contains("no IP addresses available in range set"));
+    net.conf["ipam"].as_object_mut().unwrap().remove("subnet");
+    net.conf["capabilities"] = json!({"ipRanges": false});
+    assert!(call(&net, "STATUS").1.contains("no IP ranges specified"));
+    assert_eq!(call(&net, "GC"), fine, "it needs no ranges");
+    assert_eq!(net.files(), ["last_reserved_ip.0", "lock"]);
+}
+
 #[test]
 fn gc_removes_what_is_not_in_the_list_and_nothing_else() {
     let mut net = Network::new("1.1.0", r#"{"subnet": "10.1.0.0/24"}"#);

@@ -13,7 +13,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REQUEST};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REQUEST};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
 use netlink_packet_route::link::{
     AfSpecInet, AfSpecUnspec, BridgeBooleanOptionFlags, BridgeBooleanOptions, InetDevConf, InfoBridge,
@@ -30,7 +30,7 @@ pub use changes::{Changes, Watch};
 use messages::{
     address_message, address_of, broadcast, link_message, link_of, route_message, route_of, up_message,
 };
-use socket::Socket;
+use socket::{Socket, Undecodable};
 
 /// A dump during which the tables changed is repeated this often; then the last result is used.
 const DUMP_ATTEMPTS: usize = 5;
@@ -216,7 +216,8 @@ impl Netlink {
         Ok(Self { socket })
     }
 
-    /// The link called `name`, if there is one.
+    /// The link called `name`, if there is one. Fails with `InvalidData` if it has a text that is not
+    /// UTF-8.
     pub fn link_by_name(&self, name: &str) -> Result<Option<Link>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
@@ -228,23 +229,25 @@ impl Netlink {
         self.find_link(message, &index.to_string())
     }
 
-    /// All links of the namespace.
+    /// All links of the namespace, except those with texts that are not UTF-8: one such link, of any
+    /// program, must not hide all others.
     pub fn links(&self) -> Result<Vec<Link>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         let answers = self
-            .dump(RouteNetlinkMessage::GetLink(message))
+            .dump(RouteNetlinkMessage::GetLink(message), Undecodable::LeftOut)
             .map_err(|e| Error::new("list links", "all", e))?;
         Ok(answers.into_iter().filter_map(link_of).collect())
     }
 
-    /// The ports of the bridge (or other master) `master`.
+    /// The ports of the bridge (or other master) `master`. Fails if one of them has a text that is not
+    /// UTF-8: without it, the bridge would look unused.
     pub fn ports_of(&self, master: u32) -> Result<Vec<Link>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::Controller(master));
         message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         let answers = self
-            .dump(RouteNetlinkMessage::GetLink(message))
+            .dump(RouteNetlinkMessage::GetLink(message), Undecodable::Refused)
             .map_err(|e| Error::new("list ports of link", master, e))?;
         // Without strict checking the kernel may send all links.
         let links = answers.into_iter().filter_map(link_of);
@@ -385,7 +388,7 @@ impl Netlink {
         let mut message = AddressMessage::default();
         message.header.index = index;
         let answers = self
-            .dump(RouteNetlinkMessage::GetAddress(message))
+            .dump(RouteNetlinkMessage::GetAddress(message), Undecodable::Refused)
             .map_err(|e| Error::new("list addresses of link", index, e))?;
         // Without strict checking the kernel ignores the index and sends all addresses.
         Ok(answers.into_iter().filter_map(|answer| address_of(answer, index)).collect())
@@ -432,7 +435,7 @@ impl Netlink {
         let mut message = RouteMessage::default();
         message.header.address_family = if is_v4 { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let answers = self
-            .dump(RouteNetlinkMessage::GetRoute(message))
+            .dump(RouteNetlinkMessage::GetRoute(message), Undecodable::Refused)
             .map_err(|e| Error::new("list routes", if is_v4 { "IPv4" } else { "IPv6" }, e))?;
         Ok(answers.into_iter().filter_map(route_of).collect())
     }
@@ -440,7 +443,7 @@ impl Netlink {
     /// Creates a link and returns it: the kernel echoes it (since 6.2), otherwise it is queried.
     fn create_link(&self, message: LinkMessage, name: &str) -> io::Result<Link> {
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL | NLM_F_ECHO;
-        let (answers, _) = self.socket.request(RouteNetlinkMessage::NewLink(message), flags)?;
+        let answers = self.socket.request(RouteNetlinkMessage::NewLink(message), flags)?;
         match answers.into_iter().filter_map(link_of).find(|link| link.name == name) {
             Some(link) => Ok(link),
             None => {
@@ -453,7 +456,7 @@ impl Netlink {
     fn find_link(&self, mut message: LinkMessage, object: &str) -> Result<Option<Link>> {
         message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         match self.socket.request(RouteNetlinkMessage::GetLink(message), NLM_F_REQUEST) {
-            Ok((answers, _)) => Ok(answers.into_iter().find_map(link_of)),
+            Ok(answers) => Ok(answers.into_iter().find_map(link_of)),
             Err(e) if e.raw_os_error() == Some(nix::libc::ENODEV) => Ok(None),
             Err(e) => Err(Error::new("look up link", object, e)),
         }
@@ -483,11 +486,15 @@ impl Netlink {
         self.socket.request(message, NLM_F_REQUEST | NLM_F_ACK | flags).map(drop)
     }
 
-    fn dump(&self, message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    fn dump(
+        &self,
+        message: RouteNetlinkMessage,
+        undecodable: Undecodable,
+    ) -> io::Result<Vec<RouteNetlinkMessage>> {
         let mut answers = Vec::new();
         for _ in 0..DUMP_ATTEMPTS {
             let consistent;
-            (answers, consistent) = self.socket.request(message.clone(), NLM_F_REQUEST | NLM_F_DUMP)?;
+            (answers, consistent) = self.socket.dump(message.clone(), undecodable)?;
             if consistent {
                 break;
             }
@@ -498,7 +505,10 @@ impl Netlink {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
     use std::os::fd::AsFd;
+    use std::os::unix::ffi::OsStrExt;
+    use std::process::Command;
     use std::time::Duration;
 
     use nix::errno::Errno;
@@ -522,7 +532,8 @@ mod tests {
 
     /// Kernels before 6.7 do not answer with the attribute.
     fn assert_learns_no_more_than(host: &Netlink, most: u32) {
-        let answers = host.dump(RouteNetlinkMessage::GetLink(LinkMessage::default())).unwrap();
+        let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        let answers = host.dump(request, Undecodable::Refused).unwrap();
         let has_limit =
             |data: &InfoBridge| matches!(data, InfoBridge::FdbMaxLearned(found) if *found == most);
         let is_limited = answers.iter().any(|answer| {
@@ -622,6 +633,51 @@ mod tests {
             assert!(host.link_by_name("vethhost").unwrap().is_none());
             assert_eq!(inside.delete_link(eth0.index).unwrap_err().errno(), Errno::ENODEV);
             assert_eq!(host.links().unwrap().len(), 2, "lo and the bridge");
+        });
+    }
+
+    #[test]
+    fn a_link_with_a_text_that_is_not_utf_8_hides_no_other() {
+        in_fresh_namespaces(|_container| {
+            let ip = |words: &[&[u8]]| {
+                let words = words.iter().map(|word| OsStr::from_bytes(word));
+                let output = Command::new("ip").args(words).output().unwrap();
+                assert!(output.status.success(), "{output:?}");
+            };
+            let host = Netlink::open().unwrap();
+            let bridge = host.create_bridge(&BridgeSpec { name: "br", mac: None, mtu: None }).unwrap();
+            let text = b"B\xfcro";
+            let given: [&[&[u8]]; 3] = [
+                &[b"link", b"set", b"port0", b"alias", text],
+                &[b"link", b"property", b"add", b"dev", b"port0", b"altname", text],
+                &[b"link", b"set", b"port0", b"name", text],
+            ];
+            for words in given {
+                ip(&[b"link", b"add", b"port0", b"master", b"br", b"type", b"veth", b"peer", b"port1"]);
+                let port = host.ports_of(bridge.index).unwrap().remove(0);
+                ip(words);
+                let names: Vec<String> = host.links().unwrap().into_iter().map(|link| link.name).collect();
+                assert_eq!(names, ["lo", "br", "port1"]);
+                let refusals = [host.ports_of(bridge.index).err(), host.link_by_index(port.index).err()];
+                for refused in refusals.map(Option::unwrap) {
+                    assert_eq!(refused.source.kind(), io::ErrorKind::InvalidData, "{refused:?}");
+                }
+                // Nothing of the failed requests is left to read.
+                assert_eq!(host.link_by_name("br").unwrap().map(|link| link.index), Some(bridge.index));
+                host.delete_link(port.index).unwrap();
+            }
+
+            // So many ports need several datagrams. The failed request leaves no dump unfinished.
+            for port in 0..60 {
+                let [name, peer] = ["port", "peer"].map(|kind| format!("{kind}{port}").into_bytes());
+                ip(&[b"link", b"add", &name, b"master", b"br", b"type", b"veth", b"peer", &peer]);
+            }
+            ip(&[b"link", b"set", b"port0", b"alias", text]);
+            for _ in 0..2 {
+                let refused = host.ports_of(bridge.index).unwrap_err();
+                assert_eq!(refused.source.kind(), io::ErrorKind::InvalidData, "{refused:?}");
+            }
+            assert_eq!(host.links().unwrap().len(), 2 + 2 * 60 - 1);
         });
     }
 }

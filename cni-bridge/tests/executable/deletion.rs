@@ -1,8 +1,9 @@
 //! DEL: whatever is left of an attachment goes, however much is known of it.
 
+use linux::netlink::Netlink;
 use serde_json::{Value, json};
 
-use crate::sandbox::{Attachment, DUAL, Sandbox, run_in};
+use crate::sandbox::{Attachment, DUAL, Sandbox, ip_not_utf_8, run_in};
 
 /// With everything that leaves rules.
 fn attachment<'a>(sandbox: &'a Sandbox, backend: &str) -> Attachment<'a> {
@@ -131,6 +132,74 @@ fn the_port_goes_when_the_container_gave_the_interfaces_name_to_another_one() {
     run_in(&container, "ip link set eth0 name other");
     run_in(&container, "ip link add eth0 type bridge");
     added.del();
+    sandbox.assert_detached();
+}
+
+/// The kernel does not delete it.
+#[test]
+fn the_port_goes_when_the_container_gave_the_interfaces_name_to_lo() {
+    let sandbox = Sandbox::new().with_host_local();
+    let container = sandbox.netns("c1");
+    let given = ["ip link set lo name eth0", "ip link property add dev lo altname eth0"];
+    let taken = ["ip link set eth0 name lo", "ip link property del dev lo altname eth0"];
+    for (give, take) in given.into_iter().zip(taken) {
+        let added = sandbox.attachment("c1", DUAL).added();
+        run_in(&container, "ip link set eth0 down");
+        run_in(&container, "ip link set eth0 name other");
+        run_in(&container, "ip link set lo down");
+        run_in(&container, give);
+        added.del();
+        added.del();
+        run_in(&container, take);
+        sandbox.assert_detached();
+    }
+}
+
+#[test]
+fn a_host_link_with_a_text_that_is_not_utf_8_keeps_no_attachment() {
+    let sandbox = Sandbox::new().with_host_local();
+    for words in [
+        "link set foreign0 alias TEXT",
+        "link property add dev foreign0 altname TEXT",
+        "link set foreign0 name TEXT",
+    ] {
+        run_in(&sandbox.host, "ip link add foreign0 index 777 type bridge");
+        ip_not_utf_8(&sandbox.host, words);
+        let mut added = sandbox.attachment("c1", DUAL).added();
+        added.netns = String::new();
+        added.del();
+        added.del();
+        let collected = sandbox.attachment("c1", DUAL).added();
+        collected.collect(&[]);
+        sandbox.host.run(|| Netlink::open().unwrap().delete_link(777).unwrap()).unwrap();
+        sandbox.assert_detached();
+    }
+}
+
+#[test]
+fn a_link_of_the_attachment_with_a_text_that_is_not_utf_8_keeps_nothing_else() {
+    let sandbox = Sandbox::new().with_host_local();
+    let container = sandbox.netns("c1");
+    // The container's interface: the host's end decides.
+    for words in ["link set eth0 alias TEXT", "link property add dev eth0 altname TEXT"] {
+        let added = sandbox.attachment("c1", DUAL).added();
+        ip_not_utf_8(&container, words);
+        added.del();
+        sandbox.assert_detached();
+    }
+    // The host's end: the container's interface decides, and GC cannot know whose it is.
+    let added = attachment(&sandbox, "").added();
+    ip_not_utf_8(&sandbox.host, &format!("link set {} alias TEXT", added.host_veth()));
+    added.collect(&[]);
+    assert_eq!(Sandbox::links(&container), ["eth0", "lo"]);
+    added.del();
+    sandbox.assert_detached();
+    // The bridge: no port of a killed ADD can be looked for.
+    let mut added = sandbox.attachment("c1", DUAL).added();
+    ip_not_utf_8(&sandbox.host, &format!("link set {} alias TEXT", sandbox.bridge));
+    added.netns = String::new();
+    added.del();
+    run_in(&sandbox.host, &format!("ip link set {} alias readable", sandbox.bridge));
     sandbox.assert_detached();
 }
 
@@ -286,7 +355,7 @@ fn del_and_a_retry_heal_after_kill_9_in_the_middle_of_add() {
     nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
     let attachment = sandbox.attachment("c1", r#"{"isGateway": true, "ipam": {"type": "scripted-ipam"}}"#);
     let mut killed = attachment.spawn("ADD");
-    // Opening returns when the IPAM plugin reads: the links are made meanwhile.
+    // Opening returns when the IPAM plugin reads: the links are made by then.
     let open_gate = std::fs::OpenOptions::new().write(true).open(&gate).unwrap();
     killed.kill().unwrap();
     killed.wait().unwrap();

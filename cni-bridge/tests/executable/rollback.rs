@@ -1,5 +1,7 @@
 //! A refused ADD leaves the node as it was, and a retry works.
 
+use std::process::{Child, Command, Stdio};
+
 use serde_json::json;
 
 use crate::sandbox::{DUAL, Sandbox};
@@ -144,6 +146,106 @@ fn an_ipam_plugin_that_fails_without_a_word_is_told_to_release() {
     assert_eq!(attachment.refused(), (999, msg));
     assert_eq!(sandbox.ipam_calls(), ["ADD", "DEL"]);
     sandbox.assert_untouched();
+}
+
+/// `dhcp` looks up the interface once, and sends frames by it. The first look at the interface starts
+/// no program, so it is over long before the links are made if the plugin begins at the same time.
+const USES_THE_LINK: &str = r#"#!/bin/sh
+cat > /dev/null
+found=no
+while read -r name _; do
+    [ "$name" = "$CNI_IFNAME:" ] && found=yes
+done < /proc/INSIDE/net/dev
+locked=no
+[ -e /run/hawser-bridge-BRIDGE.lock ] && locked=yes
+echo "$CNI_COMMAND interface:$found locked:$locked" >> "$(dirname "$0")/calls"
+error() {
+    echo "{\"cniVersion\": \"1.0.0\", \"code\": 12, \"msg\": \"$1\"}"
+    exit 1
+}
+if [ "$CNI_COMMAND" = ADD ]; then
+    [ $found = yes ] || error "no interface"
+    peer=$(nsenter --net="$CNI_NETNS" ip -o link show dev "$CNI_IFNAME" | sed 's/^.*@if\([0-9]*\):.*/\1/')
+    port=$(ip -o link show master BRIDGE up)
+    [ "${port%%:*}" = "$peer" ] || error "the peer of the interface is no port"
+    END
+fi
+"#;
+
+const BY_USING_THE_LINK: &str = r#"{"isGateway": true, "ipam": {"type": "uses-the-link"}}"#;
+
+/// A sandbox with this plugin, and the process by which it looks into the container.
+struct WithLinkUser {
+    sandbox: Sandbox,
+    inside: Child,
+}
+
+impl WithLinkUser {
+    /// `end` is what ADD does once it has found the interface.
+    fn new(end: &str) -> Self {
+        let sandbox = Sandbox::new();
+        // It waits for the end of its input.
+        let start = || Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let inside = sandbox.netns("c1").run(start).unwrap();
+        let script = USES_THE_LINK.replace("INSIDE", &inside.id().to_string());
+        sandbox.add_plugin("uses-the-link", &script.replace("BRIDGE", &sandbox.bridge).replace("END", end));
+        Self { sandbox, inside }
+    }
+}
+
+impl Drop for WithLinkUser {
+    fn drop(&mut self) {
+        drop(self.inside.stdin.take());
+        self.inside.wait().unwrap();
+    }
+}
+
+const ADDED: &str = "ADD interface:yes locked:no";
+const DELETED: &str = "DEL interface:no locked:no";
+
+#[test]
+fn an_ipam_plugin_that_may_use_the_link_begins_when_it_is_there() {
+    let result = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.9/24"}]});
+    let user = WithLinkUser::new(&format!("echo '{result}'"));
+    let attachment = user.sandbox.attachment("c1", BY_USING_THE_LINK);
+    attachment.add();
+    attachment.del();
+    assert_eq!(user.sandbox.ipam_calls(), [ADDED, DELETED]);
+    user.sandbox.assert_detached();
+}
+
+#[test]
+fn an_ipam_plugin_that_may_use_the_link_and_refuses_leaves_nothing() {
+    let user = WithLinkUser::new("error 'no lease'");
+    let attachment = user.sandbox.attachment("c1", BY_USING_THE_LINK);
+    assert_eq!(attachment.refused(), (12, "no lease".to_owned()));
+    assert_eq!(user.sandbox.ipam_calls(), [ADDED]);
+    user.sandbox.assert_untouched();
+}
+
+/// The addresses are released last, as in DEL: while the container still had them, another one
+/// could get them.
+#[test]
+fn an_ipam_plugin_that_may_use_the_link_releases_when_all_else_is_undone() {
+    let result = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.9/24"}]});
+    for end in ["exit 1", &format!("echo '{result}'; exit 1")] {
+        let user = WithLinkUser::new(end);
+        let attachment = user.sandbox.attachment("c1", BY_USING_THE_LINK);
+        let msg = "netplugin failed with no error message: exit status: 1".to_owned();
+        assert_eq!(attachment.refused(), (999, msg));
+        assert_eq!(user.sandbox.ipam_calls(), [ADDED, DELETED]);
+        user.sandbox.assert_untouched();
+    }
+}
+
+#[test]
+fn an_ipam_plugin_that_may_use_the_link_is_not_asked_without_one() {
+    let user = WithLinkUser::new("exit 1");
+    let mut attachment = user.sandbox.attachment("c1", BY_USING_THE_LINK);
+    attachment.conf["mtu"] = json!(60);
+    assert!(attachment.refused().1.starts_with("failed to create bridge"));
+    assert_eq!(user.sandbox.ipam_calls(), [""; 0]);
+    user.sandbox.assert_untouched();
 }
 
 #[test]

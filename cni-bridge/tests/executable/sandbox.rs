@@ -1,8 +1,10 @@
 //! A machine of its own for each test: a network namespace in the host's place,
 //! one for each container, a plugin directory, leases.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -220,6 +222,17 @@ impl Drop for Sandbox {
             netns::remove_persistent(&self.dir.path().join(name)).unwrap();
         }
     }
+}
+
+/// A text that is not UTF-8; the kernel accepts it as alias, altname and name of a link.
+const NOT_UTF_8: &[u8] = b"B\xfcro";
+
+/// Gives a link of `netns` [`NOT_UTF_8`] in place of `TEXT` in these words of ip(8).
+pub(crate) fn ip_not_utf_8(netns: &NetNs, words: &str) {
+    let text = |word| if word == "TEXT" { OsStr::from_bytes(NOT_UTF_8) } else { OsStr::new(word) };
+    let words = words.split(' ').map(text);
+    let output = netns.run(|| Command::new("ip").args(words).output().unwrap()).unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 /// Runs a command in `netns`; what it printed.

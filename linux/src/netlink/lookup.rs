@@ -8,6 +8,7 @@ use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, Neig
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use super::socket::Undecodable;
 use super::{Mac, Netlink};
 use crate::{Error, Result};
 
@@ -25,7 +26,7 @@ impl Netlink {
         message.header.destination_prefix_length = prefix_len;
         message.attributes.push(RouteAttribute::Destination(address));
         let answers = match self.socket.request(RouteNetlinkMessage::GetRoute(message), NLM_F_REQUEST) {
-            Ok((answers, _)) => answers,
+            Ok(answers) => answers,
             Err(e) if is_no_route(&e) => return Ok(None),
             Err(e) => return Err(Error::new("look up route", destination, e)),
         };
@@ -45,7 +46,7 @@ impl Netlink {
         message.attributes.push(NeighbourAttribute::Destination(address));
         let request = RouteNetlinkMessage::GetNeighbour(message);
         match self.socket.request(request, NLM_F_REQUEST) {
-            Ok((answers, _)) => Ok(answers.into_iter().find_map(mac_of_neighbour)),
+            Ok(answers) => Ok(answers.into_iter().find_map(mac_of_neighbour)),
             Err(e) if e.raw_os_error() == Some(nix::libc::ENOENT) => Ok(None),
             Err(e) => Err(Error::new("look up neighbour", ip, e)),
         }
@@ -54,7 +55,8 @@ impl Netlink {
     /// The addresses of all links, of both families.
     pub fn local_addresses(&self) -> Result<Vec<IpAddr>> {
         let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        let answers = self.dump(request).map_err(|e| Error::new("list addresses", "all", e))?;
+        let answers = self.dump(request, Undecodable::Refused);
+        let answers = answers.map_err(|e| Error::new("list addresses", "all", e))?;
         Ok(answers.into_iter().filter_map(local_address).collect())
     }
 }

@@ -5,13 +5,24 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NetlinkDeserializable, NetlinkMessage, NetlinkPayload,
-    NetlinkSerializable,
+    DecodeError, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkBuffer, NetlinkDeserializable,
+    NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 /// The kernel fills at most 32 KiB per datagram of a dump (`netlink_dump`).
 const DATAGRAM_MAX: usize = 64 * 1024;
+/// Smaller message types are netlink's own (`NLMSG_MIN_TYPE`): `NLMSG_DONE`, `NLMSG_ERROR`.
+const FIRST_CONTENT_TYPE: u16 = 0x10;
+
+/// What becomes of an answer that cannot be decoded. The kernel accepts any bytes in a link's name and
+/// alias; the decoder accepts only UTF-8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Undecodable {
+    /// The request fails with `InvalidData`.
+    Refused,
+    LeftOut,
+}
 
 /// Invariant: between requests nothing is left unread, except messages of a multicast group.
 #[derive(Debug)]
@@ -39,10 +50,32 @@ impl Socket {
         self.inner.add_membership(group)
     }
 
-    /// Returns the answers, and whether they are one consistent state.
-    pub(super) fn request<M>(&self, message: M, flags: u16) -> io::Result<(Vec<M>, bool)>
+    /// Returns the answers; `InvalidData` if one of them cannot be decoded.
+    pub(super) fn request<M>(&self, message: M, flags: u16) -> io::Result<Vec<M>>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
+        NetlinkMessage<M>: From<M>,
+    {
+        let sequence = self.send(message, flags)?;
+        let (answers, _) = self.answers(sequence, flags, Undecodable::Refused)?;
+        Ok(answers)
+    }
+
+    /// Returns the answers, and whether they are one consistent state.
+    pub(super) fn dump<M>(&self, message: M, undecodable: Undecodable) -> io::Result<(Vec<M>, bool)>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable,
+        NetlinkMessage<M>: From<M>,
+    {
+        let flags = NLM_F_REQUEST | NLM_F_DUMP;
+        let sequence = self.send(message, flags)?;
+        self.answers(sequence, flags, undecodable)
+    }
+
+    /// Returns the request's number.
+    fn send<M>(&self, message: M, flags: u16) -> io::Result<u32>
+    where
+        M: NetlinkSerializable,
         NetlinkMessage<M>: From<M>,
     {
         let mut request = NetlinkMessage::from(message);
@@ -54,31 +87,42 @@ impl Socket {
         let mut bytes = vec![0; request.buffer_len()];
         request.serialize(&mut bytes);
         retry(|| self.inner.send(&bytes, 0))?;
+        Ok(sequence)
+    }
 
+    fn answers<M: NetlinkDeserializable>(
+        &self,
+        sequence: u32,
+        flags: u16,
+        undecodable: Undecodable,
+    ) -> io::Result<(Vec<M>, bool)> {
         let is_dump = flags & NLM_F_DUMP == NLM_F_DUMP;
-        let (mut answers, mut consistent) = (Vec::new(), true);
+        let (mut answers, mut consistent, mut refused) = (Vec::new(), true, None);
         loop {
             let datagram = self.receive()?;
             let mut rest = datagram.as_slice();
             while !rest.is_empty() {
-                let answer = NetlinkMessage::<M>::deserialize(rest)
-                    .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))?;
-                let advance = usize::try_from(answer.header.length).unwrap_or(usize::MAX).next_multiple_of(4);
-                rest = rest.get(advance..).unwrap_or_default();
-                if answer.header.sequence_number != sequence {
+                let bytes = rest;
+                let header = NetlinkBuffer::new_checked(bytes).map_err(invalid)?;
+                let length = usize::try_from(header.length()).unwrap_or(usize::MAX);
+                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+                if header.sequence_number() != sequence {
                     continue;
                 }
-                consistent &= !is_dump || answer.header.flags & NLM_F_DUMP_INTR == 0;
-                match answer.payload {
-                    NetlinkPayload::InnerMessage(inner) => {
-                        answers.push(inner);
-                        if !is_dump && flags & NLM_F_ACK == 0 {
-                            return Ok((answers, true));
-                        }
-                    }
-                    NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
-                    NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => return Ok((answers, consistent)),
-                    _ => {}
+                consistent &= !is_dump || header.flags() & NLM_F_DUMP_INTR == 0;
+                let mut ended = !is_dump && flags & NLM_F_ACK == 0;
+                match NetlinkMessage::<M>::deserialize(bytes).map(|answer| answer.payload) {
+                    Ok(NetlinkPayload::InnerMessage(inner)) => answers.push(inner),
+                    Ok(NetlinkPayload::Error(error)) if error.code.is_some() => return Err(error.to_io()),
+                    Ok(NetlinkPayload::Error(_) | NetlinkPayload::Done(_)) => ended = true,
+                    Ok(_) => ended = false,
+                    Err(e) if header.message_type() < FIRST_CONTENT_TYPE => return Err(invalid(e)),
+                    // The other answers are read all the same: the kernel refuses a dump during another.
+                    Err(e) if undecodable == Undecodable::Refused => refused = Some(invalid(e)),
+                    Err(_) => {}
+                }
+                if ended {
+                    return refused.map_or(Ok((answers, consistent)), Err);
                 }
             }
         }
@@ -103,6 +147,10 @@ impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.as_fd()
     }
+}
+
+fn invalid(error: DecodeError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error.to_string())
 }
 
 fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {

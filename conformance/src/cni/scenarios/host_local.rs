@@ -64,7 +64,7 @@ fn ranges() -> Vec<Scenario> {
 }
 
 /// host-local with a capability of the runtime.
-fn capable(ipam: Value, capability: &str) -> Value {
+pub(super) fn capable(ipam: Value, capability: &str) -> Value {
     let ipam = with(&json!({ "type": "host-local" }), &ipam);
     list("1.0.0", [json!({ "type": "host-local", "ipam": ipam, "capabilities": { capability: true } })])
 }

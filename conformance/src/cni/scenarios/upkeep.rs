@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 
 use super::super::differences::Difference;
-use super::super::scenario::{Call, Scenario, Step, Verb};
+use super::super::scenario::{Call, Scenario, Step, Verb, add};
 use super::expected::learns_no_link_local;
+use super::host_local::capable;
 use super::networks::{at_version, bridge, host_local, v4};
 
 fn newest(network: &Value) -> Value {
@@ -16,6 +17,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     let gc = |valid: Value| Call::new(Verb::Gc, "c1").valid(valid);
     let first_only = || json!([{ "containerID": "c1", "ifname": "eth0" }]);
     let small = json!({ "type": "host-local", "subnet": "10.1.0.0/30" });
+    let of_runtime = newest(&capable(json!({}), "ipRanges"));
+    let ranges = json!({ "ipRanges": [[{ "subnet": "10.1.0.0/24" }]] });
     let masquerading = json!({ "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables" });
     let scenarios = vec![
         Scenario::new("upkeep: STATUS of an exhausted pool", newest(&bridge(&json!({}), &small)))
@@ -26,6 +29,10 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             .call(status()),
         Scenario::new("upkeep: STATUS of host-local without ranges", newest(&host_local(&json!({}))))
             .call(status()),
+        Scenario::new("upkeep: STATUS where all ranges are the runtime's", of_runtime.clone()).call(status()),
+        Scenario::new("upkeep: GC where all ranges are the runtime's", of_runtime)
+            .call(add("c1").runtime(ranges))
+            .call(gc(json!([]))),
         Scenario::new("upkeep: GC of leases", newest(&host_local(&v4())))
             .add("c1")
             .add("c2")
@@ -91,6 +98,10 @@ fn differences(name: &str) -> Vec<Difference> {
         "upkeep: GC of leases" => collected("c1", "10.1.0.2", "5 GC c1")
             .into_iter()
             .chain(collected("c2", "10.1.0.3", "* c1"))
+            .filter(|difference| difference.at.contains("/file/"))
+            .collect(),
+        "upkeep: GC where all ranges are the runtime's" => collected("c1", "10.1.0.2", "2 GC c1")
+            .into_iter()
             .filter(|difference| difference.at.contains("/file/"))
             .collect(),
         "upkeep: GC of links and rules" => collected("c1", "10.1.0.2", "5 GC c1")
