@@ -27,6 +27,8 @@ use super::statistics::median;
 /// Fewer say nothing about a median.
 const RUNS_MIN: usize = 20;
 const PARALLEL: usize = 50;
+/// Of so many at once.
+const PARALLEL_RUNS: usize = 5;
 const STARTS: &str = "VERSION: nothing but the start";
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -380,9 +382,11 @@ impl Bench<'_> {
             del_bar: None,
         };
         let mut samples = [Vec::new(), Vec::new()];
-        for run in 0..5 {
-            for (at, side) in [Side::Ours, Side::Reference].into_iter().enumerate() {
-                let world = World::new(self, side, &case)?;
+        let sides = [Side::Ours, Side::Reference];
+        for run in 0..PARALLEL_RUNS {
+            // Who goes first alternates.
+            for at in if run % 2 == 0 { [0, 1] } else { [1, 0] } {
+                let world = World::new(self, sides[at], &case)?;
                 samples[at].push(world.all_at_once(&case, run)?);
                 world.remove()?;
             }

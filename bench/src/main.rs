@@ -24,7 +24,9 @@ use xtask::progress::exit_code;
 #[command(bin_name = "xtask bench")]
 struct Arguments {
     what: Bench,
-    /// Runs of each kind
+    /// Runs of each kind: at least 10 of `pods`, and 20 of `cni`, `csi`, `takeover` and `volume`. Long parts have fewer
+    /// runs: 10 pulls of an image at most; 5 of parallel ADDs, of killed keepers, of trees and of pgbench; 1 of a
+    /// hundred pods or two hundred volumes at once, and of a million files
     #[arg(long, default_value_t = 20)]
     runs: usize,
     /// Of `cni`, `csi`, `pods` and `volume`: only cases whose title contains this

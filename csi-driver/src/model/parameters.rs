@@ -38,7 +38,7 @@ const KNOWN: &[&str] = &[
 pub(crate) const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
 pub(crate) const MAX_THREADS: u32 = 16;
 /// Default limit of the inodes of a volume that the kernel knows. The daemon keeps at most twice as
-/// many, of about 200 bytes each.
+/// many, of about 160 bytes each, up to 400 with the longest names.
 pub(crate) const KNOWN_INODE_LIMIT: u32 = 500_000;
 /// With fewer inodes, a pod would wait for its own directory listing.
 pub(crate) const KNOWN_INODE_LIMITS: RangeInclusive<u32> = 1000..=10_000_000;

@@ -95,7 +95,7 @@ fn print_next(place: &Place) {
     say("  server = \"http://HOST:PORT\"");
     say(&format!("\n{command} is hawser-kubelet for this node: {command} --help"));
     say(&format!(
-        "{} shows what the driver knows: mounts, volumes, snapshots, doctor",
+        "{} shows what the driver knows: mounts, volumes, snapshots, doctor; with upgrade it replaces daemons",
         place.driver_command().display()
     ));
     say(&format!(

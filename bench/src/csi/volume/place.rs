@@ -164,6 +164,7 @@ fn serve(kind: FileSystem, served: &Served, ready: &Sender<()>, jobs: &Jobs) -> 
     match served {
         Served::Ours { parameters, has_successors } => {
             if parameters.contains(&("capacity", "kernel")) && kind == FileSystem::Btrfs {
+                // Of the whole file system: what the native directory holds is counted too.
                 run(Command::new("btrfs").args(["quota", "enable"]).arg(sandbox.path("pool")))?;
             }
             serve_volume(&sandbox, parameters, *has_successors, ready, jobs)?;

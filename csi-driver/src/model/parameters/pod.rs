@@ -14,7 +14,8 @@ use crate::model::capacity::parse_bytes;
 pub(crate) const MAX_GRACE_SECONDS: u32 = 60;
 /// One day.
 pub(crate) const MAX_DELETE_DELAY_SECONDS: u32 = 86_400;
-/// A pod's name is the prefix, `-` and 32 digits. It is also a label: at most 63 bytes.
+/// A pod's name is the prefix, `-`, 32 digits, `-` and five more digits. It is also the pod's host name, a
+/// DNS label: at most 63 bytes.
 const MAX_PREFIX_BYTES: usize = 24;
 const MAX_LABEL_BYTES: usize = 63;
 const MAX_LABEL_PREFIX_BYTES: usize = 253;

@@ -1,8 +1,9 @@
 //! The static pod of the keeper.
 //!
-//! It has no network, no system call that RuntimeDefault refuses, and of the host only the directory with
-//! the keeper's own socket. What it holds comes through that socket. Its capabilities are those that the
-//! registration of backing files and the check of directories need ([`CAPABILITIES`]).
+//! It has no system call that RuntimeDefault refuses, and of the host only the directory with the keeper's
+//! own socket. It asks for no network, which only Hawser's runtime understands. What it holds comes through
+//! that socket. Its capabilities are those that the registration of backing files and the check of
+//! directories need ([`CAPABILITIES`]).
 //!
 //! Invariant: the file is written only if its content differs. A kubelet replaces the pod of a file
 //! that changes, and the keeper with it.
