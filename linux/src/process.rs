@@ -24,7 +24,9 @@ use nix::unistd::{Gid, Pid, Uid};
 
 use crate::{Error, Result};
 pub use signals::{SignalWait, reset_signals, signal_descriptor};
-pub use watch::{ThreadStatus, is_killed, open_pidfd, signal_pidfd, start_time, wait_for_end};
+pub use watch::{
+    ThreadStatus, is_killed, only_notifies_fuse, open_pidfd, signal_pidfd, start_time, wait_for_end,
+};
 
 /// include/uapi/linux/sched.h; in `libc` it is an `int`, which is too small for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;

@@ -258,6 +258,22 @@ fn the_shop_of_two_tiers_waits_for_its_store() {
     finish(node, &idle);
 }
 
+#[test]
+fn a_snapshot_keeps_what_its_claim_had() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    let said = apply(&node, "snapshot/1-volume.yaml");
+    assert!(said.contains("storageclass.storage.k8s.io/hawser-copied created"), "{said}");
+    node.wait_for_phase("writer", "Succeeded").expect("it has written");
+    apply(&node, "snapshot/2-snapshot.yaml");
+    apply(&node, "snapshot/3-restored.yaml");
+    node.wait_for_phase("reader", "Succeeded").expect("the claim is restored");
+    assert_eq!(log(&node, "reader", "reader"), "dear reader\n");
+    let snapshot = node.get("volumesnapshot", "letters-monday").expect("a snapshot");
+    assert_eq!(snapshot["status"]["readyToUse"], true, "{snapshot}");
+    finish(node, &idle);
+}
+
 /// As README.md has it, and then every pod of examples/pods/ at once.
 #[test]
 fn a_directory_of_examples_is_applied_with_one_command() {

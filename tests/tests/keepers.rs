@@ -43,6 +43,39 @@ fn a_mount_pod_that_waits_follows_a_killed_one() {
     daemon_killed_with_keeper(Launcher::Manifest, 1);
 }
 
+/// The keeper that gave the volume to that mount pod knows of it, and no other process does.
+#[test]
+fn a_mount_pod_that_followed_while_no_driver_ran_is_adopted_though_that_keeper_has_ended() {
+    let sandbox = Sandbox::new();
+    let options = NodeOptions { keeper: Keeper::Process, ..NodeOptions::default() };
+    let (mut node, idle) = start(&sandbox, options);
+    node.set_warm_daemons(1).expect("a daemon waits");
+    put_stream(&node);
+    wait_until_held(&node);
+    // The one that waited serves now: another one has to wait.
+    eventually("another daemon waits", TIMEOUT, || {
+        let log = node.outputs();
+        ensure!(log.matches("a daemon waits for the next volume").count() >= 2, "{log}");
+        Ok(())
+    })
+    .expect("another one");
+    let [daemon] = node.serving_daemons().expect("processes")[..] else { panic!("one daemon") };
+    node.driver().expect("started").kill().expect("kill -9");
+    kill_9(daemon);
+    wait_for_successor(&node, daemon);
+    progress(&node);
+    let successor = node.serving_daemons().expect("processes");
+    node.kill(node.wait_for_keeper().expect("a keeper")).expect("kill -9");
+    node.start_driver().expect("it starts again");
+    wait_until_held(&node);
+    assert_eq!(node.serving_daemons().expect("processes"), successor, "{}", node.outputs());
+    progress(&node);
+    kill_daemon(&node);
+    progress(&node);
+    node.set_warm_daemons(0).expect("no daemon waits");
+    node.finish(&idle).expect("nothing is left");
+}
+
 const KILLS: usize = 12;
 
 fn start(sandbox: &Sandbox, options: NodeOptions) -> (Node<'_>, LeakCheck) {
@@ -305,7 +338,10 @@ fn users_of_a_volume_are_told_which_mount_pod_has_followed_one_that_names_no_vol
     // Until the kubelet has asked for the volume's condition once, it knows no change.
     node.wait_for_traces("csi.NodeGetVolumeStats", 1).expect("a question");
     kill_daemon(&node);
-    let message = node.wait_for_event("VolumeConditionNormal", &["served by mount pod", "after another one"]);
+    let message = node.wait_for_event(
+        "VolumeConditionNormal",
+        &["served by mount pod", "the daemon before it died or was upgraded"],
+    );
     let message = message.expect("an event");
     let serving = message.split("hawser-system/").nth(1).and_then(|rest| rest.split("-*").next());
     let pods = node.list("pods").expect("pods");

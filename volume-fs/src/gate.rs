@@ -30,8 +30,6 @@ struct State {
     /// The pause lasts for good.
     has_ended: bool,
     inside: usize,
-    /// In [`Shut::wait`].
-    waiting: usize,
     aside: VecDeque<Job>,
     bytes_aside: usize,
     /// Called when the pause has begun.
@@ -65,12 +63,6 @@ impl Gate {
         }
         state.inside += 1;
         Ok(Pass { gate: self })
-    }
-
-    /// Whether a change waits for the gate to open. This may be different at once.
-    pub fn holds_back(&self) -> bool {
-        let state = self.state();
-        state.is_shut() && (state.waiting > 0 || !state.aside.is_empty())
     }
 
     /// Blocks further changes; changes in progress continue. Calls `when_still`, from any thread,
@@ -201,11 +193,9 @@ impl<'a> Shut<'a> {
 
     /// Waits until the gate opens.
     pub fn wait(self) -> Pass<'a> {
-        let Self { gate, mut state } = self;
-        state.waiting += 1;
+        let Self { gate, state } = self;
         let opened = gate.opened.wait_while(state, |state| state.is_shut());
         let mut state = opened.unwrap_or_else(PoisonError::into_inner);
-        state.waiting -= 1;
         state.inside += 1;
         drop(state);
         Pass { gate }

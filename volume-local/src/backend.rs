@@ -30,6 +30,7 @@ use crate::backings;
 use crate::capacity::{CountedByDaemon, LimitedByKernel, Policy, Unlimited};
 use crate::ender;
 use crate::errno::Result;
+use crate::held_back::HeldBack;
 use crate::nodes::NodeLimits;
 use crate::pruner;
 use crate::quota::Quota;
@@ -55,6 +56,8 @@ pub struct Storage {
 pub struct Local {
     volume: Arc<Volume>,
     gate: Arc<Gate>,
+    /// Changes of names and extended attributes that wait for the gate.
+    names_held: Arc<HeldBack>,
     capacity: Arc<dyn Policy>,
     /// An earlier daemon had the connection.
     continues: bool,
@@ -95,10 +98,11 @@ impl Local {
         let policies = Policies { data_path, quota: capacity.quota(), writeback_cache };
         let access = Access { read_only: terms.read_only, changed_from_outside: terms.changed_from_outside };
         let volume = Volume::open(storage.directory, access, process.descriptors, limits, policies, shared)?;
-        Ok(Self { volume: Arc::new(volume), gate, capacity, continues })
+        let names_held = Arc::default();
+        Ok(Self { volume: Arc::new(volume), gate, names_held, capacity, continues })
     }
 
-    /// Makes a change that is not the same if it is made twice.
+    /// Makes a change that is not the same if it is made twice. The kernel may have locked a directory for it.
     ///
     /// `bytes`: the memory that the change keeps if it waits.
     fn change_once(
@@ -108,7 +112,16 @@ impl Local {
         change: impl FnOnce(&Volume, &mut Running) + Send + 'static,
     ) {
         let mut running = self.volume.begin(id);
-        self.change(bytes, move |volume| change(volume, &mut running));
+        match self.gate.enter() {
+            Ok(_pass) => change(&self.volume, &mut running),
+            Err(shut) => {
+                let held = self.names_held.another();
+                self.change_later(shut, bytes, move |volume| {
+                    drop(held);
+                    change(volume, &mut running);
+                });
+            }
+        }
     }
 
     /// `kind`: REMOVEDIR for a directory.
@@ -300,9 +313,8 @@ impl Backend for Local {
     fn open(&self, id: RequestId, node: NodeId, flags: OFlags, reply: impl Reply<Opened>) {
         if backings::writes(flags) && self.volume.passes() {
             // Its writes would pass the gate by.
-            return self.change_once(id, 0, move |volume, running| {
-                reply(answer(volume.open_file(running, node, flags)));
-            });
+            let running = self.volume.begin(id);
+            return self.change(0, move |volume| reply(answer(volume.open_file(&running, node, flags))));
         }
         let running = self.volume.begin(id);
         reply(answer(self.volume.open_file(&running, node, flags)));
@@ -392,7 +404,7 @@ impl Backend for Local {
         if kernel.has_prune() {
             trust.kernel_prunes();
         }
-        pruner::start(Arc::clone(&self.volume), kernel, Arc::clone(&self.gate))
+        pruner::start(Arc::clone(&self.volume), kernel, Arc::clone(&self.names_held))
             .map_err(|source| volume_fs::Error::Thread { name: "pruner", source })?;
         if self.volume.passes() {
             ender::start(Arc::clone(&self.volume))
@@ -488,7 +500,7 @@ mod tests {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let volume = Arc::new(volume(directory.path(), Access::default(), None));
         let (gate, capacity) = (Arc::new(Gate::new(false)), Arc::new(Unlimited));
-        let local = Local { volume, gate, capacity, continues: false };
+        let local = Local { volume, gate, names_held: Arc::default(), capacity, continues: false };
         local.gate.pause(|| {});
         let id = RequestId { number: 1, resent: false };
         let by = Requester { id, caller: CALLER };
@@ -538,7 +550,7 @@ mod tests {
         let volume = Arc::new(volume(directory.path(), Access::default(), None));
         let (ends, ended) = channel();
         let (gate, capacity) = (Arc::new(Gate::new(false)), Arc::new(Ending(ends)));
-        let local = Local { volume, gate, capacity, continues: false };
+        let local = Local { volume, gate, names_held: Arc::default(), capacity, continues: false };
         std::thread::scope(|scope| {
             let change = local.gate.enter().unwrap();
             scope.spawn(|| local.end());

@@ -27,6 +27,7 @@ mod directory;
 mod ender;
 mod errno;
 mod handles;
+mod held_back;
 mod keeper_socket;
 mod loops_at_rest;
 mod nodes;

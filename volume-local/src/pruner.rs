@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use volume_fs::gate::Gate;
 use volume_fs::notifications::{Kernel, MOST_PRUNED};
 
+use crate::held_back::HeldBack;
 use crate::nodes::Pressure;
 use crate::place::Place;
 use crate::volume::Volume;
@@ -40,13 +40,17 @@ const BETWEEN_LISTS: Duration = Duration::from_secs(2);
 struct Pruner {
     volume: Arc<Volume>,
     kernel: Arc<Kernel>,
-    gate: Arc<Gate>,
+    names_held: Arc<HeldBack>,
     can_prune: bool,
 }
 
 /// Runs on a separate thread until the process ends.
-pub(crate) fn start(volume: Arc<Volume>, kernel: Arc<Kernel>, gate: Arc<Gate>) -> std::io::Result<()> {
-    let mut pruner = Pruner { volume, kernel, gate, can_prune: true };
+pub(crate) fn start(
+    volume: Arc<Volume>,
+    kernel: Arc<Kernel>,
+    names_held: Arc<HeldBack>,
+) -> std::io::Result<()> {
+    let mut pruner = Pruner { volume, kernel, names_held, can_prune: true };
     let thread = std::thread::Builder::new().name("pruner".to_owned()).stack_size(STACK_BYTES);
     thread
         .spawn(move || {
@@ -182,8 +186,8 @@ impl Pruner {
                     continue;
                 }
                 // A directory is locked while a change in it waits. While this thread waits for that lock, this process
-                // cannot end, and no other daemon can answer the change.
-                if answered.elapsed() >= LIST_IS_GOOD || self.gate.holds_back() {
+                // cannot end.
+                if answered.elapsed() >= LIST_IS_GOOD || self.names_held.any() {
                     break;
                 }
                 let invalidate = || self.kernel.invalidate_entry(place.directory, &place.name);

@@ -46,6 +46,12 @@ pub(crate) trait Launcher: Send + Sync + std::fmt::Debug {
     /// Which launch the running `daemon` is of, also if its program has been replaced since.
     fn launch_of(&self, key: &LaunchKey, daemon: ProcessId) -> linux::Result<Option<LaunchId>>;
 
+    /// The processes that are daemons by name and user, of any program. None of their memory is read.
+    fn daemons(&self) -> linux::Result<Vec<ProcessId>>;
+
+    /// The launch of one of [`Self::daemons`] that is known to be a daemon. `None` if there is none.
+    fn launch_by(&self, daemon: ProcessId) -> linux::Result<Option<Launched>>;
+
     /// Removes what a driver that was killed while it wrote a launch has left.
     fn remove_leftovers(&self) -> linux::Result<()>;
 

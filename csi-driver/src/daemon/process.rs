@@ -13,6 +13,8 @@ use crate::model::launch::ProcessId;
 const SIGKILL: i32 = 9;
 /// SIGKILL cannot be refused, but a process in uninterruptible sleep ends late.
 const AFTER_KILL: Duration = Duration::from_secs(5);
+/// A daemon that cannot end ([`ProcessId::cannot_end`]) is looked for this often.
+const LOOK: Duration = Duration::from_millis(200);
 
 impl ProcessId {
     /// The process that has `pid` now, if any.
@@ -43,12 +45,17 @@ impl ProcessId {
         Ok(pidfd.filter(|_| is_same))
     }
 
-    /// Whether it still runs. A zombie does not.
+    /// Whether it still runs. A zombie does not, nor one that [cannot end](Self::cannot_end).
     pub(crate) fn is_alive(self) -> linux::Result<bool> {
-        match self.open()? {
-            Some(pidfd) => Ok(!wait_for_exit(pidfd.as_fd(), Duration::ZERO)?),
-            None => Ok(false),
-        }
+        Ok(!self.is_gone_within(Duration::ZERO)?)
+    }
+
+    /// Whether it was killed, and does not end before its successor has answered the requests of its
+    /// connection: the kernel waits for them to make what the daemon has notified it of. Such a daemon
+    /// does nothing more.
+    pub(crate) fn cannot_end(self) -> linux::Result<bool> {
+        // Checked afterwards: only then the pid was still its own.
+        Ok(linux::process::only_notifies_fuse(self.pid) && Self::of(self.pid)? == Some(self))
     }
 
     /// Kills it without waiting. A process that is gone is a success.
@@ -62,7 +69,7 @@ impl ProcessId {
     /// Waits up to `limit` for its end. True if it is gone.
     pub(crate) fn is_gone_within(self, limit: Duration) -> linux::Result<bool> {
         match self.open()? {
-            Some(pidfd) => wait_for_exit(pidfd.as_fd(), limit),
+            Some(pidfd) => self.has_ended_within(&pidfd, limit),
             None => Ok(true),
         }
     }
@@ -74,7 +81,20 @@ impl ProcessId {
             return Ok(true);
         }
         linux::process::signal_pidfd(&pidfd, SIGKILL)?;
-        wait_for_exit(pidfd.as_fd(), AFTER_KILL)
+        self.has_ended_within(&pidfd, AFTER_KILL)
+    }
+
+    fn has_ended_within(self, pidfd: &OwnedFd, limit: Duration) -> linux::Result<bool> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if wait_for_exit(pidfd.as_fd(), left.min(LOOK))? || self.cannot_end()? {
+                return Ok(true);
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
     }
 }
 

@@ -382,7 +382,7 @@ impl Daemons {
     ) -> Result<()> {
         self.end_process(volume_id, stage, grace)?;
         let key = stage.launch_key(volume_id);
-        self.launcher.clear(&key).step("clear launch")?;
+        self.clear_launch(volume_id, &key, stage)?;
         self.launch_dir(&key).remove().step("remove dial directory")?;
         self.dial(volume_id).remove().step("remove dial directory")
     }
@@ -396,6 +396,17 @@ impl Daemons {
             return Ok(());
         }
         self.launch_dir(&key).remove().step("remove dial directory")
+    }
+
+    /// What a daemon that cannot end still needs stays until the volume's next launch ends.
+    fn clear_launch(&self, volume_id: &VolumeId, key: &LaunchKey, stage: &StageRecord) -> Result<()> {
+        let Err(error) = self.launcher.clear(key).step("clear launch") else { return Ok(()) };
+        let daemon = stage.serving.map(|serving| serving.daemon);
+        if !daemon.map_or(Ok(false), ProcessId::cannot_end).step("look at daemon")? {
+            return Err(error);
+        }
+        tracing::warn!(%volume_id, error = chain(&error), "the launch of a killed daemon is left");
+        Ok(())
     }
 
     fn end_process(&self, volume_id: &VolumeId, stage: &StageRecord, grace: Duration) -> Result<()> {

@@ -319,6 +319,11 @@ impl Examination {
         let mut killed = self.blocking(Self::killed_users).await?;
         let begun = Instant::now();
         for look in 1..=LOOKS {
+            if self.blocking(|this| this.serving.daemon.cannot_end().step("look at daemon")).await? {
+                // It does not hang: it was killed, and ends once another one answers its users.
+                self.watch.daemons.watch.report(&self.volume_id, self.serving.daemon);
+                return Ok(None);
+            }
             let until = begun + self.deadline * look / LOOKS;
             tokio::select! {
                 () = answered.notified(), if killed.is_empty() => return Ok(None),

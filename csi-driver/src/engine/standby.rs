@@ -128,9 +128,9 @@ impl Stages {
                 tracing::error!(%volume_id, error = chain(&error), "could not adopt the volume's daemon");
             }
         }
-        let mut launched = None;
+        let mut daemons = None;
         for (volume_id, record) in self.journal.list() {
-            if let Err(error) = self.adopt_holder(&volume_id, record, &mut launched) {
+            if let Err(error) = self.adopt_holder(&volume_id, record, &mut daemons) {
                 tracing::error!(%volume_id, error = chain(&error), "could not look for a daemon that serves the volume");
             }
         }
@@ -161,37 +161,41 @@ impl Stages {
         self.adopt_daemon(volume_id, &mut record, &previous, found)
     }
 
-    /// Adopts a daemon that serves although the journal calls another one the serving one, which has ended, and no keeper
-    /// holds the connection: the keeper that gave it the volume has ended too. Not that of a mount pod, whose process a
-    /// launcher does not know. `launched` is listed once.
+    /// Adopts a daemon that serves although the journal calls another one the serving one, which has ended: the keeper
+    /// that gave it the volume has ended too. A later keeper may hold the connection again. `daemons` are listed once.
     fn adopt_holder(
         &self,
         volume_id: &VolumeId,
         mut record: VolumeRecord,
-        launched: &mut Option<Vec<Launched>>,
+        daemons: &mut Option<Vec<ProcessId>>,
     ) -> Result<()> {
         let Some((previous, serving)) = self.orphaned(&record)? else { return Ok(()) };
         let minor = serving.connection_minor;
         let waiting = FuseConnections::open().and_then(|all| all.waiting(minor));
-        if waiting.step("look at connection")?.is_none() || self.has_successor(volume_id).unwrap_or(false) {
+        if waiting.step("look at connection")?.is_none() {
             return Ok(());
         }
-        let launched = match launched {
-            Some(launched) => launched,
-            None => launched.insert(self.daemons.launcher.list().step("list launches")?),
+        let daemons = match daemons {
+            Some(daemons) => daemons,
+            None => daemons.insert(self.daemons.launcher.daemons().step("list daemons")?),
         };
-        for Launched { key, id } in launched {
-            let Some(daemon) = id.process() else { continue };
-            // A process names its launch in its arguments, which a compromised one may have changed.
-            if self.is_known_to_another(volume_id, key, daemon) {
-                continue;
-            }
+        for daemon in daemons.iter().copied() {
             let is_holder = linux::mount::has_fuse_connection(daemon.pid, minor).step("look at daemon")?;
             // Checked afterwards: only then the pid was still the daemon's.
-            if is_holder && daemon.is_alive().step("look at daemon")? {
-                self.record_launch(volume_id, key)?;
-                let found = Found { key, launch: id.clone(), daemon, since: None, count: 1 };
-                return self.adopt_daemon(volume_id, &mut record, &previous, found);
+            if !is_holder || !daemon.is_alive().step("look at daemon")? {
+                continue;
+            }
+            let launched = self.daemons.launcher.launch_by(daemon).step("find launch")?;
+            match launched {
+                // A process names its launch in its arguments, which a compromised one may have changed.
+                Some(Launched { key, id }) if !self.is_known_to_another(volume_id, &key, daemon) => {
+                    self.record_launch(volume_id, &key)?;
+                    let found = Found { key: &key, launch: id, daemon, since: None, count: 1 };
+                    return self.adopt_daemon(volume_id, &mut record, &previous, found);
+                }
+                // Before another one gets the volume too.
+                _ if self.has_successor(volume_id)? => return end_unknown(volume_id, daemon),
+                _ => {}
             }
         }
         Ok(())

@@ -98,6 +98,11 @@ impl VolumeRecord {
         self.stage.as_ref().map_or(self.policies().data_path, |stage| stage.settings.data_path)
     }
 
+    /// Whether the kernel keeps what is written and sends it to the daemon later: by its stage, or its class.
+    pub(crate) fn writeback_cache(&self) -> bool {
+        self.stage.as_ref().map_or(self.parameters.writeback_cache, |stage| stage.settings.writeback_cache)
+    }
+
     /// Its daemon counts what it holds, and where the pool has quotas, the kernel would limit a new
     /// volume of its class.
     pub(crate) fn lacks_kernel_limit(&self) -> bool {

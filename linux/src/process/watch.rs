@@ -92,6 +92,8 @@ pub struct ThreadStatus {
     pub is_killed: bool,
     /// It has ended, or has given up its memory and is closing its files.
     pub is_exiting: bool,
+    /// It has ended: a zombie, or about to be removed.
+    pub has_ended: bool,
     /// How often another thread got the processor after it.
     pub context_switches: u64,
 }
@@ -114,10 +116,12 @@ impl ThreadStatus {
         };
         let state = field("State")?.get(..1)?;
         let has_memory = field("VmSize").is_some();
+        let has_ended = matches!(state, "Z" | "X");
         Some(Self {
             is_asleep: state == "D",
             is_killed: has_sigkill("SigPnd")? || has_sigkill("ShdPnd")?,
-            is_exiting: matches!(state, "Z" | "X") || (!has_memory && !is_kernel_thread),
+            is_exiting: has_ended || (!has_memory && !is_kernel_thread),
+            has_ended,
             context_switches: number("voluntary_ctxt_switches")? + number("nonvoluntary_ctxt_switches")?,
         })
     }
@@ -130,6 +134,42 @@ pub fn is_killed(pid: i32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let mut states = tasks.flatten().filter_map(|task| is_killed_or_ends(&task.path())).peekable();
     states.peek().is_some() && states.all(|ends| ends)
+}
+
+/// Whether all that is left of a process are threads that have SIGKILL pending and wait in write(2) or
+/// writev(2) to /dev/fuse: a FUSE server that has notified the kernel (FUSE_NOTIFY_INVAL_ENTRY) of something
+/// that is locked until another request is answered (fs/fuse/dir.c, `fuse_reverse_inval_entry`). It executes
+/// nothing any more, but its pidfd is not readable before another server has answered that request. False if
+/// that is unknown, and for a process that is gone.
+pub fn only_notifies_fuse(pid: i32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let mut notifying = tasks.flatten().filter_map(|task| only_notifies(&task.path())).peekable();
+    notifying.peek().is_some() && notifying.all(|notifies| notifies)
+}
+
+/// [`only_notifies_fuse`] for one thread; `None` if it has ended.
+fn only_notifies(task: &Path) -> Option<bool> {
+    let status = ThreadStatus::parse(&procfs::read(&task.join("status")).ok()?)?;
+    if status.has_ended {
+        return None;
+    }
+    let waits = status.is_asleep && status.is_killed && !status.is_exiting;
+    // Read only then: such a thread does not execute a program.
+    let call = || procfs::read(&task.join("syscall")).unwrap_or_default();
+    Some(waits && is_write_to_fuse(task, &call()))
+}
+
+/// `call`, as in /proc/PID/task/TID/syscall: the number of the system call and its arguments.
+fn is_write_to_fuse(task: &Path, call: &str) -> bool {
+    let mut fields = call.split_whitespace();
+    let number = fields.next().and_then(|number| number.parse().ok());
+    let descriptor = fields.next().and_then(|fd| u32::from_str_radix(fd.trim_start_matches("0x"), 16).ok());
+    let (Some(libc::SYS_write | libc::SYS_writev), Some(descriptor)) = (number, descriptor) else {
+        return false;
+    };
+    // Only the link's text: no other file system is asked.
+    let target = std::fs::read_link(task.join("fd").join(descriptor.to_string()));
+    target.is_ok_and(|path| path == Path::new("/dev/fuse"))
 }
 
 /// [`is_killed`] for one thread; `None` if it is gone.
@@ -158,7 +198,7 @@ mod tests {
         child.kill().unwrap();
         // Not reaped yet: a zombie.
         wait_for_end(open_pidfd(pid).unwrap().unwrap(), Duration::from_secs(10)).unwrap();
-        assert!(is_killed(pid));
+        assert!(is_killed(pid) && !only_notifies_fuse(pid));
         child.wait().unwrap();
         assert!(!is_killed(pid));
     }
@@ -191,6 +231,25 @@ mod tests {
         assert_eq!(status("Z", 1, "", 0), (false, false, true));
         assert!(ThreadStatus::parse("Name:\tx\nState:\tD (x)\n").is_none());
         assert!(!is_killed(std::process::id().cast_signed()), "this one runs");
+    }
+
+    #[test]
+    fn a_write_to_fuse_is_told_from_other_calls_and_files() {
+        let task = Path::new("/proc/thread-self");
+        let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
+        let other = std::fs::File::open("/dev/null").unwrap();
+        let call = |number: i64, file: &std::fs::File| {
+            format!("{number} {:#x} 0x7ffd 0x10 0x0 0x0 0x0 0x7ffd 0x7f00\n", file.as_raw_fd())
+        };
+        assert!(is_write_to_fuse(task, &call(libc::SYS_write, &device)));
+        assert!(is_write_to_fuse(task, &call(libc::SYS_writev, &device)));
+        assert!(!is_write_to_fuse(task, &call(libc::SYS_pwrite64, &device)));
+        assert!(!is_write_to_fuse(task, &call(libc::SYS_write, &other)));
+        for call in ["running\n", "-1 0x7ffd 0x7f00\n", ""] {
+            assert!(!is_write_to_fuse(task, call), "{call}");
+        }
+        let this = std::process::id().cast_signed();
+        assert!(!only_notifies_fuse(this) && !only_notifies_fuse(i32::MAX), "this one runs");
     }
 
     #[test]

@@ -4,17 +4,18 @@
 //! points first: [`Answering`] plays that part.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use proto::control::{GetStats, MountPoints, Stats, reply, request};
+use proto::control::{GetStats, MountPoints, Quiesce, Stats, reply, request};
 use rustix::process::{Resource, Rlimit};
 
-use crate::fixture::{ALICE, BOB, Control, ROOT, Setup, Volume, errno, here};
+use crate::fixture::{self, ALICE, BOB, Control, ROOT, Setup, Volume, errno, here};
+use crate::pauses::resume;
 
 const TIMEOUT: Duration = Duration::from_secs(200);
 const BOUND: u64 = 1000;
@@ -108,6 +109,29 @@ fn a_walk_over_many_files_never_makes_the_kernel_know_twice_the_bound() {
     assert!(most <= MOST_KNOWN, "{most} inodes were known");
 }
 
+/// Kernels without FUSE_NOTIFY_PRUNE lock directories to forget names, but no directory is locked for a write.
+#[test]
+fn while_a_write_waits_for_the_end_of_a_pause_the_kernel_still_forgets() {
+    let volume = Volume::with(SETUP);
+    make_files(&volume);
+    let file = File::create(volume.path("written")).unwrap();
+    let driver = Answering::start(&volume);
+    let control = volume.control();
+    let pause = Quiesce { lease_ms: 60_000, passing_may_write: false };
+    assert!(matches!(control.ask(request::Kind::Quiesce(pause)), reply::Kind::Quiesced(_)));
+    let writer = std::thread::spawn(move || file.write_all_at(b"content", 0));
+    until("the write waits", || volume.waiting() > 0);
+    for directory in 0..4 {
+        assert_eq!(walk(&volume.path(&format!("d{directory}"))), FILES / 12);
+    }
+    until("the bound is kept", || stats(&control).known_inodes <= BOUND);
+    assert!(!writer.is_finished());
+    resume(&control);
+    writer.join().unwrap().unwrap();
+    assert_eq!(stats(&control).refused, 0);
+    driver.most();
+}
+
 /// Of the daemon, without its program.
 fn memory_kib(volume: &Volume) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", volume.pid())).unwrap();
@@ -168,7 +192,7 @@ fn what_is_mounted_inside_a_volume_survives_the_forgetting() {
     assert_eq!(fs::read_to_string(volume.path("pod/file")).unwrap(), "mounted");
     assert_eq!(fs::read_to_string(volume.path("pod/directory/secret")).unwrap(), "s");
     for name in ["directory", "file"] {
-        linux::mount::unmount(&volume.path("pod").join(name), linux::mount::UnmountMode::Plain).unwrap();
+        fixture::unmount(&volume.path("pod").join(name));
     }
     assert_eq!(fs::read_to_string(volume.path("pod/file")).unwrap(), "below");
 }

@@ -16,7 +16,14 @@ use super::network;
 use super::place::Place;
 
 /// The examples to try; the StorageClass is the node's own.
-const EXAMPLES: [&str; 3] = ["claim.yaml", "pod-one.yaml", "pod-two.yaml"];
+const EXAMPLES: [&str; 6] = [
+    "claim.yaml",
+    "pod-one.yaml",
+    "pod-two.yaml",
+    "snapshot/1-volume.yaml",
+    "snapshot/2-snapshot.yaml",
+    "snapshot/3-restored.yaml",
+];
 pub(super) const CLASS: &str = "storageclass.yaml";
 
 /// Copies of the static programs: a later build does not change a running node.
@@ -55,7 +62,7 @@ pub(super) fn make_images(place: &Place) -> Result<()> {
 
 /// Directories, the network's configuration, the examples, and the script that calls the kubelet.
 pub(super) fn write_configuration(place: &Place) -> Result<()> {
-    for dir in [place.manifests(), place.network(), place.pool(), place.examples()] {
+    for dir in [place.manifests(), place.network(), place.pool(), place.examples().join("snapshot")] {
         make_directory(&dir)?;
     }
     // Daemons of volumes reach directories of the pool only through the descriptors that they get.

@@ -34,7 +34,7 @@ pub(super) enum Suite {
 }
 
 /// Programs of this machine that tests and plugins start, and their packages.
-pub(super) const PROGRAMS: [(&str, &str); 24] = [
+pub(super) const PROGRAMS: [(&str, &str); 25] = [
     ("ip", "iproute2"),
     ("bridge", "iproute2"),
     ("nft", "nftables"),
@@ -54,6 +54,7 @@ pub(super) const PROGRAMS: [(&str, &str); 24] = [
     ("ip6tables-legacy-restore", "iptables"),
     ("conntrack", "conntrack"),
     ("setpriv", "util-linux"),
+    ("fsfreeze", "util-linux"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
     ("mkfs.btrfs", "btrfs-progs"),
@@ -123,7 +124,8 @@ impl Suite {
                     Ok(item.with_variable(CHAOS_POOL, file_system))
                 };
                 let by_daemon = binaries.item("tests", "chaos", &KILLED_UNDER);
-                [by_daemon, limited("ext4"), limited("xfs")].into_iter().collect::<Result<_>>()?
+                let killed = [by_daemon, limited("ext4"), limited("xfs")];
+                [Ok(tool("lab-guest", &["takeover"]))].into_iter().chain(killed).collect::<Result<_>>()?
             }
             Self::Takeover => vec![tool("lab-guest", &["fallback"])],
             Self::Demo => vec![tool("xtask", &["demo"])],

@@ -19,10 +19,11 @@ impl Pool {
             return self.clear_later(place);
         }
         let (live, trash) = (place.path(), self.trash.join(place.name));
+        // In the trash, a killed deletion left it: that its name is gone may not be on disk.
+        let was_there = !is_absent(&live) || !is_absent(&trash);
         self.remover.remove(&self.incoming.join(place.name))?;
         // Left by a killed deletion; the rename would fail on it.
         self.remover.remove(&trash)?;
-        let was_there = !is_absent(&live);
         let is_aside = linux::tree::set_aside(&live, &trash, |path| self.remover.remove(path))?;
         if was_there {
             sync_removal(place);
@@ -44,7 +45,8 @@ impl Pool {
     /// [`Pool::clear`] for a driver that does not listen yet.
     fn clear_later(&self, place: Place<'_>) -> linux::Result<()> {
         let places = [self.incoming.join(place.name), self.trash.join(place.name), place.path()];
-        let was_there = !is_absent(&place.path());
+        let [_, trash, live] = &places;
+        let was_there = !is_absent(live) || !is_absent(trash);
         let mut taken = Vec::new();
         for path in &places {
             taken.extend(self.take(path)?);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use proto::mount_pod::{NAMESPACE, RUN_DIR_ANNOTATION};
 
+use super::process::processes_of_root;
 use super::program::Program;
 use super::{LaunchId, LaunchSpec, Launched, Launcher};
 use crate::daemon::dial::DialDir;
@@ -55,6 +56,22 @@ impl Launcher for ManifestLauncher {
     fn launch_of(&self, key: &LaunchKey, _daemon: ProcessId) -> linux::Result<Option<LaunchId>> {
         let found = self.list()?.into_iter().find(|launched| launched.key == *key);
         Ok(found.map(|launched| launched.id))
+    }
+
+    fn daemons(&self) -> linux::Result<Vec<ProcessId>> {
+        processes_of_root(pod::PROCESS.as_bytes())
+    }
+
+    /// Finds the pod by the dial directory, which is mounted in it.
+    fn launch_by(&self, daemon: ProcessId) -> linux::Result<Option<Launched>> {
+        let table = PathBuf::from(format!("/proc/{}/mountinfo", daemon.pid));
+        let mounts = linux::mountinfo::read_at(&table)?;
+        let dial_dir = mounts.iter().rfind(|mount| mount.mount_point == Path::new(pod::DIAL_DIR));
+        let name = dial_dir.and_then(|mount| mount.root.file_name()?.to_str());
+        let Some(key) = name.and_then(LaunchKey::parse) else { return Ok(None) };
+        let launched = self.list()?.into_iter().find(|launched| launched.key == key);
+        // Checked afterwards: only then the pid was still the daemon's.
+        Ok(if daemon.is_alive()? { launched } else { None })
     }
 
     fn remove_leftovers(&self) -> linux::Result<()> {

@@ -88,32 +88,32 @@ impl Launcher for ProcessLauncher {
     }
 
     fn list(&self) -> linux::Result<Vec<Launched>> {
-        let proc = Path::new("/proc");
         let mut launched = Vec::new();
         let Ok(ours) = FileId::at(&self.volume_binary) else { return Ok(launched) };
-        let name = name_of_process(&self.volume_binary);
-        for entry in std::fs::read_dir(proc).map_err(|e| linux::Error::at("list", proc, e))? {
-            let entry = entry.map_err(|e| linux::Error::at("list", proc, e))?;
-            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // First: the command line of another one may lie in memory that is never served.
-            if !is_daemon(&entry.path(), name, ours) {
-                continue;
-            }
-            // A process that ends meanwhile is none of ours any more.
-            let Ok(command_line) = std::fs::read(entry.path().join("cmdline")) else { continue };
-            let Some(key) = self.launched_as(&command_line) else { continue };
-            if let Some(process) = ProcessId::of(pid)? {
-                launched.push(Launched { key, id: LaunchId::Process(process) });
+        for daemon in self.daemons()? {
+            // First: the command line of another program may lie in memory that is never served.
+            let exe = format!("/proc/{}/exe", daemon.pid);
+            if FileId::at(Path::new(&exe)).is_ok_and(|running| running == ours) {
+                launched.extend(self.launch_by(daemon)?);
             }
         }
         Ok(launched)
     }
 
     fn launch_of(&self, key: &LaunchKey, daemon: ProcessId) -> linux::Result<Option<LaunchId>> {
+        let launched = self.launch_by(daemon)?.filter(|launched| launched.key == *key);
+        Ok(launched.map(|launched| launched.id))
+    }
+
+    fn daemons(&self) -> linux::Result<Vec<ProcessId>> {
+        processes_of_root(name_of_process(&self.volume_binary))
+    }
+
+    fn launch_by(&self, daemon: ProcessId) -> linux::Result<Option<Launched>> {
         let command_line = std::fs::read(format!("/proc/{}/cmdline", daemon.pid)).unwrap_or_default();
-        let is_it = self.launched_as(&command_line).is_some_and(|launched| launched == *key);
+        let Some(key) = self.launched_as(&command_line) else { return Ok(None) };
         // Checked afterwards: only then the pid was still the daemon's.
-        Ok((is_it && daemon.is_alive()?).then_some(LaunchId::Process(daemon)))
+        Ok(daemon.is_alive()?.then_some(Launched { key, id: LaunchId::Process(daemon) }))
     }
 
     fn remove_leftovers(&self) -> linux::Result<()> {
@@ -203,19 +203,28 @@ impl ProcessLauncher {
     }
 }
 
-/// Whether a process, by its directory in /proc, is root's and runs the program `ours`. Neither
-/// its memory is read, nor its program's file system asked: a daemon may never answer.
+/// The processes of root with this name. Neither their memory is read, nor a file system asked: a daemon
+/// may never answer.
 ///
-/// The name is compared before the link is followed. The kernel makes a reader of the link wait while
-/// the process executes another program, and that closes files, which may wait for a daemon. Until
-/// then, such a process has the name of the program that it came from.
-fn is_daemon(process: &Path, name: &[u8], ours: FileId) -> bool {
-    let status = linux::procfs::read(&process.join("status")).unwrap_or_default();
-    let field =
-        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
-    field("Name:").as_bytes() == name
-        && field("Uid:").split_whitespace().take(2).eq(["0", "0"])
-        && FileId::at(&process.join("exe")).is_ok_and(|running| running == ours)
+/// A caller that follows a link in a process's directory must have compared the name before. The kernel
+/// makes a reader of the link wait while the process executes another program, and that closes files, which
+/// may wait for a daemon. Until then, such a process has the name of the program that it came from.
+pub(super) fn processes_of_root(name: &[u8]) -> linux::Result<Vec<ProcessId>> {
+    let proc = Path::new("/proc");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(proc).map_err(|e| linux::Error::at("list", proc, e))? {
+        let entry = entry.map_err(|e| linux::Error::at("list", proc, e))?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let status = linux::procfs::read(&entry.path().join("status")).unwrap_or_default();
+        let field =
+            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+        let is_root = field("Uid:").split_whitespace().take(2).eq(["0", "0"]);
+        if is_root && field("Name:").as_bytes() == name {
+            // A process that ends meanwhile is none of ours any more.
+            found.extend(ProcessId::of(pid)?);
+        }
+    }
+    Ok(found)
 }
 
 /// What the kernel calls a process that executes this program: 15 bytes of its file's name.

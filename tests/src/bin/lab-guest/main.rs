@@ -7,6 +7,7 @@ mod fallback;
 mod power_cut;
 mod project_quota;
 mod project_volumes;
+mod takeover;
 
 use std::process::ExitCode;
 
@@ -39,15 +40,21 @@ const FALLBACK: [Test; 1] = [(
     fallback::killed_daemon_ends_io_and_the_next_pod_has_the_data,
 )];
 
+const TAKEOVER: [Test; 1] =
+    [("a_killed_daemon_that_cannot_end_is_followed_by_another_one", takeover::from_a_daemon_that_cannot_end)];
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["project-quota", "passthrough"] => run(&[&QUOTA[..], &PASSING].concat()),
         ["project-quota", "daemon"] => run(&[&QUOTA[..], &BY_DAEMON].concat()),
         ["fallback"] => run(&FALLBACK),
+        ["takeover"] => run(&TAKEOVER),
         ["power-cut", acknowledged] => power_cut::run(acknowledged.as_ref()),
         _ => {
-            println!("usage: lab-guest project-quota passthrough|daemon | fallback | power-cut FILE");
+            println!(
+                "usage: lab-guest project-quota passthrough|daemon | fallback | takeover | power-cut FILE"
+            );
             ExitCode::FAILURE
         }
     }

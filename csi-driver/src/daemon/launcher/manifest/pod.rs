@@ -32,7 +32,9 @@ use crate::model::parameters::Resources;
 pub(super) const NODE_CRITICAL: i32 = 2_000_001_000;
 const CAPABILITIES: [&str; 6] = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETUID", "SETGID"];
 /// Where the dial socket's directory is in the container.
-const DIAL_DIR: &str = "/run/hawser";
+pub(super) const DIAL_DIR: &str = "/run/hawser";
+/// What the kernel calls the daemon's process.
+pub(super) const PROCESS: &str = "hawser-volume";
 const DIAL_VOLUME: &str = "dial";
 
 pub(super) fn of(name: String, spec: LaunchSpec<'_>, image: &str, run_dir: &Path) -> Pod {
@@ -92,7 +94,7 @@ fn container(spec: LaunchSpec<'_>, image: &str) -> Container {
         name: CONTAINER.to_owned(),
         image: Some(image.to_owned()),
         image_pull_policy: Some("Never".to_owned()),
-        command: Some(vec!["/hawser-volume".to_owned()]),
+        command: Some(vec![format!("/{PROCESS}")]),
         args: Some(arguments.map(str::to_owned).collect()),
         env: Some(vec![EnvVar {
             name: NONCE_VARIABLE.to_owned(),
