@@ -16,6 +16,7 @@ mod entries;
 mod events;
 mod full_disk;
 mod in_place;
+mod made_volumes;
 mod outcome;
 mod pods;
 mod resize;
@@ -228,8 +229,9 @@ impl Store {
     ///
     /// A released volume belonged to an earlier claim of that name; no later one may see its data.
     fn reserve_volume(&self, claim: &Key) -> Result<(), Error> {
-        let is_of_claim =
-            |holder: &ObjectRef| holder.namespace == claim.namespace && holder.name == claim.name;
+        // The name of a lost record is that of its file.
+        let stem = disk::stem(claim);
+        let is_of_claim = |holder: &ObjectRef| disk::stem(&Key::new(&holder.namespace, &holder.name)) == stem;
         let is_in_use = |volume: &PersistentVolume| {
             !matches!(volume.status.phase, VolumePhase::Released | VolumePhase::Failed)
                 && !volume.metadata.is_deleted()

@@ -105,7 +105,7 @@ struct Shared {
     survivor_unmounts: Mutex<BTreeMap<String, JoinHandle<()>>>,
     republish: republish::Due,
     answers: stats::Answers,
-    /// A pod has released a volume.
+    /// A pod has released a volume, or an unused volume is unstaged.
     released: Notify,
     measured: figures::Measured,
     empty_dirs: EmptyDirs,
@@ -292,6 +292,23 @@ impl Volumes {
     pub(crate) fn users(&self, driver: &str, volume_handle: &str) -> BTreeSet<String> {
         let key = DeviceKey { driver: driver.to_owned(), volume_handle: volume_handle.to_owned() };
         self.shared.devices.all().iter().find(|d| d.key == key).map(|d| d.users()).unwrap_or_default()
+    }
+
+    /// Waits until the volume is certainly not staged here: NodeUnstageVolume comes before DeleteVolume.
+    pub(crate) async fn until_unstaged(&self, driver: &str, volume_handle: &str) {
+        let key = DeviceKey { driver: driver.to_owned(), volume_handle: volume_handle.to_owned() };
+        let Some(device) = self.shared.devices.all().into_iter().find(|device| device.key == key) else {
+            return;
+        };
+        loop {
+            // Before the look, so that no release is missed.
+            let mut released = std::pin::pin!(self.shared.released.notified());
+            released.as_mut().enable();
+            if *device.stage.lock().await == Stage::No {
+                return;
+            }
+            released.await;
+        }
     }
 
     /// Handles the death of a volume's daemon: records events on the volume's users, and makes the next

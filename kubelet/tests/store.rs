@@ -527,3 +527,91 @@ fn a_file_names_no_other_node_when_it_changes_in_place() {
     assert_eq!(second.spec.containers[0].image, "demo:2");
     assert!(!second.metadata.is_deleted());
 }
+
+fn records(fixture: &Fixture, kind: &str) -> Vec<std::path::PathBuf> {
+    let dir = fixture.root.path().join("hawser/objects").join(kind);
+    std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn objects_with_the_longest_names_survive_and_go() {
+    let namespace = "n".repeat(63);
+    let names = ["a", "b"].map(|end| format!("{}{end}", "n".repeat(252)));
+    let fixture = Fixture::new();
+    for name in &names {
+        let metadata = format!("{{namespace: {namespace}, name: {name}}}");
+        let claim = CLAIM.replace("{name: data}", &metadata);
+        fixture.store.apply(object(&claim), Source::Api).unwrap();
+        let pod = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {metadata}\nspec: {{containers: [{{name: c, image: i}}]}}\n"
+        );
+        fixture.store.apply(object(&pod), file("p.yaml")).unwrap();
+    }
+    let fixture = fixture.reopen();
+    for name in &names {
+        let pod = fixture.store.pod(&namespace, name).unwrap();
+        fixture.store.mark_pod_deleted(&namespace, name, None).unwrap();
+        fixture.store.forget_pod(&pod.metadata.uid).unwrap();
+        assert!(fixture.store.claim(&namespace, name).is_some());
+        fixture.store.remove_claim(&namespace, name).unwrap();
+    }
+    assert_eq!((records(&fixture, "Pod"), records(&fixture, "PersistentVolumeClaim")), (vec![], vec![]));
+}
+
+/// Earlier versions wrote such a record, and could not remove it.
+#[test]
+fn a_record_whose_name_is_too_long_is_read_and_removed() {
+    let name = "n".repeat(237);
+    let fixture = Fixture::new();
+    let text = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{name: c, image: i}}]}}\n"
+    );
+    fixture.store.apply(object(&text), file("p.yaml")).unwrap();
+    let uid = fixture.store.pod("default", &name).unwrap().metadata.uid.clone();
+    let [record] = &records(&fixture, "Pod")[..] else { panic!("one pod") };
+    std::fs::rename(record, record.with_file_name(format!("default_{name}.json"))).unwrap();
+
+    let fixture = fixture.reopen();
+    assert_eq!(fixture.store.pod("default", &name).unwrap().metadata.uid, uid);
+    fixture.store.forget_pod(&uid).unwrap();
+    assert_eq!(records(&fixture, "Pod"), [] as [std::path::PathBuf; 0]);
+}
+
+#[test]
+fn a_client_changes_the_reclaim_policy_of_a_volume_that_was_made_for_a_claim_and_no_other_field() {
+    let fixture = Fixture::new();
+    let text = |policy: &str, size: &str| {
+        format!(
+            "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: v, labels: {{app: web}}, annotations: {{own: note}}}}\n\
+             spec: {{capacity: {{storage: {size}}}, accessModes: [ReadWriteOnce], \
+             persistentVolumeReclaimPolicy: {policy}, csi: {{driver: d, volumeHandle: h}}}}\n"
+        )
+    };
+    let kubelet::store::AnyObject::Volume(mut made) = object(&text("Delete", "1Gi")).object else {
+        panic!("a volume")
+    };
+    let own = ("pv.kubernetes.io/provisioned-by".to_owned(), "d".to_owned());
+    made.metadata.annotations = [own.clone()].into();
+    made.metadata.uid = "u".to_owned();
+    made.spec.claim_ref = Some(kubelet::objects::ObjectRef {
+        namespace: "default".to_owned(),
+        name: "data".to_owned(),
+        uid: "c".to_owned(),
+        ..kubelet::objects::ObjectRef::default()
+    });
+    fixture.store.put_volume(*made).unwrap();
+    let apply = |text: &str, source| fixture.store.apply(object(text), source);
+
+    assert_eq!(apply(&text("Retain", "1Gi"), Source::Api).unwrap(), Outcome::Configured);
+    assert_eq!(apply(&text("Retain", "1Gi"), Source::Api).unwrap(), Outcome::Unchanged);
+    let error = apply(&text("Retain", "2Gi"), Source::Api).unwrap_err().to_string();
+    assert!(error.contains("only persistentVolumeReclaimPolicy can change"), "{error}");
+    let error = apply(&text("Delete", "1Gi"), file("v.yaml")).unwrap_err().to_string();
+    assert_eq!(error, "PersistentVolume \"v\" is already described by the kubelet");
+    let fixture = fixture.reopen();
+    let volume = fixture.store.volume("v").unwrap();
+    assert_eq!(volume.spec.persistent_volume_reclaim_policy, kubelet::objects::ReclaimPolicy::Retain);
+    assert_eq!(volume.metadata.annotations, [("own".to_owned(), "note".to_owned()), own].into());
+    assert_eq!((volume.metadata.uid.as_str(), volume.metadata.labels.len()), ("u", 1));
+    assert_eq!(volume.spec.claim_ref.as_ref().unwrap().uid, "c");
+}

@@ -76,6 +76,34 @@ fn a_late_claim_waits_for_a_pod_and_then_for_the_secret_of_its_class() {
     node.finish(&idle).expect("nothing is left");
 }
 
+#[test]
+fn apply_changes_the_reclaim_policy_of_a_claims_volume_and_no_other_field() {
+    let sandbox = Sandbox::new();
+    let (node, idle) = node(&sandbox);
+    node.put_manifest("data.yaml", &manifests::claim_of_class("data", "64Mi", "growing")).expect("put");
+    let bound = node.wait_for("pvc", "data", "bound", |claim| claim["status"]["phase"] == "Bound");
+    let name = text(&bound.expect("it is bound")["spec"]["volumeName"]);
+    let edit = |from: &str, to: &str| {
+        let file = sandbox.path("edited.yaml");
+        let shown = node.client(&["get", "pv", &name, "-o", "yaml"]).expect("the volume");
+        assert!(shown.contains(from), "{shown}");
+        std::fs::write(&file, shown.replace(from, to)).expect("written");
+        let applied = node.client(&["apply", "-f", &file.display().to_string()]);
+        std::fs::remove_file(&file).expect("removed");
+        applied
+    };
+    let refused = edit("storage: \"64Mi\"", "storage: \"1Mi\"").expect_err("refused");
+    assert!(format!("{refused:#}").contains("only persistentVolumeReclaimPolicy can change"), "{refused:#}");
+    edit("persistentVolumeReclaimPolicy: Delete", "persistentVolumeReclaimPolicy: Retain").expect("applied");
+    node.remove_manifest("data.yaml").expect("removed");
+    node.delete("pvc", "data").expect("deleted");
+    let released = node.wait_for("pv", &name, "kept", |volume| volume["status"]["phase"] == "Released");
+    assert_eq!(released.expect("it is kept")["spec"]["persistentVolumeReclaimPolicy"], "Retain");
+    edit("persistentVolumeReclaimPolicy: Retain", "persistentVolumeReclaimPolicy: Delete").expect("applied");
+    node.client(&["wait", "--for=delete", "pv", &name, "--timeout=20s"]).expect("its driver deletes it");
+    node.finish(&idle).expect("nothing is left");
+}
+
 /// The size that an application sees.
 fn visible_size(path: &std::path::Path) -> u64 {
     let found = nix::sys::statvfs::statvfs(path).expect("it is mounted");

@@ -7,6 +7,7 @@
 //! - The store writes a volume to disk before its claim names it.
 //! - A claim says that CreateVolume was called before it is, and goes only when its outcome is known.
 
+mod begun;
 mod binding;
 mod create;
 mod expand;
@@ -36,7 +37,8 @@ use binding::Decision;
 
 pub(crate) use reclaim::users_of_claim;
 
-/// How long a class or driver may be missing before the attempt fails.
+/// How long a class or driver may be missing before the attempt fails, and a volume staged before its
+/// deletion is reported as waiting.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// How soon to retry what failed on a full disk.
 const SETTLE_RETRY: Duration = Duration::from_secs(5);
@@ -138,8 +140,11 @@ impl Provisioner {
         }
         if claim.metadata.is_deleted() {
             if let Some(copy) = self.copy_of(claim) {
-                let message = format!("the claim is kept until {copy} is done: delete that to end the wait");
-                self.record_once(&claim.reference(), "ClaimDeletePending", &message);
+                self.record_once(
+                    &claim.reference(),
+                    "ClaimDeletePending",
+                    &format!("the claim is kept until {copy}"),
+                );
                 return;
             }
             if users_of_claim(&self.shared.store, &self.shared.volumes, claim).is_empty() {
@@ -187,7 +192,7 @@ impl Provisioner {
     fn finish_deletion(&self, volume: Arc<PersistentVolume>) {
         let shared = Arc::clone(&self.shared);
         let subject = volume.reference();
-        let delete = async move { reclaim::delete(&shared.store, &shared.plugins, &volume).await };
+        let delete = async move { reclaim::delete(&shared, &volume).await };
         self.spawn(subject, delete);
     }
 
@@ -226,25 +231,28 @@ impl Provisioner {
         self.progress().running.contains(uid)
     }
 
-    /// The snapshot of the claim that is being taken, or the clone of its volume that is being made.
+    /// What a deleted claim waits for: its snapshot that is being taken, or the clone of its volume that is
+    /// being made.
     fn copy_of(&self, claim: &PersistentVolumeClaim) -> Option<String> {
-        let (store, metadata) = (&self.shared.store, &claim.metadata);
-        if let Some(snapshot) = snapshots::being_taken(store, &metadata.namespace, &metadata.name) {
-            return Some(format!("snapshot {snapshot}"));
-        }
-        let running = self.running();
-        let claims = source::claims_from(
-            store,
-            "PersistentVolumeClaim",
-            &metadata.namespace,
-            &metadata.name,
-            &running,
-        );
-        let is_being_made = |clone: &PersistentVolumeClaim| {
-            clone.metadata.is_deleted() || running.contains(&clone.metadata.uid)
+        let (store, metadata, running) = (&self.shared.store, &claim.metadata, self.running());
+        let (copy, is_deleted) = if let Some(snapshot) =
+            snapshots::being_taken(store, &metadata.namespace, &metadata.name, &running)
+        {
+            (format!("snapshot {}", snapshot.metadata.name), snapshot.metadata.is_deleted())
+        } else {
+            let kind = "PersistentVolumeClaim";
+            let clones = source::claims_from(store, kind, &metadata.namespace, &metadata.name, &running);
+            let is_being_made = |clone: &PersistentVolumeClaim| {
+                begun::is_noted(clone) || running.contains(&clone.metadata.uid)
+            };
+            let clone = clones.iter().find(|clone| is_being_made(clone))?;
+            (format!("its clone, claim {},", clone.metadata.name), clone.metadata.is_deleted())
         };
-        let clone = claims.iter().find(|clone| is_being_made(clone))?;
-        Some(format!("its clone, claim {},", clone.metadata.name))
+        Some(if is_deleted {
+            format!("{copy} is deleted, which needs its driver")
+        } else {
+            format!("{copy} is done: delete that to end the wait")
+        })
     }
 
     fn running(&self) -> HashSet<String> {
@@ -299,7 +307,7 @@ impl Attempt {
         match self {
             Self::Bind { volume } => create::bind(&shared.store, claim, &volume),
             Self::Create { class, driver } => create::provision(&shared.store, claim, &class, &driver).await,
-            Self::Reclaim => reclaim::reclaim(&shared.store, &shared.plugins, claim).await,
+            Self::Reclaim => reclaim::reclaim(shared, claim).await,
             Self::Expand => expand::expand(shared, claim).await,
             Self::Lose => create::lose(&shared.store, claim),
             Self::Wait(failure) => shared.wait(failure).await,

@@ -128,7 +128,7 @@ impl Store {
         let Described { object, document } = described;
         match object {
             AnyObject::Pod(pod) => self.apply_pod(*pod, document, source),
-            AnyObject::Volume(volume) => self.apply_plain(*volume, document, source),
+            AnyObject::Volume(volume) => self.apply_volume(*volume, document, source),
             AnyObject::Claim(claim) => {
                 let _writing = self.writing();
                 self.refuse_resize(&claim)?;
@@ -344,7 +344,7 @@ impl Store {
     }
 
     /// The caller holds `writing`.
-    fn apply_locked<T: Stored + Mergeable>(
+    pub(super) fn apply_locked<T: Stored + Mergeable>(
         &self,
         mut object: T,
         document: Document,

@@ -1,6 +1,7 @@
-//! The store's files: `<dir>/<Kind>/<namespace>_<name>.json`, one object each.
+//! The store's files: `<dir>/<Kind>/<namespace>_<name>.json`, one object each. A long name is cut and
+//! followed by a digest: `<namespace>_<begin of the name>_<digest>.json`.
 //!
-//! `manifest` has checked that names are DNS labels, so they contain neither `/` nor `_`.
+//! `manifest` has checked that names are DNS subdomains, so they contain neither `/` nor `_`.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use runtime::while_others_go_on;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
 
 use super::entries::{Entries, Entry, Key, PodEntries, PodEntry};
 use super::{Error, Stored, full_disk};
@@ -18,6 +20,10 @@ use crate::objects::{Kind, now};
 /// Manifests may contain secrets.
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
+
+/// The longest file name without its extension. The names of temporary, deleted and unreadable files are
+/// longer, and a file system takes 255 bytes.
+const LONGEST_STEM: usize = 200;
 
 const KEPT: [Kind; 10] = [
     Kind::Pod,
@@ -79,7 +85,9 @@ impl Disk {
                 let metadata = std::sync::Arc::make_mut(&mut entry.object).metadata_mut();
                 metadata.deletion_timestamp.get_or_insert_with(now);
             }
-            entries.push((Key::of(&*entry.object), entry));
+            let key = Key::of(&*entry.object);
+            self.rename_long(T::KIND, &key, &path)?;
+            entries.push((key, entry));
         }
         Ok(entries.into_iter().collect())
     }
@@ -92,7 +100,9 @@ impl Disk {
                 entry.successor = None;
                 entry.mark_deleted(None, now());
             }
-            entries.push((Key::of(&*entry.current.object), entry));
+            let key = Key::of(&*entry.current.object);
+            self.rename_long(Kind::Pod, &key, &path)?;
+            entries.push((key, entry));
         }
         Ok(entries.into_iter().collect())
     }
@@ -191,7 +201,24 @@ impl Disk {
     }
 
     fn path(&self, kind: Kind, key: &Key) -> PathBuf {
-        self.dir.join(kind.as_str()).join(format!("{}_{}.json", key.namespace, key.name))
+        self.dir.join(kind.as_str()).join(format!("{}.json", stem(key)))
+    }
+
+    /// Earlier versions did not cut names. Only records of long names are renamed.
+    fn rename_long(&self, kind: Kind, key: &Key, found: &Path) -> Result<(), Error> {
+        let path = self.path(kind, key);
+        let is_long = key.namespace.len() + 1 + key.name.len() > LONGEST_STEM;
+        if !is_long || full_disk::original_path(found) == path {
+            return Ok(());
+        }
+        let path = if full_disk::is_deleted_path(found) {
+            full_disk::deleted_path(&path)
+        } else {
+            // It is older, and no mark of the renamed record.
+            let _may_be_too_long = linux::atomic_file::discard(&full_disk::deleted_path(found));
+            path
+        };
+        fs::rename(found, &path).map_err(|source| Error::Read { path: found.to_owned(), source })
     }
 
     /// The files of a kind, in order. Names of unfinished files begin with a dot.
@@ -212,6 +239,17 @@ impl Disk {
         });
         Ok(paths)
     }
+}
+
+/// The name of an object's file without its extension.
+pub(super) fn stem(key: &Key) -> String {
+    let whole = format!("{}_{}", key.namespace, key.name);
+    if whole.len() <= LONGEST_STEM {
+        return whole;
+    }
+    let digest = base16ct::lower::encode_string(&Sha256::digest(whole.as_bytes()));
+    let begin = whole.floor_char_boundary(LONGEST_STEM - 1 - digest.len());
+    format!("{}_{digest}", &whole[..begin])
 }
 
 /// Removes the temporary files of interrupted writes in `dir`.

@@ -170,8 +170,11 @@ impl CsiMount {
         // outcome of staging it again.
         let others = self.device.users().iter().any(|user| *user != self.pod.metadata.uid);
         if error.is_final() && was == Stage::No && !others {
-            *stage = Stage::No;
-            files::remove_stage_dir(stage_dir)?;
+            let removed = files::remove_stage_dir(stage_dir);
+            if removed.is_ok() {
+                *stage = Stage::No;
+            }
+            log_remains(stage_dir, removed);
         }
         Err(error.into())
     }
@@ -202,7 +205,7 @@ impl CsiMount {
             }
             Err(error) => {
                 if error.is_final() {
-                    files::remove_volume_dir(&dir)?;
+                    log_remains(&dir, files::remove_volume_dir(&dir));
                 }
                 Err(error.into())
             }
@@ -262,6 +265,14 @@ impl CsiMount {
             FsGroupPolicy::ReadWriteOnceWithFSType => !self.is_read_only() && once && has_fs_type,
             FsGroupPolicy::None => false,
         }
+    }
+}
+
+/// The pod's event has the driver's error, which may be why the directory cannot be removed: an earlier
+/// call has mounted the volume there. The next call, or the teardown, uses what is left.
+fn log_remains(dir: &Path, removed: Result<(), Error>) {
+    if let Err(error) = removed {
+        warn!(dir = %dir.display(), error = error.text(), "the directory of a failed mount is not removed");
     }
 }
 

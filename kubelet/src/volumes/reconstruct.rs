@@ -117,7 +117,8 @@ impl Volumes {
                 return;
             }
             match csi_unmount::unstage(&shared.plugins, &shared.layout, device, &mut stage).await {
-                Ok(()) => return,
+                // A claim's deletion may wait for it.
+                Ok(()) => return shared.released.notify_waiters(),
                 Err(error) => {
                     warn!(
                         volume_id = device.key.volume_handle,

@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::begun::Begun;
 use super::pods_naming;
 use crate::objects::{
     ClaimPhase, EventType, ObjectRef, PersistentVolume, PersistentVolumeClaim, Quantity, StorageClass,
@@ -33,9 +34,11 @@ pub(super) enum Decision {
 
 /// `chosen`: the volumes that other claims are about to be bound to.
 pub(super) fn decide(claim: &PersistentVolumeClaim, store: &Store, chosen: &HashSet<String>) -> Decision {
+    let begun = Begun::of(claim).map(|begun| Arc::new(begun.class));
     let view = View {
         claim,
-        source: super::source::check(claim, store).err(),
+        source: if begun.is_none() { super::source::check(claim, store).err() } else { None },
+        begun,
         volumes: &store.volumes(),
         chosen,
         classes: &store.classes(),
@@ -58,6 +61,8 @@ struct View<'a> {
     claim: &'a PersistentVolumeClaim,
     /// Why the claim's data source cannot be used yet.
     source: Option<String>,
+    /// The class of a CreateVolume whose outcome is not known.
+    begun: Option<Arc<StorageClass>>,
     volumes: &'a [Arc<PersistentVolume>],
     chosen: &'a HashSet<String>,
     classes: &'a [Arc<StorageClass>],
@@ -79,7 +84,8 @@ impl View<'_> {
             return self.named_volume(&claim.volume_name);
         }
         let class = self.class();
-        if let Some(Ok(class)) = &class
+        if self.begun.is_none()
+            && let Some(Ok(class)) = &class
             && class.volume_binding_mode == VolumeBindingMode::WaitForFirstConsumer
             && !self.has_consumer
         {
@@ -88,6 +94,9 @@ impl View<'_> {
         }
         if let Some(volume) = self.best_volume() {
             return Decision::Bind { volume: volume.metadata.name.clone() };
+        }
+        if let Some(class) = &self.begun {
+            return Decision::Provision { class: Arc::clone(class) };
         }
         match class {
             Some(Ok(_)) if claim.selector.is_some() => Decision::Wait {
@@ -301,7 +310,7 @@ mod tests {
         has_consumer: bool,
     ) -> Decision {
         let chosen = &HashSet::new();
-        View { claim, source: None, volumes, chosen, classes, has_consumer }.decide()
+        View { claim, source: None, begun: None, volumes, chosen, classes, has_consumer }.decide()
     }
 
     #[test]
@@ -318,6 +327,7 @@ mod tests {
         let view = View {
             claim: &wants,
             source: None,
+            begun: None,
             volumes: &volumes,
             chosen,
             classes: &[],
@@ -394,8 +404,15 @@ mod tests {
         );
         let source = Some("waiting for the data source: PVC x not found".to_owned());
         let chosen = &HashSet::new();
-        let view =
-            View { claim: &wants, source, volumes: &free, chosen, classes: &[fast], has_consumer: false };
+        let view = View {
+            claim: &wants,
+            source,
+            begun: None,
+            volumes: &free,
+            chosen,
+            classes: &[fast],
+            has_consumer: false,
+        };
         assert!(matches!(view.decide(), Decision::Wait { reason: "WaitForDataSource", .. }));
     }
 

@@ -1,37 +1,27 @@
 //! CreateVolume for a claim, and the binding of claim and volume.
 
+use std::sync::Arc;
+
 use proto::csi;
-use serde::{Deserialize, Serialize};
+use tonic::Code;
 use tracing::{Instrument, debug, info_span};
 
+use super::begun::Begun;
 use super::{Failure, source};
-use crate::clients::csi::{ControllerCapabilities, Driver};
+use crate::clients::csi::{self as client, ControllerCapabilities, Driver};
 use crate::clients::csi_secrets::{self, FS_TYPE, Purpose, Secrets, Tokens};
 use crate::clients::plugins::Plugins;
 use crate::objects::{
-    CsiVolumeSource, EventType, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim,
+    ClaimPhase, CsiVolumeSource, EventType, Object, ObjectMeta, PersistentVolume, PersistentVolumeClaim,
     PersistentVolumeSpec, Quantity, SecretReference, StorageClass, VolumePhase, new_uid, now,
 };
-use crate::store::{BindError, Store, VOLUME_BEING_CREATED, name_of_new_volume};
+use crate::store::{BindError, Store, name_of_new_volume};
 use crate::volumes::capabilities_of_claim;
 
 pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 /// The Secret of DeleteVolume: the class may be gone by then.
 const DELETION_SECRET_NAME: &str = "volume.kubernetes.io/provisioner-deletion-secret-name";
 const DELETION_SECRET_NAMESPACE: &str = "volume.kubernetes.io/provisioner-deletion-secret-namespace";
-
-/// What a repeated CreateVolume needs, as a claim keeps it: class and source may be gone by then.
-#[derive(Debug, Serialize, Deserialize)]
-struct Begun {
-    class: StorageClass,
-    source: Option<source::Handle>,
-}
-
-impl Begun {
-    fn of(claim: &PersistentVolumeClaim) -> Option<Self> {
-        serde_json::from_str(claim.metadata.annotations.get(VOLUME_BEING_CREATED)?).ok()
-    }
-}
 
 struct NotCreated {
     /// The driver certainly has no volume.
@@ -55,14 +45,28 @@ pub(super) async fn provision(
     let in_class = |cause: String| {
         failed(format!("failed to provision volume with StorageClass \"{}\": {cause}", class.metadata.name))
     };
+    let Some(claim) = current(store, claim).filter(|claim| claim.status.phase == ClaimPhase::Pending) else {
+        return Ok(());
+    };
     let can = driver.controller_capabilities().await.map_err(|e| in_class(e.to_string()))?;
-    let source = source::handle(store, claim, class, can).map_err(in_class)?;
-    let order = Order::new(claim, class, source, can).map_err(in_class)?;
+    let begun = match Begun::of(&claim) {
+        // The note is newer than the decision for this driver, so the claim is decided again.
+        Some(begun) if begun.class.provisioner != driver.name() => return Ok(()),
+        Some(begun) => begun,
+        None => Begun::new(&claim, class, source::handle(store, &claim, class, can).map_err(in_class)?),
+    };
+    let order = Order::new(&claim, &begun, can).map_err(in_class)?;
     order.create(store, driver).instrument(span).await.map_err(|error| in_class(error.message))?;
     let name = &order.name;
     let message = format!("Successfully provisioned volume {name}");
     store.record(&claim.reference(), EventType::Normal, "ProvisioningSucceeded", &message);
-    bind(store, claim, name)
+    bind(store, &claim, name)
+}
+
+/// The claim as it is now: an attempt may have ended after `claim` was read.
+fn current(store: &Store, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolumeClaim>> {
+    let current = store.claim(&claim.metadata.namespace, &claim.metadata.name);
+    current.filter(|current| current.metadata.uid == claim.metadata.uid)
 }
 
 /// Repeats a CreateVolume whose outcome is not known, so that its volume is on record.
@@ -71,12 +75,8 @@ pub(super) async fn finish(
     plugins: &Plugins,
     claim: &PersistentVolumeClaim,
 ) -> Result<(), Failure> {
-    // An attempt may have ended after `claim` was read.
-    let current = store.claim(&claim.metadata.namespace, &claim.metadata.name);
-    let Some(claim) = current.filter(|current| current.metadata.uid == claim.metadata.uid) else {
-        return Ok(());
-    };
-    let Some(Begun { class, source }) = Begun::of(&claim) else { return Ok(()) };
+    let Some(claim) = current(store, claim) else { return Ok(()) };
+    let Some(begun) = Begun::of(&claim) else { return Ok(()) };
     let name = name_of_new_volume(&claim);
     if store.volume(&name).is_some() {
         return Ok(());
@@ -84,14 +84,14 @@ pub(super) async fn finish(
     let unknown = |cause: String| {
         failed(format!(
             "the claim is kept until driver {} reports whether it made volume {name}: {cause}",
-            class.provisioner
+            begun.class.provisioner
         ))
     };
-    let driver = plugins.driver(&class.provisioner).ok_or_else(|| {
+    let driver = plugins.driver(&begun.class.provisioner).ok_or_else(|| {
         unknown("the driver is not registered; start it with this kubelet's root directory".to_owned())
     })?;
     let can = driver.controller_capabilities().await.map_err(|e| unknown(e.to_string()))?;
-    let order = Order::new(&claim, &class, source, can).map_err(unknown)?;
+    let order = Order::new(&claim, &begun, can).map_err(unknown)?;
     match order.create(store, &driver).await {
         Err(NotCreated { is_final: true, message }) => {
             debug!(claim = claim.metadata.name, message, "no volume was made for the deleted claim");
@@ -113,21 +113,21 @@ pub(super) fn lose(store: &Store, claim: &PersistentVolumeClaim) -> Result<(), F
 struct Order<'a> {
     /// The same for every attempt: CreateVolume is idempotent by name.
     name: String,
-    claim: &'a PersistentVolumeClaim,
-    class: &'a StorageClass,
+    begun: &'a Begun,
+    /// As it was when CreateVolume was called first.
+    claim: PersistentVolumeClaim,
     can: ControllerCapabilities,
-    source: Option<source::Handle>,
     tokens: Tokens,
     provisioner_secret: Option<SecretReference>,
 }
 
 impl<'a> Order<'a> {
     fn new(
-        claim: &'a PersistentVolumeClaim,
-        class: &'a StorageClass,
-        source: Option<source::Handle>,
+        claim: &PersistentVolumeClaim,
+        begun: &'a Begun,
         can: ControllerCapabilities,
     ) -> Result<Self, String> {
+        let class = &begun.class;
         if let Some(key) = csi_secrets::unknown_parameter(&class.parameters) {
             return Err(format!(
                 "found unknown parameter key \"{key}\" with reserved namespace csi.storage.k8s.io/"
@@ -137,7 +137,8 @@ impl<'a> Order<'a> {
         let tokens = tokens(claim, &name);
         let secret = csi_secrets::reference(&class.parameters, Purpose::Provision, &tokens);
         let provisioner_secret = secret.map_err(|e| e.to_string())?;
-        let order = Self { name, claim, class, can, source, tokens, provisioner_secret };
+        let claim = begun.claim(claim);
+        let order = Self { name, begun, claim, can, tokens, provisioner_secret };
         // A mistake in the class must not show up only after CreateVolume.
         for purpose in
             [Purpose::NodeStage, Purpose::NodePublish, Purpose::ControllerExpand, Purpose::NodeExpand]
@@ -151,10 +152,11 @@ impl<'a> Order<'a> {
     async fn create(&self, store: &Store, driver: &Driver) -> Result<(), NotCreated> {
         let request = self.request(store).map_err(NotCreated::unknown)?;
         let wanted_source = request.volume_content_source.clone();
-        self.note(store, Some(self.begun()?))?;
+        let note = serde_json::to_string(self.begun).map_err(NotCreated::unknown)?;
+        self.note(store, Some(note))?;
         let created = match driver.create_volume(request).await {
             Ok(created) => created,
-            Err(error) if error.is_final() => return Err(self.not_made(store, error.to_string())?),
+            Err(error) if has_no_volume(&error) => return Err(self.not_made(store, error.to_string())?),
             Err(error) => return Err(NotCreated::unknown(error)),
         };
         if wanted_source.is_some() && created.content_source != wanted_source {
@@ -168,13 +170,6 @@ impl<'a> Order<'a> {
         store.add_volume(volume).map_err(|error| NotCreated::unknown(not_bound(error).message))
     }
 
-    fn begun(&self) -> Result<String, NotCreated> {
-        let metadata = ObjectMeta { name: self.class.metadata.name.clone(), ..ObjectMeta::default() };
-        let class = StorageClass { metadata, ..self.class.clone() };
-        let begun = Begun { class, source: self.source.clone() };
-        serde_json::to_string(&begun).map_err(NotCreated::unknown)
-    }
-
     fn not_made(&self, store: &Store, message: String) -> Result<NotCreated, NotCreated> {
         self.note(store, None)?;
         Ok(NotCreated { is_final: true, message })
@@ -182,7 +177,7 @@ impl<'a> Order<'a> {
 
     /// The claim's note is on disk before CreateVolume is called.
     fn note(&self, store: &Store, begun: Option<String>) -> Result<(), NotCreated> {
-        match store.note_creation(self.claim, begun) {
+        match store.note_creation(&self.claim, begun) {
             Ok(true) => Ok(()),
             Ok(false) => Err(NotCreated::unknown("the claim is gone")),
             Err(error) => Err(NotCreated::unknown(linux::chain(&error))),
@@ -194,16 +189,16 @@ impl<'a> Order<'a> {
     }
 
     fn secret(&self, purpose: Purpose) -> Result<Option<SecretReference>, csi_secrets::Error> {
-        csi_secrets::reference(&self.class.parameters, purpose, &self.tokens)
+        csi_secrets::reference(&self.begun.class.parameters, purpose, &self.tokens)
     }
 
     fn fs_type(&self) -> &str {
-        self.class.parameters.get(FS_TYPE).map_or("", String::as_str)
+        self.begun.class.parameters.get(FS_TYPE).map_or("", String::as_str)
     }
 
     fn request(&self, store: &Store) -> Result<csi::CreateVolumeRequest, csi_secrets::Error> {
         let bytes = |q: Option<&Quantity>| q.map_or(0, |q| i64::try_from(q.value()).unwrap_or(i64::MAX));
-        let Self { claim, class, .. } = self;
+        let Self { claim, begun: Begun { class, source, .. }, .. } = self;
         let resources = &claim.spec.resources;
         Ok(csi::CreateVolumeRequest {
             name: self.name.clone(),
@@ -219,13 +214,13 @@ impl<'a> Order<'a> {
             ),
             parameters: csi_secrets::for_driver(&class.parameters),
             secrets: self.secrets(store)?.into_map(),
-            volume_content_source: self.source.clone().map(Into::into),
+            volume_content_source: source.clone().map(Into::into),
             ..csi::CreateVolumeRequest::default()
         })
     }
 
     fn volume(&self, created: csi::Volume) -> Result<PersistentVolume, Failure> {
-        let Self { claim, class, .. } = self;
+        let Self { claim, begun: Begun { class, .. }, .. } = self;
         let uid = new_uid().map_err(|e| failed(format!("generate a uid: {e}")))?;
         let requested = claim.spec.resources.requests.get("storage").cloned();
         let capacity = match u64::try_from(created.capacity_bytes) {
@@ -272,6 +267,17 @@ impl<'a> Order<'a> {
         let mut volume = PersistentVolume::new(metadata, spec);
         volume.status.phase = VolumePhase::Bound;
         Ok(volume)
+    }
+}
+
+/// Whether the driver certainly has no volume for the claim. ALREADY_EXISTS is the opposite: it has one, made
+/// with other parameters. RESOURCE_EXHAUSTED means that it has no room (CSI: "a new volume can not be
+/// provisioned"): the user may ask for less, or delete the claim.
+fn has_no_volume(error: &client::Error) -> bool {
+    match error.code {
+        Code::AlreadyExists => false,
+        Code::ResourceExhausted => true,
+        _ => error.is_final(),
     }
 }
 
@@ -328,7 +334,8 @@ mod tests {
         .unwrap();
         let root = tempfile::tempdir().unwrap();
         let store = Store::open(root.path(), "node").unwrap();
-        let order = Order::new(&claim, &class, None, ControllerCapabilities::default()).unwrap();
+        let begun = Begun::new(&claim, &class, None);
+        let order = Order::new(&claim, &begun, ControllerCapabilities::default()).unwrap();
         let asked = order.request(&store).unwrap();
         let range = asked.capacity_range.unwrap();
         assert_eq!((asked.name.as_str(), range.required_bytes, range.limit_bytes), ("pvc-c1", 1024, 2048));

@@ -2,17 +2,17 @@
 //! removes the claim.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 
 use tracing::{debug, warn};
 
 use super::create::{self, PROVISIONED_BY, deletion_secret};
-use super::{Failure, pods_naming};
+use super::{Failure, Shared, TIMEOUT, pods_naming};
 use crate::clients::csi_secrets::Secrets;
-use crate::clients::plugins::Plugins;
 use crate::objects::{
-    EventType, Object, OwnerReference, PersistentVolume, PersistentVolumeClaim, Pod, ReclaimPolicy,
-    VolumePhase,
+    CsiVolumeSource, EventType, Object, OwnerReference, PersistentVolume, PersistentVolumeClaim, Pod,
+    ReclaimPolicy, VolumePhase,
 };
 use crate::store::{self, Store};
 use crate::volumes::Volumes;
@@ -54,12 +54,9 @@ pub(super) fn mark_ownerless(store: &Store) -> bool {
 }
 
 /// Every step is idempotent: an earlier attempt may have failed after any of them.
-pub(super) async fn reclaim(
-    store: &Store,
-    plugins: &Plugins,
-    claim: &PersistentVolumeClaim,
-) -> Result<(), Failure> {
-    create::finish(store, plugins, claim).await?;
+pub(super) async fn reclaim(shared: &Shared, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+    let store = &shared.store;
+    create::finish(store, &shared.plugins, claim).await?;
     for volume in volumes_of(store, claim) {
         match release(store, &volume) {
             // Only the phase is not on disk: the claim's uid in the volume excludes other claims.
@@ -69,7 +66,7 @@ pub(super) async fn reclaim(
             kept => kept.map_err(not_kept)?,
         }
         if goes_with_its_claim(&volume) {
-            let deleted = delete(store, plugins, &volume).await;
+            let deleted = delete(shared, &volume).await;
             deleted.inspect_err(|Failure { reason, message }| {
                 store.record(&volume.reference(), EventType::Warning, reason, message);
             })?;
@@ -140,20 +137,21 @@ fn has_lost_its_claim(store: &Store, volume: &PersistentVolume) -> bool {
     })
 }
 
-pub(super) async fn delete(
-    store: &Store,
-    plugins: &Plugins,
-    volume: &PersistentVolume,
-) -> Result<(), Failure> {
-    let name = &volume.metadata.name;
+pub(super) async fn delete(shared: &Shared, volume: &PersistentVolume) -> Result<(), Failure> {
+    let (store, name) = (&shared.store, &volume.metadata.name);
     let Some(csi) = &volume.spec.csi else { return Ok(()) };
     let failed = |message: String| Failure { reason: "VolumeFailedDelete", message };
-    let driver = plugins.driver(&csi.driver).ok_or_else(|| {
+    let driver = shared.plugins.driver(&csi.driver).ok_or_else(|| {
         failed(format!(
             "volume {name} is not deleted yet: driver {} is not registered; start it with this kubelet's root directory",
             csi.driver
         ))
     })?;
+    until_unstaged(shared, volume, csi).await;
+    // Its policy may have become Retain meanwhile.
+    if store.volume(name).is_none_or(|current| !goes_with_its_claim(&current)) {
+        return Ok(());
+    }
     // As in Kubernetes, a missing Secret does not keep the volume: its owner may have deleted it first.
     let secrets = Secrets::read(store, deletion_secret(volume).as_ref()).unwrap_or_else(|error| {
         warn!(volume = name, %error, "the volume is deleted without secrets");
@@ -164,6 +162,17 @@ pub(super) async fn delete(
         .await
         .map_err(|e| failed(format!("volume {name}: {e}")))?;
     store.remove_volume(name).map_err(not_kept)
+}
+
+/// An earlier kubelet may have ended before NodeUnstageVolume. An event reports a wait that is not short.
+async fn until_unstaged(shared: &Shared, volume: &PersistentVolume, csi: &CsiVolumeSource) {
+    let mut unstaged = pin!(shared.volumes.until_unstaged(&csi.driver, &csi.volume_handle));
+    if tokio::time::timeout(TIMEOUT, &mut unstaged).await.is_err() {
+        let name = &volume.metadata.name;
+        let message = format!("volume {name} is not deleted yet: this node has not unstaged it");
+        shared.store.record(&volume.reference(), EventType::Warning, "VolumeFailedDelete", &message);
+        unstaged.await;
+    }
 }
 
 /// Removes volumes that are marked deleted once no claim is bound to them; their data stays. A volume

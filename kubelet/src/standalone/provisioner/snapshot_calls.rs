@@ -410,6 +410,13 @@ async fn handle_to_delete(
     }
 }
 
+/// Whether the deletion of the content calls CreateSnapshot once more, which needs the volume.
+pub(super) fn is_deleted_by_a_call(content: &VolumeSnapshotContent) -> bool {
+    content.spec.deletion_policy == ReclaimPolicy::Delete
+        && content.status.snapshot_handle.is_empty()
+        && content.metadata.annotations.contains_key(BEING_CREATED)
+}
+
 fn without_id(driver: &Driver) -> String {
     format!("driver {} gave the snapshot no id", driver.name())
 }

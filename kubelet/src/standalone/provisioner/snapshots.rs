@@ -9,10 +9,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::begun::is_noted;
 use super::source::claims_from;
 use super::{Failure, Provisioner, snapshot_calls};
 use crate::objects::{
-    ClaimPhase, EventType, Object, ReclaimPolicy, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
+    ClaimPhase, EventType, Object, PersistentVolumeClaim, ReclaimPolicy, VolumeSnapshot, VolumeSnapshotClass,
+    VolumeSnapshotContent,
 };
 use crate::store::Store;
 use tokio::time::Instant;
@@ -140,9 +142,21 @@ fn is_free(content: &VolumeSnapshotContent, store: &Store, running: &HashSet<Str
         return false;
     }
     let Some(snapshot) = snapshot_calls::snapshot_of(store, content) else { return true };
-    let VolumeSnapshot { metadata, .. } = &*snapshot;
-    metadata.is_deleted()
-        && claims_from(store, "VolumeSnapshot", &metadata.namespace, &metadata.name, running).is_empty()
+    snapshot.metadata.is_deleted() && claims_that_keep(&snapshot, store, running).is_empty()
+}
+
+/// The claims that a deleted snapshot waits for. One that is not ready gets no further calls, so it waits
+/// only for CreateVolume calls that have begun.
+fn claims_that_keep(
+    snapshot: &VolumeSnapshot,
+    store: &Store,
+    running: &HashSet<String>,
+) -> Vec<Arc<PersistentVolumeClaim>> {
+    let VolumeSnapshot { metadata, status, .. } = snapshot;
+    let mut claims = claims_from(store, "VolumeSnapshot", &metadata.namespace, &metadata.name, running);
+    let has_begun = |claim: &PersistentVolumeClaim| is_noted(claim) || running.contains(&claim.metadata.uid);
+    claims.retain(|claim| status.ready_to_use == Some(true) || has_begun(claim));
+    claims
 }
 
 fn decide(snapshot: &VolumeSnapshot, store: &Store, running: &HashSet<String>) -> Step {
@@ -174,9 +188,7 @@ fn decide_deletion(
     store: &Store,
     running: &HashSet<String>,
 ) -> Step {
-    let metadata = &snapshot.metadata;
-    let claims = claims_from(store, "VolumeSnapshot", &metadata.namespace, &metadata.name, running);
-    if let Some(claim) = claims.first() {
+    if let Some(claim) = claims_that_keep(snapshot, store, running).first() {
         return Step::Wait {
             event_type: EventType::Normal,
             reason: "SnapshotDeletePending",
@@ -273,22 +285,32 @@ fn content_of(store: &Store, snapshot: &VolumeSnapshot) -> Option<Arc<VolumeSnap
     store.snapshot_contents().into_iter().find(|content| content.spec.volume_snapshot_ref.uid == *uid)
 }
 
-/// The name of a snapshot of the claim that is being taken. The claim stays until it is ready.
-pub(super) fn being_taken(store: &Store, namespace: &str, claim: &str) -> Option<String> {
-    let snapshots = store.snapshots();
-    let found = snapshots.iter().find(|snapshot| {
+/// A snapshot of the claim that is being taken. The claim stays until it is ready, or until the driver has
+/// deleted what it may have begun of a deleted one.
+pub(super) fn being_taken(
+    store: &Store,
+    namespace: &str,
+    claim: &str,
+    running: &HashSet<String>,
+) -> Option<Arc<VolumeSnapshot>> {
+    let is_called = |snapshot: &VolumeSnapshot| {
+        let Some(content) = content_of(store, snapshot) else { return false };
+        if !snapshot.metadata.is_deleted() {
+            return needs_call(&content);
+        }
+        running.contains(&snapshot.metadata.uid) || snapshot_calls::is_deleted_by_a_call(&content)
+    };
+    store.snapshots().into_iter().find(|snapshot| {
         snapshot.metadata.namespace == namespace
             && snapshot.spec.source.persistent_volume_claim_name == claim
-            && !snapshot.metadata.is_deleted()
-            && content_of(store, snapshot).is_some_and(|content| needs_call(&content))
-    });
-    found.map(|snapshot| snapshot.metadata.name.clone())
+            && is_called(snapshot)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::{PersistentVolumeClaim, now};
+    use crate::objects::now;
 
     #[test]
     fn a_content_stays_while_a_claim_is_made_from_it() {
@@ -297,6 +319,7 @@ mod tests {
         let mut snapshot: VolumeSnapshot = serde_json::from_value(serde_json::json!({
             "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot",
             "metadata": {"name": "s", "namespace": "default", "uid": "u"}, "spec": {"source": {}},
+            "status": {"readyToUse": true},
         }))
         .unwrap();
         let content: VolumeSnapshotContent = serde_json::from_value(serde_json::json!({
@@ -320,10 +343,13 @@ mod tests {
         store.put_snapshot(snapshot.clone()).unwrap();
         assert!(!is_free(&content, &store, &idle));
         snapshot.metadata.deletion_timestamp = Some(now());
-        store.put_snapshot(snapshot).unwrap();
+        store.put_snapshot(snapshot.clone()).unwrap();
         assert!(is_free(&content, &store, &idle));
         store.put_claim(claim.clone()).unwrap();
         assert!(!is_free(&content, &store, &idle));
+        snapshot.status.ready_to_use = Some(false);
+        store.put_snapshot(snapshot).unwrap();
+        assert!(is_free(&content, &store, &idle) && !is_free(&content, &store, &running));
         claim.metadata.deletion_timestamp = Some(now());
         store.put_claim(claim).unwrap();
         assert!(is_free(&content, &store, &idle) && !is_free(&content, &store, &running));

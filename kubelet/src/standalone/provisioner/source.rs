@@ -8,12 +8,13 @@ use proto::csi::VolumeContentSource;
 use proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use serde::{Deserialize, Serialize};
 
+use super::begun::{Begun, is_noted};
 use crate::clients::csi::ControllerCapabilities;
 use crate::objects::{
-    ClaimPhase, CsiVolumeSource, PersistentVolumeClaim, Quantity, StorageClass, VolumeSnapshot,
+    ClaimPhase, CsiVolumeSource, DataSource, PersistentVolumeClaim, Quantity, StorageClass, VolumeSnapshot,
     VolumeSnapshotContent,
 };
-use crate::store::{Store, VOLUME_BEING_CREATED};
+use crate::store::Store;
 
 /// What a volume is made from, by the driver's id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,9 +108,7 @@ fn find(claim: &PersistentVolumeClaim, store: &Store) -> Result<Option<Found>, S
 fn snapshot(store: &Store, namespace: &str, name: &str) -> Result<Found, String> {
     let waiting = |why: &str| format!("waiting for the data source: snapshot {name} {why}");
     let snapshot = store.snapshot(namespace, name).ok_or_else(|| waiting("not found"))?;
-    if snapshot.metadata.is_deleted() {
-        return Err(waiting("is currently being deleted"));
-    }
+    // A deleted snapshot is kept for the claim, which may use it.
     let content = store.snapshot_content(&snapshot.status.bound_volume_snapshot_content_name);
     let content = content.ok_or_else(|| waiting("is not bound"))?;
     if content.spec.volume_snapshot_ref.uid != snapshot.metadata.uid {
@@ -146,14 +145,15 @@ pub(super) fn claims_from(
     name: &str,
     running: &HashSet<String>,
 ) -> Vec<Arc<PersistentVolumeClaim>> {
+    let is_it = |source: Option<&DataSource>| source.is_some_and(|s| s.kind == kind && s.name == name);
     let mut claims = store.claims();
     claims.retain(|claim| {
-        let uses = claim.spec.source().is_some_and(|source| source.kind == kind && source.name == name);
+        // A claim may have another source by now than its CreateVolume.
+        let uses =
+            is_it(claim.spec.source()) || Begun::of(claim).is_some_and(|begun| is_it(begun.data_source()));
         uses && claim.metadata.namespace == namespace
             && claim.status.phase == ClaimPhase::Pending
-            && (!claim.metadata.is_deleted()
-                || running.contains(&claim.metadata.uid)
-                || claim.metadata.annotations.contains_key(VOLUME_BEING_CREATED))
+            && (!claim.metadata.is_deleted() || running.contains(&claim.metadata.uid) || is_noted(claim))
     });
     claims
 }

@@ -1,6 +1,8 @@
 //! Provisioner and volumes against a driver that records its calls: it serves CSI on a socket, and
 //! mounts nothing.
 
+mod unclear;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +13,9 @@ use linux::mount::UnmountMode;
 use proto::csi::controller_server::{Controller, ControllerServer};
 use proto::csi::node_server::{Node, NodeServer};
 use proto::csi::{self, controller_service_capability as controller, node_service_capability as node};
+use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::Provisioner;
 use crate::clients::csi::Driver;
@@ -39,6 +42,8 @@ struct Recorded {
     calls: Mutex<Vec<Call>>,
     /// The answers to the next CreateSnapshot calls: an error, or whether the snapshot is ready.
     snapshots: Mutex<Vec<Result<bool, Status>>>,
+    /// What the volumes are made of, by their names.
+    made: Mutex<HashMap<String, csi::CreateVolumeRequest>>,
     /// It has no CREATE_DELETE_SNAPSHOT.
     takes_no_snapshots: AtomicBool,
     /// The methods that fail, and how.
@@ -92,7 +97,8 @@ impl Controller for Service {
         _request: Request<csi::ControllerGetCapabilitiesRequest>,
     ) -> Result<Response<csi::ControllerGetCapabilitiesResponse>, Status> {
         use controller::rpc::Type;
-        let offered = [Type::CreateDeleteSnapshot, Type::ExpandVolume, Type::SingleNodeMultiWriter];
+        let offered =
+            [Type::CreateDeleteSnapshot, Type::CloneVolume, Type::ExpandVolume, Type::SingleNodeMultiWriter];
         let capability = |kind: Type| csi::ControllerServiceCapability {
             r#type: Some(controller::Type::Rpc(controller::Rpc { r#type: kind.into() })),
         };
@@ -106,7 +112,18 @@ impl Controller for Service {
         &self,
         request: Request<csi::CreateVolumeRequest>,
     ) -> Result<Response<csi::CreateVolumeResponse>, Status> {
-        self.0.answer("CreateVolume")?;
+        let answer = self.0.answer("CreateVolume");
+        let mut asked = request.get_ref().clone();
+        asked.secrets.clear();
+        let mut made = self.0.made.lock().unwrap_or_else(PoisonError::into_inner);
+        // After ABORTED it goes on.
+        if answer.as_ref().err().is_none_or(|status| status.code() == Code::Aborted)
+            && *made.entry(asked.name.clone()).or_insert_with(|| asked.clone()) != asked
+        {
+            return Err(Status::already_exists("it was made with other parameters"));
+        }
+        drop(made);
+        answer?;
         let request = record!(self, "CreateVolume", request);
         let volume = csi::Volume {
             volume_id: format!("id-of-{}", request.name),
@@ -196,6 +213,7 @@ impl Node for Service {
         &self,
         request: Request<csi::NodePublishVolumeRequest>,
     ) -> Result<Response<csi::NodePublishVolumeResponse>, Status> {
+        self.0.answer("NodePublishVolume")?;
         record!(self, "NodePublishVolume", request);
         Ok(Response::new(csi::NodePublishVolumeResponse {}))
     }
@@ -234,6 +252,7 @@ impl Node for Service {
         &self,
         request: Request<csi::NodeUnstageVolumeRequest>,
     ) -> Result<Response<csi::NodeUnstageVolumeResponse>, Status> {
+        self.0.answer("NodeUnstageVolume")?;
         self.0.add("NodeUnstageVolume", request.into_inner(), HashMap::new());
         Ok(Response::new(csi::NodeUnstageVolumeResponse {}))
     }
@@ -242,8 +261,10 @@ impl Node for Service {
 struct Fixture {
     root: tempfile::TempDir,
     store: Store,
+    plugins: Plugins,
     volumes: Volumes,
     driver: Arc<Recorded>,
+    provisioner: JoinHandle<()>,
 }
 
 impl Fixture {
@@ -263,8 +284,19 @@ impl Fixture {
         plugins.add(Driver::new(DRIVER, &socket), &socket);
         let sinks = Sinks::new(store.clone(), Vec::new());
         let volumes = Volumes::new(root.path(), store.clone(), sinks, plugins.clone());
-        tokio::spawn(Provisioner::new(store.clone(), plugins, volumes.clone()).run());
-        Self { root, store, volumes, driver }
+        let provisioner = Provisioner::new(store.clone(), plugins.clone(), volumes.clone());
+        let provisioner = tokio::spawn(provisioner.run());
+        Self { root, store, plugins, volumes, driver, provisioner }
+    }
+
+    /// Another kubelet has the store and the files.
+    fn restart(&mut self) {
+        self.provisioner.abort();
+        let (store, plugins) = (self.store.clone(), self.plugins.clone());
+        let sinks = Sinks::new(store.clone(), Vec::new());
+        self.volumes = Volumes::new(self.root.path(), store.clone(), sinks, plugins.clone());
+        self.volumes.reconstruct().unwrap();
+        self.provisioner = tokio::spawn(Provisioner::new(store, plugins, self.volumes.clone()).run());
     }
 
     fn apply(&self, text: &str) {
