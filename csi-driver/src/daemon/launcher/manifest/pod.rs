@@ -1,8 +1,8 @@
 //! The pod of a volume's daemon, or of one that is started before it gets a volume.
 //!
-//! The pod gets no network, no privilege but the six that serving several owners' files takes,
-//! no system call that RuntimeDefault refuses, no /dev/fuse, and of the host only the directory
-//! with its own dial socket. It is never restarted: a daemon that ended has lost its connection,
+//! The pod gets no network under Hawser's runtime, no privilege but the six that serving several owners'
+//! files takes, no system call that RuntimeDefault refuses, no /dev/fuse, and of the host only the
+//! directory with its own dial socket. It is never restarted: a daemon that ended has lost its connection,
 //! and the next stage starts another.
 
 use std::collections::BTreeMap;
