@@ -129,6 +129,13 @@ pub enum Error {
         #[source]
         source: serde_json::Error,
     },
+    /// A record of a pod that may run cannot be read now. The runtime does not start, and the pod runs on.
+    #[error("adopt pod sandbox {sandbox}")]
+    Adopt {
+        sandbox: String,
+        #[source]
+        source: Box<Error>,
+    },
     #[error("{} is in use by another runtime", .root_dir.display())]
     Locked { root_dir: PathBuf },
     #[error("connect")]
@@ -208,6 +215,7 @@ impl Error {
             Self::Busy { .. } => Code::ResourceExhausted,
             Self::ExecTimeout { .. } => Code::DeadlineExceeded,
             Self::Connect { .. }
+            | Self::Adopt { .. }
             | Self::Ending
             | Self::Locked { .. }
             | Self::Task { .. }

@@ -1,6 +1,7 @@
 //! The runtime's side of a shim: starting it, calling it, receiving its messages.
 
 pub(crate) mod error;
+mod processes;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
@@ -29,6 +30,7 @@ use crate::reexec::{SHIM_NAME, own_program};
 use crate::shim::descriptors;
 use crate::shim::protocol::{Answer, Call, HoldPids, Message, Request, ShimConfig, ShimStatus};
 use error::ShimProblem;
+pub(crate) use processes::shims_of;
 
 const SOCKET: &str = "shim.sock";
 /// Starting a container takes mounts and an execve; longer waits mean that it hangs.
@@ -70,7 +72,7 @@ impl ProcessId {
 /// Receives the messages of shims, including answers to Start, in order.
 pub(crate) trait Listener: Send + Sync + 'static {
     fn heard(&self, sandbox: &str, message: &Message);
-    /// The connection ended: the shim is gone.
+    /// A connection that [`connect`] has returned ended: the shim is gone.
     fn lost(&self, sandbox: &str);
 }
 
@@ -84,8 +86,11 @@ pub(crate) struct ShimClient {
     can_attach: bool,
     can_hold_pids: bool,
     next_id: AtomicU64,
-    waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
+    waiting: Arc<Waiting>,
 }
+
+/// The callers that wait for answers, by the numbers of their requests.
+type Waiting = Mutex<HashMap<u64, oneshot::Sender<Answer>>>;
 
 /// Starts the shim of the sandbox in `dir`. [`connect`] may follow at once.
 pub(crate) fn start(sandbox: &str, dir: &Path, config: &ShimConfig) -> Result<ProcessId> {
@@ -172,8 +177,18 @@ pub(crate) async fn connect(
     };
     stream.set_nonblocking(true).map_err(failed)?;
     let (reader, writer) = UnixStream::from_std(stream).map_err(failed)?.into_split();
-    let waiting = Arc::default();
-    tokio::spawn(listen(sandbox.to_owned(), reader, Arc::clone(&waiting), listener));
+    let waiting: Arc<Waiting> = Arc::default();
+    let (established, is_established) = oneshot::channel();
+    let (of, answered) = (sandbox.to_owned(), Arc::clone(&waiting));
+    tokio::spawn(async move {
+        listen(&of, reader, &answered, &*listener).await;
+        reap(&of);
+        answered.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // An attempt that has failed ends its own connection, and the shim may run.
+        if is_established.await.is_ok() {
+            listener.lost(&of);
+        }
+    });
     let mut client = ShimClient {
         sandbox: sandbox.to_owned(),
         process: ProcessId { pid: 0, start_time: 0 },
@@ -192,6 +207,7 @@ pub(crate) async fn connect(
             client.can_attach = can_attach;
             client.can_hold_pids = can_hold_pids;
             client.process = ProcessId::of(pid)?.ok_or_else(|| client.failed(ShimProblem::Ended))?;
+            let _is_read_by_the_task = established.send(());
             Ok((client, containers))
         }
         other => Err(client.failed(unexpected(&other))),
@@ -334,12 +350,8 @@ async fn next_line(reader: &mut (impl AsyncBufRead + Unpin)) -> Option<Vec<u8>> 
     (line.pop() == Some(b'\n')).then_some(line)
 }
 
-async fn listen(
-    sandbox: String,
-    reader: OwnedReadHalf,
-    waiting: Arc<Mutex<HashMap<u64, oneshot::Sender<Answer>>>>,
-    listener: Arc<dyn Listener>,
-) {
+/// Returns at the end of the connection.
+async fn listen(sandbox: &str, reader: OwnedReadHalf, waiting: &Waiting, listener: &dyn Listener) {
     // Small, since there is one for each pod and messages are short.
     let mut reader = BufReader::with_capacity(1024, reader);
     while let Some(line) = next_line(&mut reader).await {
@@ -350,7 +362,7 @@ async fn listen(
         };
         // Before the caller continues: later messages on this connection must come after the
         // answer.
-        listener.heard(&sandbox, &message);
+        listener.heard(sandbox, &message);
         if let Message::Answer { id, answer } = message
             && let Some(sender) = waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id)
         {
@@ -358,9 +370,6 @@ async fn listen(
             let _receiver_gone = sender.send(answer);
         }
     }
-    listener.lost(&sandbox);
-    reap(&sandbox);
-    waiting.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
 #[cfg(test)]
@@ -382,6 +391,18 @@ mod tests {
         fn lost(&self, _sandbox: &str) {}
     }
 
+    /// The answer to List.
+    fn nothing_runs(receives_descriptors: bool) -> Answer {
+        Answer::Containers {
+            pid: std::process::id().cast_signed(),
+            receives_descriptors,
+            can_exec: false,
+            can_attach: false,
+            can_hold_pids: false,
+            containers: BTreeMap::new(),
+        }
+    }
+
     /// Connects to the shim's side of the protocol, which answers List itself and has `answer` for
     /// all other requests.
     async fn connected(
@@ -400,14 +421,7 @@ mod tests {
                 for request in received {
                     let id = request.request.id;
                     let answer = match request.request.call {
-                        Call::List => Answer::Containers {
-                            pid: std::process::id().cast_signed(),
-                            receives_descriptors,
-                            can_exec: false,
-                            can_attach: false,
-                            can_hold_pids: false,
-                            containers: BTreeMap::new(),
-                        },
+                        Call::List => nothing_runs(receives_descriptors),
                         _ => answer(request),
                     };
                     assert!(client.send(&Message::Answer { id, answer }));
@@ -458,6 +472,44 @@ mod tests {
         let refused = client.ask(call(), &[reader.as_fd()], ANSWER_DEADLINE).await.unwrap_err();
         assert!(matches!(refused, ShimProblem::NoDescriptors), "{refused}");
         assert_eq!(client.ask(call(), &[], ANSWER_DEADLINE).await.unwrap(), Answer::Done);
+    }
+
+    /// An attempt that fails, and one that is made. The listener hears the end of the second one only.
+    #[tokio::test]
+    async fn only_the_end_of_a_connection_that_was_established_counts_as_the_end_of_the_shim() {
+        #[derive(Default)]
+        struct Ends(std::sync::atomic::AtomicU32);
+        impl Listener for Ends {
+            fn heard(&self, _sandbox: &str, _message: &Message) {}
+            fn lost(&self, _sandbox: &str) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let listener = in_directory(dir.path(), |path| StdListener::bind(path)).unwrap();
+        let shim = std::thread::spawn(move || {
+            for answer in [Answer::Done, nothing_runs(false)] {
+                let mut client = Client::new(listener.accept().unwrap().0).unwrap();
+                let mut received = Vec::new();
+                while received.is_empty() {
+                    poll(&mut [PollFd::new(client.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+                    assert!(client.read(&mut received).unwrap());
+                }
+                assert!(client.send(&Message::Answer { id: received[0].request.id, answer }));
+            }
+        });
+        let ends = Arc::new(Ends::default());
+        for (fails, wanted) in [(true, 0), (false, 1)] {
+            let connected = connect("sandbox", dir.path(), ends.clone(), ANSWER_DEADLINE).await;
+            assert_eq!(connected.is_err(), fails);
+            drop(connected);
+            // The task of the connection has it until its end.
+            while Arc::strong_count(&ends) > 1 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(ends.0.load(Ordering::Relaxed), wanted);
+        }
+        shim.join().unwrap();
     }
 
     #[tokio::test]

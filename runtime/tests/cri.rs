@@ -51,6 +51,8 @@ mod sandboxes;
 mod seccomp;
 #[path = "cri/shim_protocol.rs"]
 mod shim_protocol;
+#[path = "cri/silent_shims.rs"]
+mod silent_shims;
 #[path = "cri/spdy_client.rs"]
 mod spdy_client;
 #[path = "cri/stats.rs"]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use linux::cgroup::{Cgroup, Hierarchies};
 use proto::cri::{ContainerConfig, ContainerEventType, CreateContainerRequest};
+use tokio::task::JoinSet;
 
 use crate::blocking::blocking;
 use crate::calls::namespaces;
@@ -401,17 +402,27 @@ pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Called when its shim is gone, or has a process of a container that has ended. Kills the
-/// remaining processes, and records the exit if the container ran.
+/// Called when their shim is gone, or has a process of a container that has ended. Kills the
+/// remaining processes, and records the exit of those that ran. At the same time, since a process that
+/// hangs in the kernel takes the limit of [`group::kill`].
 pub(crate) async fn lose(
     runtime: &Arc<Runtime>,
     sandbox: &Arc<Sandbox>,
-    container: &Arc<Container>,
-) -> Result<()> {
-    let path = container.record.cgroup_path.clone();
-    let killed = blocking("kill cgroup", move || group::kill(&path)).await;
-    end_as_killed(runtime, sandbox, container, "the pod's shim ended, and its containers with it");
-    killed
+    containers: impl IntoIterator<Item = Arc<Container>>,
+) {
+    let mut losing = JoinSet::new();
+    for container in containers {
+        let (runtime, sandbox) = (Arc::clone(runtime), Arc::clone(sandbox));
+        losing.spawn(async move {
+            let path = container.record.cgroup_path.clone();
+            // One that cannot be killed keeps none of the others.
+            if let Err(error) = blocking("kill cgroup", move || group::kill(&path)).await {
+                tracing::warn!(container_id = container.id, error = %chain(&error), "kill the processes of a lost container");
+            }
+            end_as_killed(&runtime, &sandbox, &container, "the pod's shim ended, and its containers with it");
+        });
+    }
+    while losing.join_next().await.is_some() {}
 }
 
 /// Its real exit status is unknown.

@@ -52,7 +52,8 @@ fn specification(path: &Path) -> Value {
 /// The pid of the pod's shim, and its namespaces.
 pub(crate) fn of_sandbox(runtime: &Runtime, sandbox: &Sandbox) -> HashMap<String, String> {
     let record = sandbox.record();
-    let pid = record.shim.map_or(0, |shim| shim.pid);
+    // The record of a broken pod has the process that was its shim.
+    let pid = record.shim.filter(|_| record.phase == Phase::Ready).map_or(0, |shim| shim.pid);
     let sharing = sharing(&record.config);
     let of_shim = |kind: &str| json!({"type": kind, "path": format!("/proc/{pid}/ns/{kind}")});
     let mut namespaces = Vec::new();

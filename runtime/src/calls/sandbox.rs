@@ -19,7 +19,7 @@ use crate::calls::container;
 use crate::calls::namespaces;
 use crate::cni::{self, Attachment};
 use crate::disk::record::{self, new_id};
-use crate::error::{Error, Result, chain};
+use crate::error::{Error, Result};
 use crate::runtime::Runtime;
 use crate::runtime::group;
 use crate::runtime::state::{Phase, Sandbox, SandboxRecord, former_shm};
@@ -385,8 +385,14 @@ async fn end_shim(runtime: &Runtime, sandbox: &Sandbox, record: &SandboxRecord) 
     if let Ok((shim, _)) = dialled.await {
         return shim.shut_down().await;
     }
-    let Some(process) = record.shim else { return Ok(()) };
-    if let Some(pidfd) = process.open()? {
+    let silent = match record.shim {
+        Some(process) => process.open()?.into_iter().collect(),
+        None => {
+            let dir = sandbox.dir.clone();
+            blocking("find shim", move || shim_client::shims_of(&dir)).await?
+        }
+    };
+    for pidfd in silent {
         linux::process::signal_pidfd(&pidfd, libc::SIGKILL)?;
         shim_client::wait_for_end(&pidfd, std::time::Duration::from_secs(5)).await?;
     }
@@ -432,28 +438,22 @@ pub(crate) fn forget(runtime: &Runtime, sandbox: &Sandbox) -> Result<()> {
 pub(crate) fn shim_is_lost(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>) {
     tokio::spawn(async move {
         tracing::warn!(sandbox = sandbox.id, "the pod's shim ended unexpectedly");
-        if let Err(error) = break_down(&runtime, &sandbox).await {
-            tracing::warn!(sandbox = sandbox.id, error = %chain(&error), "clean up after the shim");
-        }
+        break_down(&runtime, &sandbox).await;
     });
 }
 
 /// Kills the containers of a dead shim, since no process reads their output or reaps them, and
-/// marks the sandbox as not ready.
-pub(crate) async fn break_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) -> Result<()> {
+/// marks the sandbox as not ready. The record still has the shim's process, which [`take_down`] ends if
+/// it is only silent.
+pub(crate) async fn break_down(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>) {
     let _changing = sandbox.changing.lock().await;
     sandbox.set_shim(None);
     if sandbox.record().phase != Phase::Ready {
-        return Ok(());
+        return;
     }
-    sandbox.update_on_the_way_down(|r| (r.phase, r.shim) = (Phase::Broken, None));
-    for container in runtime.containers_of(&sandbox.id) {
-        if let Err(error) = container::lose(runtime, sandbox, &container).await {
-            tracing::warn!(container_id = container.id, error = %chain(&error), "kill the containers of a dead shim");
-        }
-    }
+    sandbox.update_on_the_way_down(|r| r.phase = Phase::Broken);
+    container::lose(runtime, sandbox, runtime.containers_of(&sandbox.id)).await;
     runtime.announce(&sandbox.id, &sandbox.id, ContainerEventType::ContainerStoppedEvent);
-    Ok(())
 }
 
 fn resolv_conf(dns: Option<&DnsConfig>) -> Result<String> {

@@ -63,21 +63,54 @@ pub(crate) fn load<T: DeserializeOwned>(path: &Path) -> Result<T> {
 pub(crate) fn find<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     match load(path) {
         Ok(value) => Ok(Some(value)),
-        Err(Error::Kernel(e)) if e.errno() == Errno::ENOENT => Ok(None),
-        Err(e) => Err(e),
+        Err(error) if is_absent(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What is at a record's path.
+#[derive(Debug)]
+pub(crate) enum Found<T> {
+    Intact(T),
+    Missing,
+    Damaged(Error),
+}
+
+/// [`find`] for a caller that ends what a damaged record describes. An `Err` does not allow that.
+pub(crate) fn examine<T: DeserializeOwned>(path: &Path) -> Result<Found<T>> {
+    examined(load(path))
+}
+
+/// [`names`], as [`examine`] reads a record.
+pub(crate) fn examine_names(dir: &Path) -> Result<Found<Vec<String>>> {
+    examined(names(dir))
+}
+
+fn examined<T>(read: Result<T>) -> Result<Found<T>> {
+    match read {
+        Ok(value) => Ok(Found::Intact(value)),
+        Err(error) if is_absent(&error) => Ok(Found::Missing),
+        Err(error) if is_damaged(&error) => Ok(Found::Damaged(error)),
+        Err(error) => Err(error),
     }
 }
 
 /// [`find`] for a record that can be made anew: a damaged file (torn by a power cut) is removed with
 /// a warning, so that the node still starts.
 pub(crate) fn find_or_drop<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
-    match find(path) {
-        Err(error) if is_damaged(&error) => {
+    match examine(path)? {
+        Found::Intact(value) => Ok(Some(value)),
+        Found::Missing => Ok(None),
+        Found::Damaged(error) => {
             tracing::warn!(error = %crate::error::chain(&error), "dropped");
             Ok(linux::atomic_file::remove(path).map(|_| None)?)
         }
-        other => other,
     }
+}
+
+/// ENOTDIR: a file is in the place of its directory.
+fn is_absent(error: &Error) -> bool {
+    matches!(error, Error::Kernel(e) if matches!(e.errno(), Errno::ENOENT | Errno::ENOTDIR))
 }
 
 /// Whether the file itself is damaged. Any other error, such as that of a process without free
@@ -174,11 +207,32 @@ mod tests {
         fs::create_dir(&directory).unwrap();
         assert_eq!(errno_of(&directory), Errno::EISDIR);
         assert!(directory.is_dir());
+        for path in [&looped, &directory] {
+            examine::<Vec<String>>(path).expect_err("it is not known whether the record is intact");
+        }
 
         // A read of the address 0 fails with EIO.
         let bad_block = dir.path().join("bad-block.json");
         symlink("/proc/self/mem", &bad_block).unwrap();
         assert_eq!(find_or_drop::<Vec<String>>(&bad_block).unwrap(), None);
         bad_block.symlink_metadata().expect_err("the link is removed");
+    }
+
+    #[test]
+    fn a_record_is_examined_for_damage() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record.json");
+        let examined = || examine::<Vec<String>>(&path).unwrap();
+        assert!(matches!(examined(), Found::Missing));
+        fs::write(&path, "").unwrap();
+        assert!(matches!(examined(), Found::Damaged(Error::Record { .. })));
+        save(&path, &["kept"]).unwrap();
+        assert!(matches!(examined(), Found::Intact(content) if content == ["kept"]));
+        let below_a_file = examine::<Vec<String>>(&path.join("record.json")).unwrap();
+        assert!(matches!(below_a_file, Found::Missing));
+        assert!(matches!(examine_names(&path).unwrap(), Found::Missing));
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/proc/self/mem", &path).unwrap();
+        assert!(matches!(examined(), Found::Damaged(Error::Kernel(_))));
     }
 }

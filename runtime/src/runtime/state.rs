@@ -52,6 +52,7 @@ pub(crate) struct SandboxRecord {
     pub(crate) network: Option<Arc<NetworkList>>,
     /// Without prefix length, the primary one first.
     pub(crate) ips: Vec<String>,
+    /// Also after its end, until the pod is taken down.
     pub(crate) shim: Option<ProcessId>,
 }
 

@@ -46,3 +46,16 @@ pub enum ShimProblem {
     #[error("{problem}")]
     Refused { problem: String },
 }
+
+impl ShimProblem {
+    /// Whether the shim has ended, or has closed the connection.
+    pub(crate) fn is_end(&self) -> bool {
+        match self {
+            Self::Ended | Self::EndedAtOnce => true,
+            Self::Send { source } => {
+                matches!(source.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+            }
+            _ => false,
+        }
+    }
+}

@@ -5,20 +5,20 @@
 //! the first. The record is moved to `unreadable/`, so that an administrator can find the cause.
 
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use linux::cgroup::{Cgroup, Hierarchies};
 use linux::netns::NetNs;
-use linux::{process, procfs};
+use linux::process;
 use serde_json::Value;
 
 use crate::calls::sandbox;
 use crate::cni::{self, Attachment};
-use crate::disk::record;
+use crate::disk::record::{self, Found};
 use crate::error::{Error, Result, chain};
-use crate::reexec::SHIM_NAME;
 use crate::runtime::Runtime;
 use crate::runtime::state::ContainerRecord;
 use crate::shim_client::{self, ANSWER_DEADLINE};
@@ -76,14 +76,29 @@ async fn end_processes(runtime: &Arc<Runtime>, id: &str, dir: &Path) -> Vec<Erro
     let mut errors = Vec::new();
     // The holder of the pod's PID namespace has a group beside its containers.
     let mut holders = BTreeSet::new();
-    for container in record::names(&dir.join("containers")).unwrap_or_default() {
+    let containers = match record::examine_names(&dir.join("containers")) {
+        Ok(Found::Intact(names)) => names,
+        Ok(Found::Missing | Found::Damaged(_)) => Vec::new(),
+        Err(error) => {
+            errors.push(error);
+            Vec::new()
+        }
+    };
+    for container in containers {
         let dir = dir.join("containers").join(container);
-        holders.extend(group_of(&dir).map(|path| path.with_file_name(id)));
+        match group_of(&dir) {
+            Ok(path) => holders.extend(path.map(|path| path.with_file_name(id))),
+            Err(error) => errors.push(error),
+        }
         errors.extend(end_group(&dir).err());
     }
-    // The shim last: it reaps its containers.
-    for pid in pids.into_iter().chain(shims_of(dir)) {
+    for pid in pids {
         errors.extend(end_process(pid).err());
+    }
+    // The shim last: it reaps its containers.
+    match shim_client::shims_of(dir) {
+        Ok(shims) => errors.extend(shims.iter().filter_map(|shim| end(shim).err())),
+        Err(error) => errors.push(error),
     }
     let hierarchies = Hierarchies::known();
     for path in holders {
@@ -94,47 +109,31 @@ async fn end_processes(runtime: &Arc<Runtime>, id: &str, dir: &Path) -> Vec<Erro
 }
 
 /// The group of the container in `dir`, named in its record or else in its bundle.
-fn group_of(dir: &Path) -> Option<PathBuf> {
-    let recorded = record::find::<ContainerRecord>(&dir.join("container.json")).ok().flatten();
-    let path = recorded.map(|found| found.cgroup_path).or_else(|| {
-        let spec: Value = record::find(&dir.join("config.json")).ok().flatten()?;
-        spec["linux"]["cgroupsPath"].as_str().map(PathBuf::from)
-    });
+fn group_of(dir: &Path) -> Result<Option<PathBuf>> {
+    let path = match record::examine::<ContainerRecord>(&dir.join("container.json"))? {
+        Found::Intact(found) => Some(found.cgroup_path),
+        Found::Missing | Found::Damaged(_) => match record::examine::<Value>(&dir.join("config.json"))? {
+            Found::Intact(spec) => spec["linux"]["cgroupsPath"].as_str().map(PathBuf::from),
+            Found::Missing | Found::Damaged(_) => None,
+        },
+    };
     // A container's group has the container's name: no other group is ever ended.
-    path.filter(|path| path.file_name() == dir.file_name())
+    Ok(path.filter(|path| path.file_name() == dir.file_name()))
 }
 
 fn end_group(dir: &Path) -> Result<()> {
-    let Some(path) = group_of(dir) else { return Ok(()) };
+    let Some(path) = group_of(dir)? else { return Ok(()) };
     Ok(Cgroup::find(&Hierarchies::known()?, &path).end(END_DEADLINE)?)
 }
 
 fn end_process(pid: i32) -> Result<()> {
-    let Some(pidfd) = process::open_pidfd(pid)? else { return Ok(()) };
-    process::signal_pidfd(&pidfd, libc::SIGKILL)?;
-    process::wait_for_end(&pidfd, END_DEADLINE)?;
+    process::open_pidfd(pid)?.map_or(Ok(()), |pidfd| end(&pidfd))
+}
+
+fn end(pidfd: &OwnedFd) -> Result<()> {
+    process::signal_pidfd(pidfd, libc::SIGKILL)?;
+    process::wait_for_end(pidfd, END_DEADLINE)?;
     Ok(())
-}
-
-/// The shims of the sandbox in `dir`, found by their command lines. Command lines of pods'
-/// processes are not read: they may be in memory whose pages never arrive.
-fn shims_of(dir: &Path) -> Vec<i32> {
-    let wanted = [SHIM_NAME.as_bytes(), dir.as_os_str().as_encoded_bytes()];
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| is_in_own_pid_namespace(*pid))
-        .filter(|pid| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.split(|byte| *byte == 0).take(2).eq(wanted)
-        })
-        .collect()
-}
-
-/// Not in a nested one, as processes of containers are (`NSpid` in proc_pid_status(5)).
-fn is_in_own_pid_namespace(pid: i32) -> bool {
-    let status = procfs::read(Path::new(&format!("/proc/{pid}/status"))).unwrap_or_default();
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    numbers.is_some_and(|numbers| numbers.split_whitespace().count() == 1)
 }
 
 /// Calls DEL for every cached result of ADD of the sandbox. If there is none, calls DEL for the

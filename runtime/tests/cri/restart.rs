@@ -7,6 +7,7 @@ use nix::unistd::Pid;
 use proto::cri::{
     ContainerState, ListContainersRequest, PodSandboxState, PodSandboxStatusRequest, StopContainerRequest,
 };
+use tests::binaries;
 use tests::cri::{Cri, Host, IMAGE, container, eventually};
 
 use super::containers::container_pid;
@@ -21,7 +22,7 @@ async fn start_container(host: &mut Host) -> (Cri, String, String) {
     (cri, pod, id)
 }
 
-fn container_dir(host: &Host, pod: &str, id: &str) -> PathBuf {
+pub(crate) fn container_dir(host: &Host, pod: &str, id: &str) -> PathBuf {
     host.path("root/sandboxes").join(pod).join("containers").join(id)
 }
 
@@ -142,6 +143,65 @@ async fn a_second_runtime_on_the_same_directory_is_refused() {
     assert!(!second.status.success());
     let text = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(text.contains("is in use by another runtime"), "{text}");
+}
+
+/// What a runtime that does not start has written to stderr.
+async fn failure_to_start(host: &mut Host) -> String {
+    let log = host.path("failure.log");
+    let mut command = std::process::Command::new(binaries::under_test("hawser-runtime").unwrap());
+    command.arg("--root-dir").arg(host.path("root")).arg("--socket").arg(host.path("cri.sock"));
+    command.arg("--images").arg(host.path("images")).stderr(std::fs::File::create(&log).unwrap());
+    let runtime = host.runtime.insert(command.spawn().unwrap());
+    let status = eventually("the runtime ends", || runtime.try_wait().unwrap()).await;
+    host.runtime = None;
+    assert!(!status.success());
+    std::fs::read_to_string(&log).unwrap()
+}
+
+/// A loop of symbolic links stands for a lack of descriptors or memory: the read fails, and the record is
+/// intact.
+#[tokio::test]
+async fn a_record_that_cannot_be_read_now_keeps_the_runtime_from_starting_and_its_pod_runs_on() {
+    let mut host = Host::new();
+    let (_, pod, id) = start_container(&mut host).await;
+    host.kill();
+    let pod_dir = host.path("root/sandboxes").join(&pod);
+    for record in [pod_dir.join("sandbox.json"), container_dir(&host, &pod, &id).join("container.json")] {
+        let aside = record.with_extension("aside");
+        std::fs::rename(&record, &aside).unwrap();
+        std::os::unix::fs::symlink(&record, &record).unwrap();
+        let text = failure_to_start(&mut host).await;
+        let wanted = format!("adopt pod sandbox {pod}: read {}: Too many levels", record.display());
+        assert!(text.contains(&wanted), "{text}");
+        std::fs::rename(&aside, &record).unwrap();
+    }
+
+    let mut cri = host.start().await;
+    assert_eq!(cri.status(&id).await.state(), ContainerState::ContainerRunning);
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+#[tokio::test]
+async fn what_a_damaged_record_describes_is_ended_and_the_rest_of_its_pod_runs_on() {
+    let mut host = Host::new();
+    let (mut cri, pod, id) = start_container(&mut host).await;
+    let other = cri.create(&pod, container("other", &["/demo-app", "sleep", "forever"])).await.unwrap();
+    cri.start(&other).await.unwrap();
+    let [pid, pid_of_other] = [&id, &other].map(|id| container_pid(&host, &pod, id).unwrap());
+    let runs = |pid: i32| Path::new(&format!("/proc/{pid}/ns/pid")).exists();
+    host.kill();
+    std::fs::write(container_dir(&host, &pod, &id).join("container.json"), "").unwrap();
+    let mut cri = host.start().await;
+    let listed = cri.runtime.list_containers(ListContainersRequest::default()).await.unwrap().into_inner();
+    assert_eq!(listed.containers.iter().map(|container| &container.id).collect::<Vec<_>>(), [&other]);
+    assert!(!runs(pid) && runs(pid_of_other));
+
+    host.kill();
+    std::fs::write(host.path("root/sandboxes").join(&pod).join("sandbox.json"), "").unwrap();
+    let _cri = host.start().await;
+    assert!(!runs(pid_of_other));
+    host.assert_clean();
 }
 
 /// An immutable file stands for the many that take the removal long.
