@@ -4,13 +4,32 @@
 //! Invariant: while a claim has the note, CreateVolume gets what the note says. A driver that has the
 //! volume answers other parameters with ALREADY_EXISTS, and then its id is not known.
 
+use proto::csi::VolumeContentSource;
+use proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use serde::{Deserialize, Serialize};
 
-use super::source::Handle;
 use crate::objects::{
     DataSource, ObjectMeta, PersistentVolumeClaim, PersistentVolumeClaimSpec, StorageClass,
 };
 use crate::store::VOLUME_BEING_CREATED;
+
+/// What a volume is made from, by the driver's id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Handle {
+    Snapshot(String),
+    Volume(String),
+}
+
+impl From<Handle> for VolumeContentSource {
+    fn from(handle: Handle) -> Self {
+        let source = match handle {
+            Handle::Snapshot(snapshot_id) => Type::Snapshot(SnapshotSource { snapshot_id }),
+            Handle::Volume(volume_id) => Type::Volume(VolumeSource { volume_id }),
+        };
+        Self { r#type: Some(source) }
+    }
+}
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Begun {

@@ -4,35 +4,13 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use proto::csi::VolumeContentSource;
-use proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
-use serde::{Deserialize, Serialize};
-
-use super::begun::{Begun, is_noted};
+use super::begun::{Begun, Handle, is_noted};
 use crate::clients::csi::ControllerCapabilities;
 use crate::objects::{
     ClaimPhase, CsiVolumeSource, DataSource, PersistentVolumeClaim, Quantity, StorageClass, VolumeSnapshot,
     VolumeSnapshotContent,
 };
 use crate::store::Store;
-
-/// What a volume is made from, by the driver's id.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum Handle {
-    Snapshot(String),
-    Volume(String),
-}
-
-impl From<Handle> for VolumeContentSource {
-    fn from(handle: Handle) -> Self {
-        let source = match handle {
-            Handle::Snapshot(snapshot_id) => Type::Snapshot(SnapshotSource { snapshot_id }),
-            Handle::Volume(volume_id) => Type::Volume(VolumeSource { volume_id }),
-        };
-        Self { r#type: Some(source) }
-    }
-}
 
 /// A source that can be used now.
 enum Found {
