@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use proto::csi::list_volumes_response::Entry;
 use proto::csi::{
     CapacityRange, ControllerGetVolumeRequest, ControllerGetVolumeResponse, ListVolumesRequest,
     ListVolumesResponse, VolumeCondition,
 };
+use tests::csi::programs::install;
 use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, create_request, retried, volume_binary};
 use tests::{Sandbox, eventually};
 use tonic::{Code, Status};
@@ -135,21 +135,15 @@ fn get_volume_tells_a_dead_daemon() {
 fn a_volume_whose_users_wait_for_a_takeover_is_not_listed_as_abnormal() {
     let sandbox = Sandbox::new();
     let program = sandbox.path("hawser-volume");
-    let replace = |content: &[u8]| {
-        let new = program.with_extension("new");
-        fs::write(&new, content).unwrap();
-        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
-        fs::rename(&new, &program).unwrap();
-    };
     let original = fs::read(volume_binary()).unwrap();
-    replace(&original);
+    install(&program, &original);
     let own = ["--volume-binary".to_owned(), program.display().to_string()];
     let mut scene = Scene::start_in(sandbox, Flags::process_with_keeper().with(&own));
     let caller = scene.caller();
     let id = caller.create_named("pvc-1").unwrap();
     caller.stage(&id).unwrap();
     // It never dials in.
-    replace(b"#!/bin/sh\nexec sleep 1000\n");
+    install(&program, b"#!/bin/sh\nexec sleep 1000\n");
     scene.kill_daemon();
     let waits = "the volume's daemon ended: reads and writes wait for another one";
     let condition_of = |abnormal| VolumeCondition { abnormal, message: waits.to_owned() };
@@ -157,7 +151,7 @@ fn a_volume_whose_users_wait_for_a_takeover_is_not_listed_as_abnormal() {
     let listed = list(&caller, 0, "").unwrap().entries.remove(0).status.unwrap();
     assert_eq!(listed.volume_condition, Some(condition_of(false)));
     scene.driver.take().unwrap().stop(TIMEOUT).unwrap();
-    replace(&original);
+    install(&program, &original);
     scene.start_driver();
     eventually("another daemon serves", TIMEOUT, || {
         let found = condition(&caller, &id);

@@ -108,6 +108,8 @@ fn changes_in_the_pool_are_seen_in_a_volume_whose_class_announces_them() {
     let (pod, pool) = (caller.target_path("one"), data(&scene, &id));
     for daemon in ["first", "next"] {
         if daemon == "next" {
+            // The files' user waits for the next one.
+            scene.sandbox.switch_fuse_guard_off();
             scene.kill_daemon();
         }
         let [missing, file] = ["missing", "file"].map(|name| format!("{name}-{daemon}"));

@@ -359,7 +359,7 @@ fn a_published_target_that_cannot_be_healed_is_not_given_up() {
     flags.0[3] = "hawser-volume".to_owned();
     let sandbox = Sandbox::new();
     let binary = sandbox.path("hawser-volume");
-    fs::copy(volume_binary(), &binary).unwrap();
+    tests::csi::programs::install(&binary, &fs::read(volume_binary()).unwrap());
     let scene = Scene::start_in(sandbox, flags);
     let caller = scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
@@ -388,8 +388,7 @@ fn a_published_target_that_cannot_be_healed_is_not_given_up() {
 fn a_daemon_that_never_dials_is_given_up_and_ended() {
     let mut flags = Flags::process();
     let sleeper = std::env::temp_dir().join(format!("hw-sleeper-{}", std::process::id()));
-    fs::write(&sleeper, "#!/bin/sh\nexec sleep 1000\n").unwrap();
-    fs::set_permissions(&sleeper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    tests::csi::programs::install(&sleeper, b"#!/bin/sh\nexec sleep 1000\n");
     flags.0[3] = text(&sleeper);
     flags.0.extend(["--start-timeout", "1"].map(str::to_owned));
     let scene = Scene::start(flags);

@@ -4,15 +4,17 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use linux::mount::FuseConnections;
 use proto::csi::VolumeCapability;
 use proto::csi::volume_capability::MountVolume;
-use tests::csi::scene::{Flags, Scene, mounted, retried, volume_binary};
+use tests::csi::programs::install;
+use tests::csi::scene::{Flags, Scene, TIMEOUT, mounted, retried, volume_binary};
+use tests::wait_for_a_change;
 use tonic::Code;
 
 use crate::access::{capability_of, flags, publish, stage};
 use crate::keepers::{kill_daemon, with_keeper};
-use crate::takeover::{replace, with_own_program};
+use crate::killed::hold_changes_back;
+use crate::takeover::with_own_program;
 
 fn group(gid: &str) -> VolumeCapability {
     capability_of(MountVolume { volume_mount_group: gid.to_owned(), ..Default::default() })
@@ -116,13 +118,12 @@ fn a_daemon_that_dies_while_its_volume_is_given_to_a_group_is_followed_at_once()
     files().for_each(|file| fs::write(file, "").unwrap());
     publish(&caller, &id, "one", group("2000")).unwrap();
     let minor = mounted(&root).unwrap().minor;
+    scene.sandbox.switch_fuse_guard_off();
     let given = std::thread::scope(|scope| {
+        // Until the daemon is killed, which is so in the middle of the walk.
+        let _held = hold_changes_back(&scene, &id);
         let giving = scope.spawn(|| publish(&caller, &id, "two", group("3000")));
-        let connections = FuseConnections::open().unwrap();
-        while connections.waiting(minor).unwrap() == Some(0) {
-            assert!(!giving.is_finished(), "{:?}", giving.join());
-            std::thread::yield_now();
-        }
+        wait_for_a_change(minor, TIMEOUT).unwrap();
         kill_daemon(&scene);
         giving.join().unwrap()
     });
@@ -194,16 +195,16 @@ fn a_publish_that_failed_to_stage_anew_for_a_group_is_repeated_without_a_stage()
     publish(&caller, &id, "two", group("3000")).unwrap();
     caller.unpublish(&id, "one").unwrap();
     caller.unpublish(&id, "two").unwrap();
-    replace(&program, b"#!/bin/sh\nexit 1\n");
+    install(&program, b"#!/bin/sh\nexit 1\n");
     for pod in ["one", "two"] {
         let refused = publish(&caller, &id, pod, group("4000")).unwrap_err();
         assert!(refused.message().contains("ended before it served"), "{refused:?}");
     }
-    replace(&program, &fs::read(volume_binary()).unwrap());
+    install(&program, &fs::read(volume_binary()).unwrap());
     publish(&caller, &id, "one", flags(&[])).unwrap();
     assert_eq!(group_of(caller.target_path("one").join("file")), 3000, "of the last publish that succeeded");
     caller.unpublish(&id, "one").unwrap();
-    replace(&program, b"#!/bin/sh\nexit 1\n");
+    install(&program, b"#!/bin/sh\nexit 1\n");
     publish(&caller, &id, "two", group("4000")).unwrap_err();
     caller.unstage(&id).unwrap();
     caller.unstage(&id).unwrap();

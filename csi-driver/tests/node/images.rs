@@ -11,8 +11,13 @@ use crate::upgrade::{Pods, image, pods_in};
 
 fn with_image(image: &str, keeper: &str) -> Flags {
     let launcher = ["--launcher", "manifest", "--manifests", "m", "--mount-image", image];
-    let more = ["--warm-daemons", "0", "--start-timeout", "2", "--keeper-binary", keeper];
+    let more = ["--warm-daemons", "0", "--keeper-binary", keeper];
     Flags(launcher.into_iter().chain(more).map(str::to_owned).collect())
+}
+
+/// No daemon of the image dials in, so the driver waits for none as long as by default.
+fn with_missing_image(keeper: &str) -> Flags {
+    with_image("i:missing", keeper).with(&["--start-timeout", "2"].map(str::to_owned))
 }
 
 /// As at an update of its flags.
@@ -33,7 +38,7 @@ fn a_daemon_of_the_image_before_follows_where_the_configured_image_is_missing() 
     let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
     let file = scene.caller().target_path("one").join("f");
     fs::write(&file, "kept").unwrap();
-    restart(&mut scene, with_image("i:missing", &keeper));
+    restart(&mut scene, with_missing_image(&keeper));
     let serving = |scene: &Scene| -> Vec<String> {
         pods_in(&scene.sandbox.path("m")).iter().map(|pod| image(pod).to_owned()).collect()
     };
@@ -91,7 +96,7 @@ fn the_keepers_pod_gets_no_image_that_no_daemon_has_started_with() {
         .unwrap();
     };
     wait_until_held(&scene);
-    restart(&mut scene, with_image("i:missing", "pod"));
+    restart(&mut scene, with_missing_image("pod"));
     eventually("the driver has tried the image", TIMEOUT, || {
         anyhow::ensure!(scene.log().contains("the keeper's pod keeps its image"), "{}", scene.log());
         Ok(())

@@ -4,7 +4,6 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +17,7 @@ use prost::Message;
 use proto::control::{Descriptors, GetDescriptors, Pong, Reply, Request, reply, request};
 use proto::handover::Role;
 use rustix::fs::{Mode, OFlags};
+use tests::csi::programs::install;
 use tests::csi::scene::{Flags, Scene, TIMEOUT, retried, volume_binary};
 use tests::{Sandbox, eventually};
 
@@ -52,6 +52,8 @@ pub(crate) fn kill_keeper(scene: &Scene) {
 
 /// Kills the volume's daemon, and waits until another one serves.
 pub(crate) fn kill_daemon(scene: &Scene) {
+    // Its users wait meanwhile, on a busy machine for longer than the guard takes for a hang.
+    scene.sandbox.switch_fuse_guard_off();
     let before = scene.daemons();
     scene.kill_daemon();
     eventually("another daemon serves", TIMEOUT, || {
@@ -128,19 +130,13 @@ fn a_removed_file_that_is_open_survives_its_keeper_and_then_its_daemon() {
 fn a_driver_holds_connections_alone_while_no_keeper_can_be_started() {
     let sandbox = Sandbox::new();
     let program = sandbox.path("hawser-keeper");
-    fs::copy(keeper_binary(), &program).unwrap();
+    install(&program, &fs::read(keeper_binary()).unwrap());
     let Flags(mut flags) = with_keeper();
     *flags.last_mut().unwrap() = program.display().to_string();
     let scene = Scene::start_in(sandbox, Flags(flags));
     let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
     let file = scene.caller().target_path("one").join("f");
     fs::write(&file, "kept").unwrap();
-    let replace = |content: &[u8]| {
-        let new = program.with_extension("new");
-        fs::write(&new, content).unwrap();
-        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
-        fs::rename(&new, &program).unwrap();
-    };
     fs::remove_file(&program).unwrap();
     kill_keeper(&scene);
     eventually("the driver reports it", TIMEOUT, || {
@@ -150,7 +146,7 @@ fn a_driver_holds_connections_alone_while_no_keeper_can_be_started() {
     .unwrap();
     kill_daemon(&scene);
     assert_eq!(fs::read(&file).unwrap(), b"kept");
-    replace(&fs::read(keeper_binary()).unwrap());
+    install(&program, &fs::read(keeper_binary()).unwrap());
     wait_until_held(&scene, 0);
     end(&scene, &id);
 }
@@ -500,7 +496,7 @@ fn a_driver_without_a_keeper_beside_it_serves_and_says_what_is_lost() {
     let mut scene = Scene::start(Flags::process());
     scene.kill_driver();
     let alone = scene.sandbox.make_dir("alone").unwrap().join("hawser-csi");
-    fs::copy(env!("CARGO_BIN_EXE_hawser-csi"), &alone).unwrap();
+    install(&alone, &fs::read(env!("CARGO_BIN_EXE_hawser-csi")).unwrap());
     let mut command = scene.sandbox.command(&alone);
     let is_default = |argument: &&std::ffi::OsStr| *argument != "--keeper-binary" && *argument != "none";
     command.args(scene.driver_command().get_args().filter(is_default));
@@ -573,8 +569,7 @@ fn a_daemon_that_starts_while_a_keeper_comes_gets_a_socket_to_it() {
     nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let waits =
         format!("#!/bin/sh\nread go < {}\nexec {} \"$@\"\n", gate.display(), volume_binary().display());
-    fs::write(&program, waits).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    install(&program, waits.as_bytes());
     let flags = with_service().with(&["--volume-binary".to_owned(), program.display().to_string()]);
     let scene = Scene::start_in(sandbox, flags);
     let caller = scene.caller();

@@ -7,6 +7,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use tests::csi::programs::install;
 use tests::csi::scene::{Flags, NODE, Scene, TIMEOUT, volume_binary};
 use tests::eventually;
 use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
@@ -195,7 +196,7 @@ fn adopts_with_a_replaced_program(meanwhile: impl FnOnce(&Scene)) {
     meanwhile(&used.warm.scene);
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("hawser-volume");
-    fs::copy(volume_binary(), &program).unwrap();
+    install(&program, &fs::read(volume_binary()).unwrap());
     let Flags(flags) = &mut used.warm.scene.flags;
     let at = flags.iter().position(|flag| flag == "--volume-binary").unwrap();
     flags[at + 1] = program.display().to_string();

@@ -3,13 +3,14 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use tests::csi::programs::install;
 use tests::csi::scene::{Flags, Scene, TIMEOUT, retried, volume_binary};
 use tests::{Sandbox, eventually};
 
@@ -189,17 +190,10 @@ fn a_keeper_that_is_killed_is_replaced_and_daemons_can_be_killed_again() {
 pub(crate) fn with_own_program(Flags(mut flags): Flags) -> (Scene, PathBuf) {
     let sandbox = Sandbox::new();
     let program = sandbox.path("hawser-volume");
-    fs::copy(volume_binary(), &program).unwrap();
+    install(&program, &fs::read(volume_binary()).unwrap());
     let at = flags.iter().position(|flag| flag == "--volume-binary").unwrap();
     flags[at + 1] = program.display().to_string();
     (Scene::start_in(sandbox, Flags(flags)), program)
-}
-
-pub(crate) fn replace(program: &Path, by: &[u8]) {
-    let new = program.with_extension("new");
-    fs::write(&new, by).unwrap();
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
-    fs::rename(&new, program).unwrap();
 }
 
 #[test]
@@ -211,14 +205,14 @@ fn a_volume_whose_daemons_die_at_once_is_given_up_and_staged_anew() {
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let target = caller.target_path("one");
     fs::write(target.join("f"), "kept").unwrap();
-    replace(&program, b"#!/bin/sh\nexit 1\n");
+    install(&program, b"#!/bin/sh\nexit 1\n");
     scene.kill_daemon();
     let ended = fs::metadata(target.join("absent")).unwrap_err().raw_os_error();
     let errors =
         [nix::errno::Errno::ENOTCONN, nix::errno::Errno::ECONNABORTED].map(|errno| Some(errno as i32));
     assert!(errors.contains(&ended), "{ended:?}: {}", scene.log());
     assert!(scene.log().contains("die at once, again and again"), "{}", scene.log());
-    replace(&program, &fs::read(volume_binary()).unwrap());
+    install(&program, &fs::read(volume_binary()).unwrap());
     // The driver may still be about to record it.
     eventually("the volume is unpublished", TIMEOUT, || Ok(caller.unpublish(&id, "one")?)).unwrap();
     caller.stage(&id).unwrap();
@@ -368,8 +362,10 @@ fn a_driver_that_stops_while_no_daemon_starts_gives_no_volume_up() {
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let file = caller.target_path("one").join("f");
     fs::write(&file, "kept").unwrap();
+    // The file is read as soon as another daemon has begun.
+    scene.sandbox.switch_fuse_guard_off();
     // A daemon that never dials in.
-    replace(&program, b"#!/bin/sh\nexec sleep 1000\n");
+    install(&program, b"#!/bin/sh\nexec sleep 1000\n");
     scene.kill_daemon();
     eventually("a successor was started", TIMEOUT, || {
         let processes = scene.sandbox.tag().processes()?;
@@ -378,7 +374,7 @@ fn a_driver_that_stops_while_no_daemon_starts_gives_no_volume_up() {
     })
     .unwrap();
     scene.driver.take().unwrap().stop(TIMEOUT).unwrap();
-    replace(&program, &fs::read(volume_binary()).unwrap());
+    install(&program, &fs::read(volume_binary()).unwrap());
     scene.start_driver();
     eventually("another daemon serves", TIMEOUT, || {
         anyhow::ensure!(scene.daemons().len() == 1, "{:?}\n{}", scene.daemons(), scene.log());
@@ -405,7 +401,7 @@ fn a_pod_ends_while_daemons_are_started_that_never_serve() {
     let id = caller.bring_up("pvc-1", &["one", "two"]).unwrap();
     let target = caller.target_path("two");
     fs::write(target.join("f"), "kept").unwrap();
-    replace(&program, b"#!/bin/sh\nexec sleep 1000\n");
+    install(&program, b"#!/bin/sh\nexec sleep 1000\n");
     scene.kill_daemon();
     eventually("another daemon is started", TIMEOUT, || {
         anyhow::ensure!(scene.dial_dir(&id).join("dial.sock").exists(), "no socket");
@@ -415,7 +411,7 @@ fn a_pod_ends_while_daemons_are_started_that_never_serve() {
     caller.unpublish(&id, "one").unwrap();
     let starts = scene.log().matches("could not take the volume over yet").count();
     assert!(starts <= 2, "{starts} starts\n{}", scene.log());
-    replace(&program, &fs::read(volume_binary()).unwrap());
+    install(&program, &fs::read(volume_binary()).unwrap());
     assert_eq!(fs::read(target.join("f")).unwrap(), b"kept", "{}", scene.log());
     retried(&scene, "unpublish", || caller.unpublish(&id, "two"));
     caller.unstage(&id).unwrap();
@@ -428,28 +424,40 @@ fn a_pod_ends_while_daemons_are_started_that_never_serve() {
 #[test]
 fn a_volume_is_unstaged_in_a_pause_between_daemons_that_die_at_once() {
     let (scene, program) = with_own_program(with_keeper());
+    scene.sandbox.switch_fuse_guard_off();
+    // On a busy machine the pause may be over before: then another volume.
+    let is_met = (0..10).any(|round| {
+        install(&program, &fs::read(volume_binary()).unwrap());
+        is_unstaged_in_a_pause(&scene, &program, &format!("pvc-{round}"))
+    });
+    assert!(is_met, "{}", scene.log());
+    scene.assert_nothing_left();
+    scene.end_keeper();
+}
+
+fn is_unstaged_in_a_pause(scene: &Scene, program: &Path, name: &str) -> bool {
     let caller = scene.caller();
-    let id = caller.bring_up("pvc-1", &["one"]).unwrap();
+    let id = caller.bring_up(name, &["one"]).unwrap();
     caller.unpublish(&id, "one").unwrap();
-    replace(&program, b"#!/bin/sh\nexit 1\n");
+    let failures = || scene.log().matches("could not take the volume over yet").count();
+    let before = failures();
+    install(program, b"#!/bin/sh\nexit 1\n");
     scene.kill_daemon();
-    eventually("daemons die at once", TIMEOUT, || {
-        let failed = scene.log().matches("could not take the volume over yet").count();
-        anyhow::ensure!(failed >= 5, "{failed}");
-        Ok(())
+    let failed = eventually("daemons die at once", TIMEOUT, || {
+        let failed = failures();
+        anyhow::ensure!(failed >= before + 5, "{before} failed before, {failed} now");
+        Ok(failed)
     })
     .unwrap();
     // Two seconds pass before the next one, from a tenth of a second after this one on.
-    let failed = Instant::now();
-    while failed.elapsed() < Duration::from_millis(300) {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(300) {
         std::thread::yield_now();
     }
-    caller.unstage(&id).unwrap();
-    let taken = failed.elapsed();
-    assert!(taken < Duration::from_millis(1500), "{taken:?}");
+    retried(scene, "unstage", || caller.unstage(&id));
+    let is_met = failures() == failed;
     caller.delete(&id).unwrap();
-    scene.assert_nothing_left();
-    scene.end_keeper();
+    is_met
 }
 
 /// Nothing is lost of what it has written, and the other pod keeps its connection.
@@ -460,14 +468,17 @@ fn a_target_in_use_waits_for_a_daemon() {
     scene.sandbox.switch_fuse_guard_off();
     let caller = scene.caller();
     let id = caller.bring_up("pvc-1", &["one", "two"]).unwrap();
+    let serves = scene.sandbox.path("serves");
+    install(&serves, &fs::read(volume_binary()).unwrap());
+    install(&program, b"#!/bin/sh\nexit 1\n");
     let open = File::create_new(caller.target_path("one").join("open")).unwrap();
-    replace(&program, b"#!/bin/sh\nexit 1\n");
     scene.kill_daemon();
     let refused = caller.unpublish(&id, "one").unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Aborted, "{refused:?}");
     // It was never published: nothing of it waits for a daemon.
     retried(&scene, "unpublish", || caller.unpublish(&id, "never"));
-    replace(&program, &fs::read(volume_binary()).unwrap());
+    // Not written only now: a child that another test starts meanwhile waits to close the volume's file.
+    fs::rename(&serves, &program).unwrap();
     open.write_all_at(b"kept", 0).unwrap();
     drop(open);
     retried(&scene, "unpublish", || caller.unpublish(&id, "one"));

@@ -17,13 +17,14 @@ use prost::Message;
 use proto::handover::{Answer, FIRST_WITH_PROCEED, Failed, Hello, Prepared, Ready, VERSIONS, answer};
 use rustix::fs::IFlags;
 use serde_json::Value;
+use tests::csi::programs::install;
 use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
 use tests::eventually;
 use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
 
 use crate::keepers::{keeper_binary, kill_daemon, published, with_keeper};
-use crate::takeover::{Load, replace, with_own_program};
-use crate::warm::Warm;
+use crate::takeover::{Load, with_own_program};
+use crate::warm::{Warm, wait_for_waiting};
 
 /// A program for daemons that a test may replace, and a volume that is in use.
 struct Used {
@@ -36,6 +37,8 @@ struct Used {
 impl Used {
     fn start() -> Self {
         let (scene, program) = with_own_program(with_keeper());
+        // Users wait for each daemon that follows, and for some seconds for a roll-back.
+        scene.sandbox.switch_fuse_guard_off();
         let caller = scene.caller();
         let id = caller.bring_up("pvc-1", &["one"]).unwrap();
         let load = Load::start(&caller.target_path("one"));
@@ -44,14 +47,12 @@ impl Used {
 
     /// The driver's next daemon executes another file, which holds the same.
     fn replace_program(&self) {
-        replace(&self.program, &fs::read(volume_binary()).unwrap());
+        install(&self.program, &fs::read(volume_binary()).unwrap());
     }
 
     /// The driver's next daemon has this fault.
     fn replace_by_faulty(&self, fault: &str) {
-        // Users wait for some seconds for the roll-back, while no daemon serves.
-        self.scene.sandbox.switch_fuse_guard_off();
-        replace(&self.program, faulty(fault).as_bytes());
+        install(&self.program, faulty(fault).as_bytes());
     }
 
     fn daemon(&self) -> i32 {
@@ -222,7 +223,7 @@ fn a_new_daemon_that_cannot_follow_is_refused_and_the_earlier_one_is_not_stopped
         assert_eq!(row["pause_us"], Value::Null);
         assert_eq!(used.daemon(), daemon);
     }
-    replace(&used.program, b"#!/bin/sh\nexit 1\n");
+    install(&used.program, b"#!/bin/sh\nexit 1\n");
     let row = used.upgrade("refused", &[]);
     assert!(row["reason"].as_str().unwrap().contains("ended before it served"), "{row}");
     assert_eq!(used.daemon(), daemon);
@@ -330,19 +331,11 @@ fn a_waiting_daemon_of_the_earlier_program_does_not_follow() {
     let cold = scene.flags.clone();
     scene.flags = cold.clone().with(&["--warm-daemons", "1"].map(str::to_owned));
     scene.restart_driver();
-    let wait_for_one = |scene: &Scene| {
-        eventually("one daemon waits", TIMEOUT, || {
-            let waiting = scene.waiting_daemons();
-            anyhow::ensure!(waiting.len() == 1, "{waiting:?}\n{}", scene.log());
-            Ok(waiting[0])
-        })
-        .unwrap()
-    };
-    let first = wait_for_one(&scene);
+    let first = wait_for_waiting(&scene, 1)[0];
     let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
     assert_eq!(scene.serving_daemons(), [first]);
-    let waiting = wait_for_one(&scene);
-    replace(&program, &fs::read(volume_binary()).unwrap());
+    let waiting = wait_for_waiting(&scene, 1)[0];
+    install(&program, &fs::read(volume_binary()).unwrap());
     let (rows, output) = upgrade(&scene, &[&id]);
     assert_eq!(rows[0]["result"], "upgraded", "{output:?}");
     let [serving] = scene.serving_daemons()[..] else { panic!("{:?}", scene.serving_daemons()) };
@@ -371,7 +364,7 @@ fn all_volumes_are_upgraded_and_one_that_fails_does_not_keep_the_others() {
     };
     let stopped = linux::process::open_pidfd(pid_of(&ids[0])).unwrap().unwrap();
     linux::process::signal_pidfd(&stopped, Signal::SIGSTOP as i32).unwrap();
-    replace(&program, &fs::read(volume_binary()).unwrap());
+    install(&program, &fs::read(volume_binary()).unwrap());
     let result = |rows: &[Value], id: &str| {
         let row = rows.iter().find(|row| row["volume"] == id);
         row.unwrap_or_else(|| panic!("{rows:?}"))["result"].clone()
@@ -624,7 +617,7 @@ fn mount_pods_are_upgraded_to_another_image_and_rolled_back_to_the_image_before(
     let mut scene = Scene::start(with_image("i:1"));
     scene.sandbox.switch_fuse_guard_off();
     let silent = scene.sandbox.path("silent");
-    replace(&silent, faulty("is-silent").as_bytes());
+    install(&silent, faulty("is-silent").as_bytes());
     let programs = [("i:1", volume_binary()), ("i:2", volume_binary()), ("i:silent", silent)];
     let pods = Pods::start(&scene, &programs);
     let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
@@ -671,7 +664,7 @@ fn a_driver_that_is_killed_while_an_image_that_cannot_serve_follows_leaves_the_i
     let mut scene = Scene::start(with_image("i:1"));
     scene.sandbox.switch_fuse_guard_off();
     let silent = scene.sandbox.path("silent");
-    replace(&silent, faulty("is-silent").as_bytes());
+    install(&silent, faulty("is-silent").as_bytes());
     let pods = Pods::start(&scene, &[("i:1", volume_binary()), ("i:silent", silent)]);
     let id = scene.caller().bring_up("pvc-1", &["one"]).unwrap();
     let file = scene.caller().target_path("one").join("f");

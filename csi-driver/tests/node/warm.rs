@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use tests::csi::scene::{Flags, Scene, TIMEOUT, volume_binary};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, retried, volume_binary};
 use tests::eventually;
 
 /// Longer than what the driver takes for a daemon that died at once.
@@ -38,18 +38,7 @@ impl Warm {
 
     /// Returns once all wait; the first.
     pub(crate) fn waiting(&self) -> i32 {
-        let mut found = 0;
-        eventually("all daemons wait", TIMEOUT, || {
-            let waiting = self.scene.waiting_daemons();
-            anyhow::ensure!(waiting.len() == self.wanted, "{waiting:?}\n{}", self.scene.log());
-            // It has dialled in: the driver has removed the socket.
-            let sockets = launch_dirs(&self.scene).into_iter().filter(|dir| dir.join("dial.sock").exists());
-            anyhow::ensure!(sockets.count() == 0, "it has not dialled in");
-            found = waiting[0];
-            Ok(())
-        })
-        .unwrap();
-        found
+        wait_for_waiting(&self.scene, self.wanted)[0]
     }
 
     pub(crate) fn serving(&self) -> i32 {
@@ -76,6 +65,23 @@ impl Warm {
         self.scene.restart_driver();
         self.scene.assert_nothing_left();
     }
+}
+
+/// Returns once so many daemons wait for a volume, and the driver has all of them to give away: their pids.
+pub(crate) fn wait_for_waiting(scene: &Scene, wanted: usize) -> Vec<i32> {
+    eventually("all daemons wait", TIMEOUT, || {
+        let (waiting, log) = (scene.waiting_daemons(), scene.log_of_this_driver());
+        anyhow::ensure!(waiting.len() == wanted, "{waiting:?}\n{log}");
+        // A process is found before it has dialled in, and the driver logs it once it is queued.
+        let is_queued = |pid: &i32| {
+            let ends = format!(" pid={pid}");
+            let mut lines = log.lines().filter(|line| line.contains("a daemon waits for the next volume"));
+            lines.any(|line| line.ends_with(&ends))
+        };
+        anyhow::ensure!(waiting.iter().all(is_queued), "{waiting:?} are not all queued\n{log}");
+        Ok(waiting)
+    })
+    .unwrap()
 }
 
 pub(crate) fn launch_dirs(scene: &Scene) -> Vec<PathBuf> {
@@ -197,6 +203,8 @@ fn a_killed_daemon_is_followed_by_the_waiting_one() {
     let keeper = volume_binary().with_file_name("hawser-keeper");
     assert!(keeper.is_file(), "{} is missing: run `cargo build -p keeper` first", keeper.display());
     let warm = Warm::start(1, &["--keeper-binary".to_owned(), keeper.display().to_string()]);
+    // The file's user waits for each takeover.
+    warm.scene.sandbox.switch_fuse_guard_off();
     let caller = warm.scene.caller();
     let id = caller.bring_up("pvc-1", &["one"]).unwrap();
     let file = caller.target_path("one").join("f");
@@ -216,6 +224,9 @@ fn a_killed_daemon_is_followed_by_the_waiting_one() {
         })
         .unwrap_or_else(|error| panic!("{error:#}\n{}", warm.scene.log()));
     }
-    caller.take_down(&id, &["one"]).unwrap();
+    // The driver may still record the last takeover.
+    retried(&warm.scene, "unpublish", || caller.unpublish(&id, "one"));
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
     warm.finish();
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use proto::csi::ListSnapshotsRequest;
 use tests::Sandbox;
-use tests::csi::scene::{Flags, Scene, TIMEOUT, create_request};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, create_request, retried};
 use tests::csi::snapshots::{
     BLOCKING_COPY, data, delete_snapshot, get_snapshot, list_snapshots, of_size, snapshot_with,
     wait_until_ready, with,
@@ -87,7 +87,8 @@ fn deletion_of_copies_succeeds(
         caller.create(request).unwrap().volume_id
     });
     let snapshots = ["snap-1", "snap-2"].map(|name| {
-        let made = snapshot_with(&caller, name, &first, parameters).unwrap();
+        // The copy before has the volume's lock for some time after it is ready.
+        let made = retried(&scene, "snapshot", || snapshot_with(&caller, name, &first, parameters));
         wait_until_ready(&caller, &made.snapshot_id);
         made.snapshot_id
     });
@@ -161,7 +162,9 @@ fn a_copy_whose_end_cannot_be_written_down_has_failed_and_takes_no_space() {
     // The copy may be over before the disk is full: then another one.
     let met = (0..20).any(|_| {
         free_bytes(disk.dir());
-        let made = snapshot_with(&caller, "snap-1", &volume, &[BLOCKING_COPY]).unwrap();
+        // The copy before has the volume's lock for some time after its end.
+        let made =
+            retried(&scene, "snapshot", || snapshot_with(&caller, "snap-1", &volume, &[BLOCKING_COPY]));
         take_bytes(disk.dir());
         let look = || match get_snapshot(&caller, &made.snapshot_id) {
             Ok(snapshot) if !snapshot.ready_to_use => anyhow::bail!("{snapshot:?}"),
@@ -185,7 +188,7 @@ fn a_copy_whose_end_cannot_be_written_down_has_failed_and_takes_no_space() {
         has_failed
     });
     assert!(met, "no copy was under way long enough");
-    caller.unstage(&volume).unwrap();
+    retried(&scene, "unstage", || caller.unstage(&volume));
     caller.delete(&volume).unwrap();
     drop(scene);
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proto::csi::CreateVolumeRequest;
+use tests::csi::data_path;
 use tests::csi::scene::{Caller, Flags, GI, Scene, TIMEOUT, create_request, retried};
 use tests::csi::snapshots::{
     BLOCKING_COPY, REFLINKING, assert_refused, data, delete_snapshot, fill, from_snapshot, from_volume,
@@ -103,6 +104,11 @@ fn served_as(scene: &Scene, caller: &Caller, request: CreateVolumeRequest) -> St
     caller.publish(&volume, POD).unwrap();
     assert_eq!(scene.daemons().len(), 1);
     volume
+}
+
+/// A file was written past the daemon. One for which the keeper answers too late takes the daemon's way.
+fn ensure_one_has_passed(scene: &Scene, caller: &Caller, volume: &str) {
+    data_path::ensure_it_passes(&scene.daemon_metrics(volume), &caller.target_path(POD)).unwrap();
 }
 
 fn take_away(scene: &Scene, caller: &Caller, volume: &str) {
@@ -283,7 +289,8 @@ fn a_copy_without_a_cut_is_refused_once_a_file_was_opened_for_writing_past_the_d
     let scene = scene_with_quota_groups(Flags::process_with_keeper());
     let caller = scene.caller();
     let volume = served(&scene, &caller);
-    drop(File::create(caller.target_path(POD).join("file")).unwrap());
+    fs::write(caller.target_path(POD).join("file"), "").unwrap();
+    ensure_one_has_passed(&scene, &caller, &volume);
     let request = with(from_volume("pvc-2", &volume), &[("capacity", "daemon")]);
     // A mapping may have outlived the descriptor.
     assert_refused(caller.create(request.clone()), Code::FailedPrecondition, "dataPath: daemon");
@@ -304,7 +311,8 @@ fn a_snapshot_is_refused_once_a_file_was_opened_for_writing_past_the_daemon() {
     let parameters = [("dataPath", "passthrough"), ("capacity", "none")];
     let volume = served_as(&scene, &caller, with(create_request("pvc-1"), &parameters));
     let before = retried(&scene, "snapshot", || snapshot(&caller, "before", &volume)).snapshot_id;
-    drop(File::create(caller.target_path(POD).join("file")).unwrap());
+    fs::write(caller.target_path(POD).join("file"), "").unwrap();
+    ensure_one_has_passed(&scene, &caller, &volume);
     assert_refused(snapshot(&caller, "snap", &volume), Code::FailedPrecondition, "dataPath: daemon");
     assert_refused(
         caller.create(from_volume("pvc-2", &volume)),

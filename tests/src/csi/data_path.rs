@@ -13,6 +13,9 @@ use crate::eventually;
 /// Of the file that is written to see the way it takes.
 pub const BYTES: u64 = 1 << 20;
 
+/// What is written at once to fill a file.
+static PIECE: [u8; 64 << 10] = [7; 64 << 10];
+
 /// What the daemon that serves `socket` shows of itself (docs/METRICS.md).
 pub fn metrics(socket: &Path) -> Result<String> {
     let mut stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
@@ -68,14 +71,32 @@ fn moved(page: &str) -> Result<u64> {
 
 /// Writes a new file of at most `most` bytes: what fitted, and the errno of the write that did not.
 pub fn fill(path: &Path, most: u64) -> io::Result<(u64, Option<i32>)> {
-    let mut file = File::create(path)?;
-    let piece = [7; 64 << 10];
+    Ok(fill_file(File::create(path)?, most))
+}
+
+/// As [`fill`], with a file that the kernel writes without the daemon, whose metrics `socket` shows.
+///
+/// Several files may be needed: one whose open waited too long for the keeper takes the daemon's way.
+pub fn fill_passing(socket: &Path, path: &Path, most: u64) -> Result<(u64, Option<i32>)> {
+    let file = eventually("a file passes the daemon by", TIMEOUT, || {
+        let before = moved(&metrics(socket)?)?;
+        let mut file = File::create(path).context("create")?;
+        file.write_all(&PIECE).context("write")?;
+        let after = moved(&metrics(socket)?)?;
+        ensure!(after == before, "the daemon has seen {before} bytes, then {after}");
+        Ok(file)
+    })?;
+    let (written, refusal) = fill_file(file, most - PIECE.len() as u64);
+    Ok((PIECE.len() as u64 + written, refusal))
+}
+
+fn fill_file(mut file: File, most: u64) -> (u64, Option<i32>) {
     let mut written = 0;
     while written < most {
-        match file.write(&piece) {
+        match file.write(&PIECE) {
             Ok(count) => written += count as u64,
-            Err(e) => return Ok((written, e.raw_os_error())),
+            Err(e) => return (written, e.raw_os_error()),
         }
     }
-    Ok((written, None))
+    (written, None)
 }

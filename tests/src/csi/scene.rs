@@ -95,6 +95,8 @@ pub struct Scene {
     /// Of the next start.
     pub flags: Flags,
     ground: Option<LeakCheck>,
+    /// Bytes of the log that are of earlier drivers.
+    earlier_log: usize,
     pub sandbox: Sandbox,
 }
 
@@ -115,7 +117,7 @@ impl Scene {
         let kubelet_dir = sandbox.path("k");
         linux::mount::bind(&kubelet_dir, &kubelet_dir).unwrap();
         linux::mount::make_shared(&kubelet_dir).unwrap();
-        let mut scene = Self { driver: None, flags, ground: None, sandbox };
+        let mut scene = Self { driver: None, flags, ground: None, earlier_log: 0, sandbox };
         scene.start_driver();
         fs::create_dir_all(scene.kubelet_dir().join("pods")).unwrap();
         scene.ground = Some(scene.ground(Vec::new()));
@@ -123,15 +125,16 @@ impl Scene {
     }
 
     pub fn start_driver(&mut self) {
-        let said_before = self.log().len();
+        self.earlier_log = self.log().len();
         self.driver = Some(self.spawn_driver());
         let (csi, registration) = (self.csi_socket(), self.registration_socket());
+        let earlier_log = self.earlier_log;
         let driver = self.driver.as_mut().unwrap();
         eventually("the driver listens", TIMEOUT, || {
             anyhow::ensure!(driver.ended()?.is_none(), "it ended:\n{}", driver.output());
             let accepts = |path: &Path| std::os::unix::net::UnixStream::connect(path).is_ok();
             // Its own word: a socket of a killed driver answers until its last child has begun.
-            let is_serving = driver.output()[said_before..].contains(" serving ");
+            let is_serving = driver.output()[earlier_log..].contains(" serving ");
             anyhow::ensure!(
                 is_serving && accepts(&csi) && accepts(&registration),
                 "not yet:\n{}",
@@ -176,6 +179,11 @@ impl Scene {
 
     pub fn log(&self) -> String {
         fs::read_to_string(self.sandbox.path("driver.log")).unwrap_or_default()
+    }
+
+    /// Without what earlier drivers have logged.
+    pub fn log_of_this_driver(&self) -> String {
+        self.log().split_off(self.earlier_log)
     }
 
     /// As an administrator does: it ends at once, because it holds nothing.
