@@ -124,7 +124,7 @@ impl Tag {
 
     /// SIGKILL to every process until none is left.
     pub fn kill_all(&self) -> Result<()> {
-        eventually("the sandbox's processes die", Duration::from_secs(10), || {
+        eventually("the sandbox's processes die", Duration::from_secs(30), || {
             let left: Vec<Process> = self.processes()?.into_iter().filter(|p| !p.is_zombie).collect();
             for process in &left {
                 // Gone already is as good.
@@ -143,7 +143,7 @@ impl Tag {
         dirs.reverse();
         dirs.push(self.dir());
         for dir in dirs {
-            eventually("the cgroup is empty", Duration::from_secs(5), || {
+            eventually("the cgroup is empty", Duration::from_secs(30), || {
                 fs::remove_dir(&dir).with_context(|| dir.display().to_string())
             })?;
         }

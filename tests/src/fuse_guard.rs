@@ -25,7 +25,8 @@ use crate::eventually::here;
 
 const LOOK: Duration = Duration::from_millis(100);
 const SUSPICION: Duration = Duration::from_millis(400);
-const TIMEOUT: Duration = Duration::from_millis(400);
+/// Of one statfs. On a busy machine a healthy daemon may need seconds.
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// A mount whose daemon has not answered INIT yet is being staged; drivers have
 /// their own deadline, and this one is for those that have none.
 const START_TIMEOUT: Duration = Duration::from_secs(15);

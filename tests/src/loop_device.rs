@@ -8,9 +8,11 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::eventually;
 use crate::mount_table::mounts;
 use crate::sandbox::Sandbox;
 
@@ -103,9 +105,12 @@ impl LoopMount {
         run(mount.args(["-n", "-t", kind.name(), "-o", &self.options]).arg(&self.image).arg(&self.dir))
     }
 
-    /// Fails while something in it is open.
+    /// Fails if something in it stays open.
     pub fn unmount(&self) -> Result<()> {
-        linux::mount::unmount(&self.dir, linux::mount::UnmountMode::Plain).context("unmount")
+        // A child of another test holds copies of this process's files until its execve.
+        eventually("the file system is unmounted", Duration::from_secs(30), || {
+            linux::mount::unmount(&self.dir, linux::mount::UnmountMode::Plain).context("unmount")
+        })
     }
 
     pub fn dir(&self) -> &Path {

@@ -83,16 +83,19 @@ fn a_kubelet_started_right_after_a_kill_waits_for_its_root_directory() {
     // As a killed kubelet does, until the kernel has taken its process apart.
     let lock = node.root_dir().join("hawser/lock");
     let held = linux::lock::FileLock::exclusive(&lock, 0o600).unwrap();
-    let began = Instant::now();
+    let output = sandbox.path("kubelet.out");
     let holder = std::thread::spawn(move || {
-        std::thread::park_timeout(Duration::from_secs(2));
+        let waits = eventually("the next kubelet waits", TIMEOUT, || {
+            let said = fs::read_to_string(&output)?;
+            let words = "holds the root directory and does not answer: waiting up to 10 s";
+            ensure!(said.contains(words), "{said}");
+            Ok(())
+        });
         drop(held);
+        waits
     });
     node.start_kubelet().unwrap();
-    assert!(began.elapsed() >= Duration::from_secs(2), "{:?}", began.elapsed());
-    holder.join().unwrap();
-    let said = node.kubelet().unwrap().output();
-    assert!(said.contains("holds the root directory and does not answer: waiting up to 10 s"), "{said}");
+    holder.join().unwrap().unwrap();
     node.finish(&idle).unwrap();
 }
 
@@ -129,9 +132,9 @@ fn several_pods_are_deleted_in_the_time_of_one() {
         node.wait_for_phase(name, "Running").unwrap();
     }
     let began = Instant::now();
-    let words = ["delete", "pod", "one", "two", "three", "-n", "default", "--grace-period=5"];
+    let words = ["delete", "pod", "one", "two", "three", "-n", "default", "--grace-period=15"];
     node.client(&words).unwrap();
-    assert!(began.elapsed() < Duration::from_secs(14), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
     assert_eq!(node.list("pods").unwrap().len(), 0);
     for name in names {
         fs::remove_file(sandbox.path(&format!("{name}.yaml"))).unwrap();

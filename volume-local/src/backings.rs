@@ -65,6 +65,8 @@ pub(crate) struct Backings {
     state: Mutex<State>,
     /// Wakes the ender.
     waits: Condvar,
+    /// [`KEEPER_ANSWERS`], but in tests.
+    keeper_answers: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -198,7 +200,8 @@ impl State {
 
 impl Backings {
     pub(crate) fn new(keeper: Arc<KeeperSocket>, table: Arc<StateTable>) -> Self {
-        Self { keeper, table, state: Mutex::default(), waits: Condvar::new() }
+        let (state, waits) = (Mutex::default(), Condvar::new());
+        Self { keeper, table, state, waits, keeper_answers: KEEPER_ANSWERS }
     }
 
     /// Continues with what an earlier daemon had open and registered. Called before the first request.
@@ -415,7 +418,7 @@ impl Backings {
         }
         state.request += 1;
         let keeper = self.send_ended(state);
-        let number = match keeper.register_backing(state.request, file.as_fd(), KEEPER_ANSWERS) {
+        let number = match keeper.register_backing(state.request, file.as_fd(), self.keeper_answers) {
             Ok(number) => number,
             Err(error) => {
                 if state.pause.is_none() {

@@ -1,6 +1,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
+use keeper::wire::Refusal;
 use keeper::wire::daemon::{DaemonPacket, DaemonRequest, Kind, VERSION};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
@@ -8,7 +9,7 @@ use volume_fs::state::Region;
 
 use super::*;
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(30);
 const FLAGS: OFlags = OFlags::WRONLY;
 
 /// The keeper's end of a volume's socket, which the test reads and answers.
@@ -52,6 +53,13 @@ impl Keeper {
         let answer = [&header.encode()[..], &u64::from(backing).to_le_bytes()].concat();
         rustix::net::send(&self.0, &answer, SendFlags::empty()).unwrap();
     }
+
+    /// Refuses the registration that was requested with this number.
+    fn refuses(&self, number: u64) {
+        let kind = Kind::NotRegistered(Refusal::Full);
+        let answer = DaemonPacket { version: VERSION, kind, count: 0, number }.encode();
+        rustix::net::send(&self.0, &answer, SendFlags::empty()).unwrap();
+    }
 }
 
 fn socket() -> (Removed, Keeper) {
@@ -63,12 +71,14 @@ fn socket() -> (Removed, Keeper) {
     (Removed::new(daemon, LIMIT).unwrap(), Keeper(keeper))
 }
 
-/// Files 1 to `count` passed through and are closed; their numbers are the same.
+/// Files 1 to `count` passed through and are closed; their numbers are the same. The keeper may answer late: it is
+/// a thread of the test, and the machine may be busy.
 fn with_closed_files(count: u32) -> (Arc<Backings>, Keeper) {
     let (daemon, keeper) = socket();
     let memory = linux::shared_memory::create("test", 1 << 20).unwrap();
     let table = Arc::new(StateTable::new(Region::of_backend(&memory).unwrap()));
-    let backings = Arc::new(Backings::new(Arc::new(KeeperSocket::new(Arc::new(daemon))), table));
+    let backings = Backings::new(Arc::new(KeeperSocket::new(Arc::new(daemon))), table);
+    let backings = Arc::new(Backings { keeper_answers: LIMIT, ..backings });
     let file = File::open("/dev/null").unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| (1..=count).for_each(|number| keeper.registers(number)));
@@ -146,10 +156,11 @@ fn whether_a_file_is_written_is_known_while_the_keeper_stands_still() {
     let file = File::open("/dev/null").unwrap();
     std::thread::scope(|scope| {
         let registers = scope.spawn(|| backings.enter(2, FLAGS, Wanted::Passing(file.as_fd())));
-        keeper.waits_for_request();
+        let DaemonRequest::RegisterBacking { number } = keeper.waits_for_request() else { panic!("another") };
         // It may be written, as far as that can be known now.
         assert!(backings.is_written(1));
         assert!(!registers.is_finished(), "the answer has waited for the keeper");
+        keeper.refuses(number);
         assert!(registers.join().unwrap().backing.is_none());
     });
     assert!(!backings.is_written(1));

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
@@ -171,23 +171,36 @@ fn the_first_write_of_a_new_file_does_not_measure_it() {
 
 #[test]
 fn not_all_event_loops_wait_for_a_forget() {
-    for (loops, waits) in [(1, false), (2, true)] {
+    let full = |loops| {
         let used = Use { counted: Counted { bytes: 4096, inodes: 1 }, unsettled: Vec::new() };
-        let quota = known(Limits { bytes: 4096, inodes: 1 }, used, loops);
-        quota.removed(7, lasting(4096), None);
+        known(Limits { bytes: 4096, inodes: 1 }, used, loops)
+    };
+    let refused_after = |quota: &Quota| {
         let begun = Instant::now();
+        quota.removed(7, lasting(4096), None);
         assert_eq!(quota.retrying(|| quota.reserve(1)).map(drop), Err(Errno::NOSPC));
-        assert_eq!(begun.elapsed() >= FORGET_IS_DUE, waits, "{:?}", begun.elapsed());
+        begun.elapsed()
+    };
+    assert_soon("one loop", || refused_after(&full(1)));
+    let took = refused_after(&full(2));
+    assert!(took >= FORGET_IS_DUE, "{took:?}");
+    assert_soon("others wait already", || {
+        let quota = full(4);
+        let loops = quota.loops_at_rest();
+        let _others =
+            [WaitsFor::Nodes, WaitsFor::Nodes, WaitsFor::Space].map(|reason| loops.rest(reason).unwrap());
+        refused_after(&quota)
+    });
+}
+
+/// `attempt` takes less time than a wait for a FORGET. A busy machine may be late in all attempts but one.
+fn assert_soon(what: &str, attempt: impl Fn() -> Duration) {
+    const ATTEMPTS: usize = 5;
+    let mut took = Vec::new();
+    while took.last().is_none_or(|last| *last >= FORGET_IS_DUE) {
+        assert!(took.len() < ATTEMPTS, "{what}: {took:?}");
+        took.push(attempt());
     }
-    let used = Use { counted: Counted { bytes: 4096, inodes: 1 }, unsettled: Vec::new() };
-    let quota = known(Limits { bytes: 4096, inodes: 1 }, used, 4);
-    quota.removed(7, lasting(4096), None);
-    let loops = quota.loops_at_rest();
-    let _others =
-        [WaitsFor::Nodes, WaitsFor::Nodes, WaitsFor::Space].map(|reason| loops.rest(reason).unwrap());
-    let begun = Instant::now();
-    assert_eq!(quota.retrying(|| quota.reserve(1)).map(drop), Err(Errno::NOSPC));
-    assert!(begun.elapsed() < FORGET_IS_DUE, "others wait already: {:?}", begun.elapsed());
 }
 
 #[test]
@@ -222,13 +235,15 @@ fn a_forget_counts_though_another_file_is_removed_meanwhile() {
 
 #[test]
 fn a_removed_file_that_stays_open_costs_others_one_long_wait() {
-    let quota = using(Limits { bytes: 4096, inodes: 1 }, Counted { bytes: 4096, inodes: 1 });
-    quota.removed(7, lasting(4096), None);
-    let refused = || quota.retrying(|| quota.reserve(1)).map(drop);
-    assert_eq!(refused(), Err(Errno::NOSPC));
-    let again = Instant::now();
-    assert_eq!(refused(), Err(Errno::NOSPC));
-    assert!(again.elapsed() < FORGET_IS_DUE, "{:?}", again.elapsed());
+    assert_soon("after a long wait", || {
+        let quota = using(Limits { bytes: 4096, inodes: 1 }, Counted { bytes: 4096, inodes: 1 });
+        quota.removed(7, lasting(4096), None);
+        let refused = || quota.retrying(|| quota.reserve(1)).map(drop);
+        assert_eq!(refused(), Err(Errno::NOSPC));
+        let again = Instant::now();
+        assert_eq!(refused(), Err(Errno::NOSPC));
+        again.elapsed()
+    });
 }
 
 #[test]

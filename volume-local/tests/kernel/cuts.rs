@@ -63,9 +63,9 @@ impl Tracer {
             }
             for thread in threads.difference(&seized.clone()) {
                 match ptrace::seize(*thread, options) {
-                    Ok(()) => ptrace::interrupt(*thread).unwrap(),
-                    // Seized from its start.
-                    Err(Errno::EPERM) => {}
+                    Ok(()) => resume(ptrace::interrupt(*thread)),
+                    // Seized from its start, or ended.
+                    Err(Errno::EPERM | Errno::ESRCH) => {}
                     Err(errno) => panic!("{errno}"),
                 }
                 seized.insert(*thread);
@@ -99,6 +99,7 @@ impl Tracer {
                 }
                 WaitStatus::PtraceEvent(thread, ..) => ptrace::syscall(thread, None).unwrap(),
                 WaitStatus::Stopped(thread, signal) => ptrace::syscall(thread, signal).unwrap(),
+                WaitStatus::Exited(thread, _) if thread != self.daemon => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -142,7 +143,7 @@ impl Tracer {
     }
 }
 
-/// The thread may have been killed meanwhile.
+/// The thread may have ended meanwhile, or been killed.
 fn resume(resumed: nix::Result<()>) {
     assert!(matches!(resumed, Ok(()) | Err(Errno::ESRCH)), "{resumed:?}");
 }

@@ -68,8 +68,9 @@ fn a_new_keeper_gets_all_that_the_earlier_one_held() {
         fs::remove_file(volume.path(&format!("f{number}"))).unwrap();
     }
     let named = open("named".to_owned());
+    until("all are held", || volume.kept_nodes().len() == 300);
     volume.replace_keeper();
-    assert_eq!(volume.kept_nodes().len(), 300);
+    until("all are held again", || volume.kept_nodes().len() == 300);
     // What is removed from now on goes there too.
     fs::remove_file(volume.path("named")).unwrap();
     let begun = Instant::now();

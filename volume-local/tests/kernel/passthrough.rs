@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use proto::control::{Quiesce, Quiesced, Refused, reply, request};
 
 use crate::files::store_by_mapping;
-use crate::fixture::{BOB, ROOT, Setup, Stage, Volume, here};
+use crate::fixture::{BOB, ROOT, Setup, Stage, Volume, here, with_prompt_keeper};
 use crate::known::until;
 use crate::metrics::requests;
 use crate::pauses::resume;
@@ -31,48 +31,51 @@ pub(crate) fn read_write() -> OpenOptions {
 
 #[test]
 fn the_daemon_sees_neither_reads_nor_writes() {
-    let mut volume = Volume::with(SETUP);
-    let data: Vec<u8> = (0..1 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
-    fs::write(volume.path("f"), &data).unwrap();
-    let file = read_write().open(volume.path("f")).unwrap();
-    assert_eq!(volume.registered().len(), 1);
-    file.write_all_at(b"in place", 4096).unwrap();
-    // The first write asks for security.capability, and no later one does.
-    let asked = requests(&volume, "getxattr");
-    let mut appended = OpenOptions::new().append(true).open(volume.path("f")).unwrap();
-    appended.write_all(b"at the end").unwrap();
-    file.sync_all().unwrap();
-    let mut expected = data;
-    expected[4096..4104].copy_from_slice(b"in place");
-    expected.extend(b"at the end");
-    assert!(fs::read(volume.path("f")).unwrap() == expected);
-    assert!(fs::read(volume.backing.join("f")).unwrap() == expected);
-    assert_eq!(file.metadata().unwrap().len(), expected.len() as u64);
-    assert_eq!([requests(&volume, "read"), requests(&volume, "write")], [0, 0]);
-    assert_eq!(requests(&volume, "getxattr"), asked);
-    drop((file, appended));
-    fs::remove_file(volume.path("f")).unwrap();
-    volume.wait_for_registered(0);
-    let (status, said) = volume.unmount();
-    assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+    with_prompt_keeper(Stage::new, SETUP, |volume| {
+        let data: Vec<u8> = (0..1 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
+        fs::write(volume.path("f"), &data).unwrap();
+        let file = read_write().open(volume.path("f")).unwrap();
+        assert_eq!(volume.registered().len(), 1);
+        file.write_all_at(b"in place", 4096).unwrap();
+        // The first write asks for security.capability, and no later one does.
+        let asked = requests(volume, "getxattr");
+        let mut appended = OpenOptions::new().append(true).open(volume.path("f")).unwrap();
+        appended.write_all(b"at the end").unwrap();
+        file.sync_all().unwrap();
+        let mut expected = data;
+        expected[4096..4104].copy_from_slice(b"in place");
+        expected.extend(b"at the end");
+        assert!(fs::read(volume.path("f")).unwrap() == expected);
+        assert!(fs::read(volume.backing.join("f")).unwrap() == expected);
+        assert_eq!(file.metadata().unwrap().len(), expected.len() as u64);
+        assert_eq!([requests(volume, "read"), requests(volume, "write")], [0, 0]);
+        assert_eq!(requests(volume, "getxattr"), asked);
+        drop((file, appended));
+        fs::remove_file(volume.path("f")).unwrap();
+        volume.wait_for_registered(0);
+        let (status, said) = volume.unmount();
+        assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+    });
 }
 
 /// Although the writing application is root here, and the keeper is.
 #[test]
 fn what_passes_through_takes_no_blocks_that_are_reserved_for_root() {
-    let volume = Volume::on(Stage::on_file_system("ext4"), SETUP);
-    let mut file = read_write().open(volume.path("f")).unwrap();
-    let block = vec![7; 1 << 20];
-    let full = loop {
-        if let Err(error) = file.write_all(&block) {
-            break error;
-        }
-    };
-    assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
-    assert_eq!(requests(&volume, "write"), 0);
-    let left = rustix::fs::statvfs(&volume.backing).unwrap();
-    assert!(left.f_bfree > left.f_bavail + 1000, "{} and {}", left.f_bfree, left.f_bavail);
-    fs::write(volume.backing.join("native"), &block).unwrap();
+    let stage = || Stage::on_file_system("ext4");
+    with_prompt_keeper(stage, SETUP, |volume| {
+        let mut file = read_write().open(volume.path("f")).unwrap();
+        let block = vec![7; 1 << 20];
+        let full = loop {
+            if let Err(error) = file.write_all(&block) {
+                break error;
+            }
+        };
+        assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+        assert_eq!(requests(volume, "write"), 0);
+        let left = rustix::fs::statvfs(&volume.backing).unwrap();
+        assert!(left.f_bfree > left.f_bavail + 1000, "{} and {}", left.f_bfree, left.f_bavail);
+        fs::write(volume.backing.join("native"), &block).unwrap();
+    });
 }
 
 /// Opens and closes in every order; `change` is called between any two.
@@ -110,25 +113,25 @@ fn open_and_close_in_every_order(volume: &mut Volume, mut change: impl FnMut(&mu
 
 #[test]
 fn readers_and_writers_open_and_close_a_file_in_every_order() {
-    open_and_close_in_every_order(&mut Volume::with(SETUP), |_, _| {});
+    with_prompt_keeper(Stage::new, SETUP, |volume| open_and_close_in_every_order(volume, |_, _| {}));
 }
 
 #[test]
 fn they_do_while_daemons_are_killed() {
-    let mut volume = Volume::with(Setup { successors: 20, ..SETUP });
-    open_and_close_in_every_order(&mut volume, |volume, step| {
+    let change = |volume: &mut Volume, step| {
         if step % 10 == 5 {
             volume.kill();
             volume.take_over(SETUP);
         }
-    });
+    };
+    let setup = Setup { successors: 20, ..SETUP };
+    with_prompt_keeper(Stage::new, setup, |volume| open_and_close_in_every_order(volume, change));
 }
 
 /// A file that the daemon has begun to read and write stays with it until the last close.
 #[test]
 fn they_do_while_the_keeper_refuses_and_is_replaced() {
-    let mut volume = Volume::with(Setup { successors: 10, ..SETUP });
-    open_and_close_in_every_order(&mut volume, |volume, step| match step % 40 {
+    let change = |volume: &mut Volume, step| match step % 40 {
         10 => volume.let_keeper_refuse(true),
         // After a refusal the daemon asks again only after a second.
         20 if step < 100 => std::thread::park_timeout(Duration::from_millis(1100)),
@@ -139,7 +142,9 @@ fn they_do_while_the_keeper_refuses_and_is_replaced() {
             volume.take_over(SETUP);
         }
         _ => {}
-    });
+    };
+    let setup = Setup { successors: 10, ..SETUP };
+    with_prompt_keeper(Stage::new, setup, |volume| open_and_close_in_every_order(volume, change));
 }
 
 /// It stays in the state table until the keeper has certainly ended it.
@@ -166,60 +171,66 @@ fn a_registration_that_was_to_end_is_given_to_no_later_open() {
 /// its own first one.
 #[test]
 fn a_registration_whose_answer_was_lost_is_ended_by_a_later_successor() {
-    let mut volume = Volume::with(Setup { successors: 2, ..SETUP });
-    for name in ["f", "g", "h"] {
-        fs::write(volume.path(name), "x").unwrap();
-    }
-    volume.register_unseen("f");
-    volume.kill();
-    volume.take_over(SETUP);
-    fs::write(volume.path("new"), "y").unwrap();
-    volume.kill();
-    volume.take_over(SETUP);
-    for name in ["f", "g", "h", "new"] {
-        fs::remove_file(volume.path(name)).unwrap();
-    }
-    volume.wait_for_registered(0);
+    let setup = Setup { successors: 2, ..SETUP };
+    with_prompt_keeper(Stage::new, setup, |volume| {
+        for name in ["f", "g", "h"] {
+            fs::write(volume.path(name), "x").unwrap();
+        }
+        volume.register_unseen("f");
+        volume.kill();
+        volume.take_over(SETUP);
+        fs::write(volume.path("new"), "y").unwrap();
+        volume.kill();
+        volume.take_over(SETUP);
+        for name in ["f", "g", "h", "new"] {
+            fs::remove_file(volume.path(name)).unwrap();
+        }
+        volume.wait_for_registered(0);
+    });
 }
 
 #[test]
 fn open_files_pass_while_there_is_no_daemon_and_after_it() {
-    let mut volume = Volume::with(Setup { successors: 2, ..SETUP });
-    let file = read_write().open(volume.path("f")).unwrap();
-    let gone = read_write().open(volume.path("gone")).unwrap();
-    gone.write_all_at(b"no name", 0).unwrap();
-    fs::remove_file(volume.path("gone")).unwrap();
-    file.write_all_at(b"first", 0).unwrap();
-    let before = volume.registered();
-    volume.kill();
-    // No request is needed for data.
-    let mut seen = [0; 5];
-    file.read_exact_at(&mut seen, 0).unwrap();
-    file.write_all_at(b"again", 0).unwrap();
-    volume.take_over(SETUP);
-    file.write_all_at(b"third", 0).unwrap();
-    assert_eq!(fs::read(volume.path("f")).unwrap(), b"third");
-    let mut text = [0; 7];
-    gone.read_exact_at(&mut text, 0).unwrap();
-    assert_eq!(&text, b"no name");
-    assert_eq!(gone.metadata().unwrap().nlink(), 0);
-    // The second open of a file that is open has the same backing file.
-    assert_eq!(volume.registered(), before);
-    drop((file, gone));
-    // The one with a name stays registered, and its next open takes the same number.
-    volume.wait_for_registered(1);
-    let stays = volume.registered();
-    let file = read_write().open(volume.path("f")).unwrap();
-    assert_eq!(volume.registered(), stays);
-    volume.kill();
-    // close(2) may wait for a daemon.
-    let closing = std::thread::spawn(move || drop(file));
-    volume.take_over(SETUP);
-    closing.join().unwrap();
-    assert_eq!(volume.registered(), stays);
-    fs::remove_file(volume.path("f")).unwrap();
-    volume.wait_for_registered(0);
-    assert_eq!([requests(&volume, "read"), requests(&volume, "write")], [0, 0]);
+    let setup = Setup { successors: 2, ..SETUP };
+    with_prompt_keeper(Stage::new, setup, |volume| {
+        let file = read_write().open(volume.path("f")).unwrap();
+        let gone = read_write().open(volume.path("gone")).unwrap();
+        gone.write_all_at(b"no name", 0).unwrap();
+        fs::remove_file(volume.path("gone")).unwrap();
+        file.write_all_at(b"first", 0).unwrap();
+        // Otherwise the next read would wait for a daemon.
+        assert_eq!(requests(volume, "write"), 0, "both pass through");
+        let before = volume.registered();
+        volume.kill();
+        // No request is needed for data.
+        let mut seen = [0; 5];
+        file.read_exact_at(&mut seen, 0).unwrap();
+        file.write_all_at(b"again", 0).unwrap();
+        volume.take_over(SETUP);
+        file.write_all_at(b"third", 0).unwrap();
+        assert_eq!(fs::read(volume.path("f")).unwrap(), b"third");
+        let mut text = [0; 7];
+        gone.read_exact_at(&mut text, 0).unwrap();
+        assert_eq!(&text, b"no name");
+        assert_eq!(gone.metadata().unwrap().nlink(), 0);
+        // The second open of a file that is open has the same backing file.
+        assert_eq!(volume.registered(), before);
+        drop((file, gone));
+        // The one with a name stays registered, and its next open takes the same number.
+        volume.wait_for_registered(1);
+        let stays = volume.registered();
+        let file = read_write().open(volume.path("f")).unwrap();
+        assert_eq!(volume.registered(), stays);
+        volume.kill();
+        // close(2) may wait for a daemon.
+        let closing = std::thread::spawn(move || drop(file));
+        volume.take_over(SETUP);
+        closing.join().unwrap();
+        assert_eq!(volume.registered(), stays);
+        fs::remove_file(volume.path("f")).unwrap();
+        volume.wait_for_registered(0);
+        assert_eq!([requests(volume, "read"), requests(volume, "write")], [0, 0]);
+    });
 }
 
 /// Between a registration and its note in the state table, and between any other two steps.
@@ -278,71 +289,75 @@ fn nothing_stays_registered_that_is_not_open_while_daemons_are_killed() {
 #[test]
 fn closed_files_stay_registered_up_to_a_bound() {
     const FILES: usize = 6000;
-    let volume = Volume::with(SETUP);
-    for number in 0..FILES {
-        fs::write(volume.path(&format!("f{number}")), "x").unwrap();
-        if number % 50 == 0 {
-            assert!(volume.registered().len() <= 4200, "{} after {number}", volume.registered().len());
+    with_prompt_keeper(Stage::new, SETUP, |volume| {
+        for number in 0..FILES {
+            fs::write(volume.path(&format!("f{number}")), "x").unwrap();
+            if number % 50 == 0 {
+                assert!(volume.registered().len() <= 4200, "{} after {number}", volume.registered().len());
+            }
         }
-    }
-    let before = volume.registered();
-    assert!(before.len() >= 4000, "{}", before.len());
-    for number in FILES - 100..FILES {
-        assert_eq!(fs::read(volume.path(&format!("f{number}"))).unwrap(), b"x");
-    }
-    // None of them was registered anew.
-    assert_eq!(volume.registered().last(), before.last());
-    for number in 0..FILES {
-        fs::remove_file(volume.path(&format!("f{number}"))).unwrap();
-    }
-    volume.wait_for_registered(0);
+        let before = volume.registered();
+        assert!(before.len() >= 4000, "{}", before.len());
+        for number in FILES - 100..FILES {
+            assert_eq!(fs::read(volume.path(&format!("f{number}"))).unwrap(), b"x");
+        }
+        // None of them was registered anew.
+        assert_eq!(volume.registered().last(), before.last());
+        for number in 0..FILES {
+            fs::remove_file(volume.path(&format!("f{number}"))).unwrap();
+        }
+        volume.wait_for_registered(0);
+    });
 }
 
 /// The kernel keeps its pages, and asks nothing more than an open and a close.
 #[test]
 fn a_small_file_is_read_by_the_daemon_and_its_pages_stay() {
-    let mut volume = Volume::with(Setup { successors: 2, ..SETUP });
-    let path = volume.path("f");
-    let read = |volume: &Volume| {
-        // Until its close has arrived, a later open takes the same way as an earlier one.
-        until("the file is closed", || {
-            requests(volume, "open") + requests(volume, "create") == requests(volume, "release")
-        });
-        (fs::read(&path).unwrap(), requests(volume, "read"))
-    };
-    fs::write(&path, "first").unwrap();
-    for _ in 0..3 {
-        assert_eq!(read(&volume), (b"first".to_vec(), 1));
-    }
-    fs::write(&path, "and second").unwrap();
-    for _ in 0..3 {
-        assert_eq!(read(&volume), (b"and second".to_vec(), 2));
-    }
-    // Who opens it meanwhile takes the same way, also to write.
-    let reader = File::open(&path).unwrap();
-    OpenOptions::new().append(true).open(&path).unwrap().write_all(b" and third").unwrap();
-    assert_eq!(requests(&volume, "write"), 1);
-    let mut text = [0; 20];
-    reader.read_exact_at(&mut text, 0).unwrap();
-    assert_eq!(&text, b"and second and third");
-    drop(reader);
-    // A successor does not know what was mapped, and reads no more itself.
-    volume.kill();
-    volume.take_over(SETUP);
-    assert_eq!(fs::read(&path).unwrap(), b"and second and third");
-    assert_eq!(requests(&volume, "read"), 0);
-    fs::remove_file(&path).unwrap();
-    volume.wait_for_registered(0);
+    let setup = Setup { successors: 2, ..SETUP };
+    with_prompt_keeper(Stage::new, setup, |volume| {
+        let path = volume.path("f");
+        let read = |volume: &Volume| {
+            // Until its close has arrived, a later open takes the same way as an earlier one.
+            until("the file is closed", || {
+                requests(volume, "open") + requests(volume, "create") == requests(volume, "release")
+            });
+            (fs::read(&path).unwrap(), requests(volume, "read"))
+        };
+        fs::write(&path, "first").unwrap();
+        for _ in 0..3 {
+            assert_eq!(read(volume), (b"first".to_vec(), 1));
+        }
+        fs::write(&path, "and second").unwrap();
+        for _ in 0..3 {
+            assert_eq!(read(volume), (b"and second".to_vec(), 2));
+        }
+        // Who opens it meanwhile takes the same way, also to write.
+        let reader = File::open(&path).unwrap();
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b" and third").unwrap();
+        assert_eq!(requests(volume, "write"), 1);
+        let mut text = [0; 20];
+        reader.read_exact_at(&mut text, 0).unwrap();
+        assert_eq!(&text, b"and second and third");
+        drop(reader);
+        // A successor does not know what was mapped, and reads no more itself.
+        volume.kill();
+        volume.take_over(SETUP);
+        assert_eq!(fs::read(&path).unwrap(), b"and second and third");
+        assert_eq!(requests(volume, "read"), 0);
+        fs::remove_file(&path).unwrap();
+        volume.wait_for_registered(0);
+    });
 }
 
 #[test]
 fn a_large_file_passes_through_when_it_is_only_read() {
-    let volume = Volume::with(SETUP);
-    fs::write(volume.path("f"), vec![1; 65 << 10]).unwrap();
-    assert_eq!(fs::read(volume.path("f")).unwrap().len(), 65 << 10);
-    assert_eq!(requests(&volume, "read"), 0);
-    fs::remove_file(volume.path("f")).unwrap();
-    volume.wait_for_registered(0);
+    with_prompt_keeper(Stage::new, SETUP, |volume| {
+        fs::write(volume.path("f"), vec![1; 65 << 10]).unwrap();
+        assert_eq!(fs::read(volume.path("f")).unwrap().len(), 65 << 10);
+        assert_eq!(requests(volume, "read"), 0);
+        fs::remove_file(volume.path("f")).unwrap();
+        volume.wait_for_registered(0);
+    });
 }
 
 /// A mapping stores to the pages of the backing file, also when its file is closed.
@@ -378,71 +393,74 @@ fn a_reader_sees_what_is_stored_by_a_mapping_of_a_small_file() {
 #[test]
 fn small_files_agree_with_a_model_while_daemons_are_killed() {
     const STEPS: usize = 1500;
-    let mut volume = Volume::with(Setup { successors: 5, ..SETUP });
-    let mut random = tests::random::Random::new(tests::random::Random::seed("HAWSER_TEST_SEED"));
-    let mut model: Vec<Vec<u8>> = vec![Vec::new(); 4];
-    let mut open: Vec<(usize, File)> = Vec::new();
-    for number in 0..model.len() {
-        fs::write(volume.path(&format!("f{number}")), "").unwrap();
-    }
-    for step in 0..STEPS {
-        let (at, byte) = (random.index(model.len()), step.to_le_bytes()[0]);
-        let path = volume.path(&format!("f{at}"));
-        match random.below(8) {
-            0 | 1 => {
-                let text = vec![byte; 1 + random.index(70 << 10)];
-                fs::write(&path, &text).unwrap();
-                model[at] = text;
-            }
-            2 => {
-                let mut file = OpenOptions::new().append(true).open(&path).unwrap();
-                file.write_all(&[byte; 100]).unwrap();
-                model[at].extend([byte; 100]);
-            }
-            3 if !model[at].is_empty() => {
-                let file = OpenOptions::new().read(true).write(random.below(9) == 0).open(&path).unwrap();
-                if open.len() == 6 {
-                    drop(open.swap_remove(random.index(6)));
+    let setup = Setup { successors: 5, ..SETUP };
+    with_prompt_keeper(Stage::new, setup, |volume| {
+        let mut random = tests::random::Random::new(tests::random::Random::seed("HAWSER_TEST_SEED"));
+        let mut model: Vec<Vec<u8>> = vec![Vec::new(); 4];
+        let mut open: Vec<(usize, File)> = Vec::new();
+        for number in 0..model.len() {
+            fs::write(volume.path(&format!("f{number}")), "").unwrap();
+        }
+        for step in 0..STEPS {
+            let (at, byte) = (random.index(model.len()), step.to_le_bytes()[0]);
+            let path = volume.path(&format!("f{at}"));
+            match random.below(8) {
+                0 | 1 => {
+                    let text = vec![byte; 1 + random.index(70 << 10)];
+                    fs::write(&path, &text).unwrap();
+                    model[at] = text;
                 }
-                open.push((at, file));
+                2 => {
+                    let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+                    file.write_all(&[byte; 100]).unwrap();
+                    model[at].extend([byte; 100]);
+                }
+                3 if !model[at].is_empty() => {
+                    let file = OpenOptions::new().read(true).write(random.below(9) == 0).open(&path).unwrap();
+                    if open.len() == 6 {
+                        drop(open.swap_remove(random.index(6)));
+                    }
+                    open.push((at, file));
+                }
+                4 if !open.is_empty() => drop(open.swap_remove(random.index(open.len()))),
+                5 if step % 300 == 7 => {
+                    volume.kill();
+                    volume.take_over(SETUP);
+                }
+                _ => assert!(fs::read(&path).unwrap() == model[at], "step {step}: f{at}"),
             }
-            4 if !open.is_empty() => drop(open.swap_remove(random.index(open.len()))),
-            5 if step % 300 == 7 => {
-                volume.kill();
-                volume.take_over(SETUP);
+            for (at, file) in &open {
+                let mut seen = vec![0; model[*at].len()];
+                file.read_exact_at(&mut seen, 0).unwrap_or_else(|e| panic!("step {step}: f{at}: {e}"));
+                assert!(seen == model[*at], "step {step}: the open f{at}");
             }
-            _ => assert!(fs::read(&path).unwrap() == model[at], "step {step}: f{at}"),
         }
-        for (at, file) in &open {
-            let mut seen = vec![0; model[*at].len()];
-            file.read_exact_at(&mut seen, 0).unwrap_or_else(|e| panic!("step {step}: f{at}: {e}"));
-            assert!(seen == model[*at], "step {step}: the open f{at}");
+        drop(open);
+        for number in 0..model.len() {
+            fs::remove_file(volume.path(&format!("f{number}"))).unwrap();
         }
-    }
-    drop(open);
-    for number in 0..model.len() {
-        fs::remove_file(volume.path(&format!("f{number}"))).unwrap();
-    }
-    volume.wait_for_registered(0);
+        volume.wait_for_registered(0);
+    });
 }
 
 #[test]
 fn what_ends_without_a_keeper_is_ended_by_the_next_one_or_by_a_successor() {
-    let mut volume = Volume::with(SETUP);
-    for name in ["f", "g"] {
-        fs::write(volume.path(name), "x").unwrap();
-    }
-    volume.wait_for_registered(2);
-    volume.end_keeper();
-    fs::remove_file(volume.path("f")).unwrap();
-    assert_eq!(volume.registered().len(), 2);
-    volume.replace_keeper();
-    volume.wait_for_registered(1);
-    volume.end_keeper();
-    fs::remove_file(volume.path("g")).unwrap();
-    volume.kill();
-    volume.take_over(SETUP);
-    volume.wait_for_registered(0);
+    with_prompt_keeper(Stage::new, SETUP, |volume| {
+        for name in ["f", "g"] {
+            fs::write(volume.path(name), "x").unwrap();
+        }
+        volume.wait_for_registered(2);
+        volume.end_keeper();
+        fs::remove_file(volume.path("f")).unwrap();
+        assert_eq!(volume.registered().len(), 2);
+        volume.replace_keeper();
+        volume.wait_for_registered(1);
+        volume.end_keeper();
+        fs::remove_file(volume.path("g")).unwrap();
+        volume.kill();
+        volume.take_over(SETUP);
+        volume.wait_for_registered(0);
+    });
 }
 
 #[test]
@@ -482,61 +500,66 @@ fn only_who_may_open_a_file_reads_and_writes_it() {
 /// No request tells the kernel's FUSE inode of the new times: it asks again within two seconds.
 #[test]
 fn mapped_stores_reach_the_file_at_once_and_its_times_soon() {
-    let volume = Volume::with(SETUP);
-    let (path, backing) = (volume.path("f"), volume.backing.join("f"));
-    fs::write(&path, vec![0; 8192]).unwrap();
-    fs::metadata(&path).unwrap();
-    std::thread::park_timeout(Duration::from_millis(20));
-    store_by_mapping(&path, 5000);
-    assert_eq!(fs::read(&backing).unwrap()[4999..5002], *b"\0M\0");
-    let begun = Instant::now();
-    let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
-    while modified(&path) != modified(&backing) {
-        assert!(begun.elapsed() < here(Duration::from_secs(5)), "{:?}", modified(&path));
-        std::thread::park_timeout(Duration::from_millis(10));
-    }
+    with_prompt_keeper(Stage::new, SETUP, |volume| {
+        let (path, backing) = (volume.path("f"), volume.backing.join("f"));
+        fs::write(&path, vec![0; 8192]).unwrap();
+        fs::metadata(&path).unwrap();
+        std::thread::park_timeout(Duration::from_millis(20));
+        store_by_mapping(&path, 5000);
+        assert_eq!(fs::read(&backing).unwrap()[4999..5002], *b"\0M\0");
+        let begun = Instant::now();
+        let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+        while modified(&path) != modified(&backing) {
+            assert!(begun.elapsed() < here(Duration::from_secs(30)), "{:?}", modified(&path));
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+    });
 }
 
 #[test]
 fn direct_io_reaches_the_backing_file() {
-    let volume = Volume::with(SETUP);
-    fs::write(volume.path("f"), vec![7; 64 << 10]).unwrap();
-    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(volume.path("f")).unwrap();
-    // An unaligned buffer or length is refused by the disk's file system, not copied by the daemon.
-    let mut odd = [0; 100];
-    assert_eq!(file.read(&mut odd[1..]).map_err(|e| e.raw_os_error()), Err(Some(libc::EINVAL)));
+    with_prompt_keeper(Stage::new, SETUP, |volume| {
+        fs::write(volume.path("f"), vec![7; 64 << 10]).unwrap();
+        let mut file =
+            OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(volume.path("f")).unwrap();
+        // An unaligned buffer or length is refused by the disk's file system, not copied by the daemon.
+        let mut odd = [0; 100];
+        assert_eq!(file.read(&mut odd[1..]).map_err(|e| e.raw_os_error()), Err(Some(libc::EINVAL)));
+    });
 }
 
 /// A mapping outlives the descriptor, and the kernel does not tell its end.
 #[test]
 fn a_pause_is_refused_once_a_file_was_opened_for_writing() {
-    let volume = Volume::with(Setup { successors: 2, ..SETUP });
-    fs::write(volume.backing.join("f"), "before").unwrap();
-    let control = volume.control();
-    let quiet = || request::Kind::Quiesce(Quiesce { lease_ms: LONG_LEASE, passing_may_write: false });
-    assert!(matches!(control.ask(quiet()), reply::Kind::Quiesced(Quiesced { .. })));
-    // A reader is let in, a writer waits.
-    assert_eq!(fs::read(volume.path("f")).unwrap(), b"before");
-    let path = volume.path("f");
-    let writer = std::thread::spawn(move || -> io::Result<()> {
-        OpenOptions::new().write(true).open(path)?.write_all(b"later!")
+    let setup = Setup { successors: 2, ..SETUP };
+    with_prompt_keeper(Stage::new, setup, |volume| {
+        fs::write(volume.backing.join("f"), "before").unwrap();
+        let control = volume.control();
+        let quiet = || request::Kind::Quiesce(Quiesce { lease_ms: LONG_LEASE, passing_may_write: false });
+        assert!(matches!(control.ask(quiet()), reply::Kind::Quiesced(Quiesced { .. })));
+        // A reader is let in, a writer waits.
+        assert_eq!(fs::read(volume.path("f")).unwrap(), b"before");
+        let path = volume.path("f");
+        let writer = std::thread::spawn(move || -> io::Result<()> {
+            OpenOptions::new().write(true).open(path)?.write_all(b"later!")
+        });
+        std::thread::park_timeout(A_WHILE);
+        assert!(!writer.is_finished());
+        assert_eq!(fs::read(volume.backing.join("f")).unwrap(), b"before");
+        resume(&control);
+        writer.join().unwrap().unwrap();
+        assert_eq!(fs::read(volume.backing.join("f")).unwrap(), b"later!");
+        let reply::Kind::Refused(Refused { reason, is_precondition }) = control.ask(quiet()) else {
+            panic!("not refused");
+        };
+        assert!(is_precondition && reason.contains("dataPath: daemon"), "{reason}");
+        // Nothing is held back by the pause that was refused.
+        let file = read_write().open(volume.path("g")).unwrap();
+        let asked = request::Kind::Quiesce(Quiesce { lease_ms: LONG_LEASE, passing_may_write: true });
+        assert!(matches!(control.ask(asked), reply::Kind::Quiesced(Quiesced { .. })));
+        file.write_all_at(b"passes", 0).unwrap();
+        assert!(resume(&control).held);
     });
-    std::thread::park_timeout(A_WHILE);
-    assert!(!writer.is_finished());
-    assert_eq!(fs::read(volume.backing.join("f")).unwrap(), b"before");
-    resume(&control);
-    writer.join().unwrap().unwrap();
-    assert_eq!(fs::read(volume.backing.join("f")).unwrap(), b"later!");
-    let reply::Kind::Refused(Refused { reason, is_precondition }) = control.ask(quiet()) else {
-        panic!("not refused");
-    };
-    assert!(is_precondition && reason.contains("dataPath: daemon"), "{reason}");
-    // Nothing is held back by the pause that was refused.
-    let file = read_write().open(volume.path("g")).unwrap();
-    let asked = request::Kind::Quiesce(Quiesce { lease_ms: LONG_LEASE, passing_may_write: true });
-    assert!(matches!(control.ask(asked), reply::Kind::Quiesced(Quiesced { .. })));
-    file.write_all_at(b"passes", 0).unwrap();
-    assert!(resume(&control).held);
 }
 
 #[test]

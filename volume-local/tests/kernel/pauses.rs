@@ -18,7 +18,7 @@ use rustix::fs::{
 
 use rustix::process::{Pid, Signal};
 
-use crate::fixture::{Control, Setup, Volume};
+use crate::fixture::{Control, Setup, Volume, here};
 
 /// No test needs a tenth of it.
 const LONG_LEASE: u32 = 30_000;
@@ -174,21 +174,21 @@ fn a_quiesced_volume_changes_nothing_and_answers_reads() {
     let quiesced = quiesce(&control, LONG_LEASE);
     assert_eq!((quiesced.used_bytes, quiesced.used_inodes), (used.used_bytes, used.used_inodes));
     let before = all();
-    let (done, told) = channel();
+    let (done, reported) = channel();
     std::thread::scope(|scope| {
         // In directories of their own: the kernel itself lets two changes of one wait for each other.
         for (name, change) in CHANGES {
             let (done, directory) = (done.clone(), volume.path(name));
             scope.spawn(move || done.send((*name, change(&directory).map_err(|e| e.to_string()))).unwrap());
         }
-        assert_eq!(told.recv_timeout(A_WHILE), Err(RecvTimeoutError::Timeout));
+        assert_eq!(reported.recv_timeout(A_WHILE), Err(RecvTimeoutError::Timeout));
         assert_eq!(all(), before);
         rustix::fs::statvfs(&volume.path).unwrap();
         assert_eq!(control.ask(request::Kind::Ping(Ping {})), crate::fixture::pong());
         let resumed = resume(&control);
         assert!(resumed.held && resumed.paused_us >= 200_000, "{resumed:?}");
         for _ in CHANGES {
-            let (name, done) = told.recv_timeout(Duration::from_secs(10)).unwrap();
+            let (name, done) = reported.recv_timeout(here(Duration::from_secs(60))).unwrap();
             assert_eq!(done, Ok(()), "{name}");
         }
     });

@@ -14,7 +14,7 @@ use rustix::fs::{CWD, FallocateFlags, FileType, Mode, RenameFlags, XattrFlags};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tests::random::Random;
 
-use crate::fixture::{Setup, Stage, Volume, errno, here};
+use crate::fixture::{self, Setup, Stage, Volume, errno, here};
 use crate::known::until;
 
 const SEED: &str = "HAWSER_TRUST_SEED";
@@ -404,25 +404,33 @@ fn store_everywhere(file: &File, length: usize) {
 
 #[test]
 fn what_other_programs_change_in_the_pool_is_seen_after_a_second() {
+    // A busy machine may be late in all attempts but one.
+    const ATTEMPTS: usize = 5;
     let volume = Volume::with(Setup { changed_from_outside: true, ..Setup::default() });
+    let mut took = Vec::new();
+    while took.last().is_none_or(|last| *last >= here(Duration::from_secs(3))) {
+        assert!(took.len() < ATTEMPTS, "{took:?}");
+        took.push(a_change_is_seen_after(&volume));
+    }
+}
+
+/// The longest time until something that is changed in the pool is seen in the volume.
+fn a_change_is_seen_after(volume: &Volume) -> Duration {
     fs::write(volume.path("f"), "old").unwrap();
     assert_eq!(errno(fs::metadata(volume.path("new"))), libc::ENOENT);
     assert_eq!(fs::read_to_string(volume.path("f")).unwrap(), "old");
     fs::write(volume.backing.join("new"), "new").unwrap();
     fs::write(volume.backing.join("f"), "longer").unwrap();
     assert_eq!(fs::read_to_string(volume.path("new")).unwrap(), "new", "a missing name is not remembered");
-    let (changed, limit) = (Instant::now(), here(Duration::from_secs(3)));
-    while fs::metadata(volume.path("f")).unwrap().len() != 6 {
-        assert!(changed.elapsed() < limit);
-        std::thread::yield_now();
-    }
+    let changed = Instant::now();
+    until("the new size is seen", || fs::metadata(volume.path("f")).unwrap().len() == 6);
+    let size_after = changed.elapsed();
     assert_eq!(fs::read_to_string(volume.path("f")).unwrap(), "longer");
     fs::remove_file(volume.backing.join("f")).unwrap();
     let removed = Instant::now();
-    while fs::metadata(volume.path("f")).is_ok() {
-        assert!(removed.elapsed() < limit);
-        std::thread::yield_now();
-    }
+    until("the removal is seen", || fs::metadata(volume.path("f")).is_err());
+    fs::remove_file(volume.path("new")).unwrap();
+    size_after.max(removed.elapsed())
 }
 
 /// The kernel unmounts what is mounted on a name that it looks up again, after any error but ENOMEM.
@@ -451,5 +459,5 @@ fn a_daemon_without_free_descriptors_unmounts_nothing() {
     prlimit(daemon, Resource::Nofile, before).unwrap();
     assert_eq!(refused.raw_os_error(), Some(libc::ENOMEM));
     assert_eq!(fs::read(volume.path("d/f")).unwrap(), b"mounted");
-    nix::mount::umount(&volume.path("d")).unwrap();
+    fixture::unmount(&volume.path("d"));
 }
