@@ -56,7 +56,7 @@ pub struct Storage {
 pub struct Local {
     volume: Arc<Volume>,
     gate: Arc<Gate>,
-    /// Changes of names and extended attributes that wait for the gate.
+    /// Changes of names, attributes and extended attributes that wait for the gate.
     names_held: Arc<HeldBack>,
     capacity: Arc<dyn Policy>,
     /// An earlier daemon had the connection.
@@ -112,16 +112,7 @@ impl Local {
         change: impl FnOnce(&Volume, &mut Running) + Send + 'static,
     ) {
         let mut running = self.volume.begin(id);
-        match self.gate.enter() {
-            Ok(_pass) => change(&self.volume, &mut running),
-            Err(shut) => {
-                let held = self.names_held.another();
-                self.change_later(shut, bytes, move |volume| {
-                    drop(held);
-                    change(volume, &mut running);
-                });
-            }
-        }
+        self.change_locked(true, bytes, move |volume| change(volume, &mut running));
     }
 
     /// `kind`: REMOVEDIR for a directory.
@@ -135,9 +126,20 @@ impl Local {
 
     /// Makes a change, now or when the gate opens. `bytes`: the memory that it keeps until then.
     fn change(&self, bytes: usize, change: impl FnOnce(&Volume) + Send + 'static) {
+        self.change_locked(false, bytes, change);
+    }
+
+    /// [`Self::change`]. `locks`: the kernel may have locked a directory for it.
+    fn change_locked(&self, locks: bool, bytes: usize, change: impl FnOnce(&Volume) + Send + 'static) {
         match self.gate.enter() {
             Ok(_pass) => change(&self.volume),
-            Err(shut) => self.change_later(shut, bytes, change),
+            Err(shut) => {
+                let held = locks.then(|| self.names_held.another());
+                self.change_later(shut, bytes, move |volume| {
+                    drop(held);
+                    change(volume);
+                });
+            }
         }
     }
 
@@ -202,7 +204,11 @@ impl Backend for Local {
         changes: Changes,
         reply: impl Reply<Attributes>,
     ) {
-        self.change(0, move |volume| reply(answer(volume.change(by, node, handle, &changes))));
+        // The kernel locks a directory whose attributes change. A new size is of a file.
+        let locks = changes.size.is_none();
+        self.change_locked(locks, 0, move |volume| {
+            reply(answer(volume.change(by, node, handle, &changes)));
+        });
     }
 
     fn getxattr(&self, node: NodeId, name: &OsStr, size: usize, reply: impl Reply<Xattr>) {

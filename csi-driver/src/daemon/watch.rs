@@ -58,6 +58,16 @@ impl DaemonWatch {
         let _receiver_gone = self.ended.send(Ended { volume_id: volume_id.clone(), daemon });
     }
 
+    /// Reports a daemon that was killed and [cannot end](ProcessId::cannot_end).
+    pub(crate) fn report_killed(&self, volume_id: &VolumeId, daemon: ProcessId) {
+        // It is counted once, and its later end is not reported.
+        if self.is_watched(volume_id) {
+            self.stop(volume_id);
+            self.counts.daemon_deaths.inc();
+        }
+        self.report(volume_id, daemon);
+    }
+
     fn locked(&self) -> MutexGuard<'_, HashMap<VolumeId, AbortHandle>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -382,9 +382,15 @@ impl Daemons {
     ) -> Result<()> {
         self.end_process(volume_id, stage, grace)?;
         let key = stage.launch_key(volume_id);
-        self.clear_launch(volume_id, &key, stage)?;
+        self.clear_launch(volume_id, &key, &processes_of(stage))?;
         self.launch_dir(&key).remove().step("remove dial directory")?;
         self.dial(volume_id).remove().step("remove dial directory")
+    }
+
+    /// Removes what a daemon of the volume's own key has left, while that of `key` serves.
+    pub(crate) fn clear_own_launch(&self, volume_id: &VolumeId, key: &LaunchKey) -> Result<()> {
+        let own = LaunchKey::from(volume_id);
+        if own == *key { Ok(()) } else { self.launcher.clear(&own).step("clear launch") }
     }
 
     /// Removes the launch of a daemon that has died, while another one serves the volume.
@@ -398,22 +404,27 @@ impl Daemons {
         self.launch_dir(&key).remove().step("remove dial directory")
     }
 
-    /// What a daemon that cannot end still needs stays until the volume's next launch ends.
-    fn clear_launch(&self, volume_id: &VolumeId, key: &LaunchKey, stage: &StageRecord) -> Result<()> {
-        let Err(error) = self.launcher.clear(key).step("clear launch") else { return Ok(()) };
-        let daemon = stage.serving.map(|serving| serving.daemon);
-        if !daemon.map_or(Ok(false), ProcessId::cannot_end).step("look at daemon")? {
-            return Err(error);
+    /// The control group of a daemon that cannot end stays: the volume's next launch without a waiting daemon uses it
+    /// again.
+    pub(super) fn clear_launch(
+        &self,
+        volume_id: &VolumeId,
+        key: &LaunchKey,
+        daemons: &[ProcessId],
+    ) -> Result<()> {
+        for daemon in daemons {
+            if daemon.cannot_end().step("look at daemon")? {
+                tracing::warn!(%volume_id, %key, pid = daemon.pid, "the launch of a killed daemon is left");
+                return Ok(());
+            }
         }
-        tracing::warn!(%volume_id, error = chain(&error), "the launch of a killed daemon is left");
-        Ok(())
+        self.launcher.clear(key).step("clear launch")
     }
 
     fn end_process(&self, volume_id: &VolumeId, stage: &StageRecord, grace: Duration) -> Result<()> {
         let Some(launch) = &stage.launch else { return Ok(()) };
         self.launcher.remove(launch).step("remove launch")?;
-        let daemon = stage.serving.map(|serving| serving.daemon);
-        for process in [daemon, stage.handed_to, launch.process()].into_iter().flatten() {
+        for process in processes_of(stage) {
             if !process.end(grace).step("end daemon")? {
                 return Err(Error::DaemonLives { volume_id: volume_id.clone(), pid: process.pid });
             }
@@ -435,6 +446,13 @@ impl Daemons {
         }
         Ok(())
     }
+}
+
+/// The daemons that have or may have a volume's connection.
+fn processes_of(stage: &StageRecord) -> Vec<ProcessId> {
+    let daemon = stage.serving.map(|serving| serving.daemon);
+    let launched = stage.launch.as_ref().and_then(LaunchId::process);
+    [daemon, stage.handed_to, launched].into_iter().flatten().collect()
 }
 
 fn no_daemon(reason: NoDaemon, volume_id: &VolumeId, listener: &DialListener, launch: &str) -> Error {

@@ -319,9 +319,9 @@ impl Examination {
         let mut killed = self.blocking(Self::killed_users).await?;
         let begun = Instant::now();
         for look in 1..=LOOKS {
-            if self.blocking(|this| this.serving.daemon.cannot_end().step("look at daemon")).await? {
+            if self.blocking(Self::awaits_successor).await? {
                 // It does not hang: it was killed, and ends once another one answers its users.
-                self.watch.daemons.watch.report(&self.volume_id, self.serving.daemon);
+                self.watch.daemons.watch.report_killed(&self.volume_id, self.serving.daemon);
                 return Ok(None);
             }
             let until = begun + self.deadline * look / LOOKS;
@@ -399,6 +399,13 @@ impl Examination {
             ConnectionMount::At(mount) => Some(mount.mount_point),
             ConnectionMount::Hidden | ConnectionMount::Nowhere => None,
         })
+    }
+
+    /// Whether the daemon cannot end, and another one can follow. Otherwise the connection is aborted after three
+    /// deadlines.
+    fn awaits_successor(&self) -> Result<bool> {
+        let cannot_end = self.serving.daemon.cannot_end().step("look at daemon")?;
+        Ok(cannot_end && self.watch.stages.has_successor(&self.volume_id)?)
     }
 
     fn users_wait(&self) -> Result<bool> {

@@ -10,7 +10,6 @@
 
 use std::os::fd::OwnedFd;
 
-use linux::mount::FuseConnections;
 use proto::handover::Assignment;
 
 use crate::daemon::dial::ServingSockets;
@@ -21,6 +20,7 @@ use crate::daemon::warm::WarmDaemons;
 use crate::engine::daemons::Daemons;
 use crate::engine::stage::Stages;
 use crate::error::{Result, Step, chain};
+use crate::kernel::mounts;
 use crate::model::ids::VolumeId;
 use crate::model::launch::{LaunchId, LaunchKey, ProcessId};
 use crate::model::limits;
@@ -171,8 +171,8 @@ impl Stages {
     ) -> Result<()> {
         let Some((previous, serving)) = self.orphaned(&record)? else { return Ok(()) };
         let minor = serving.connection_minor;
-        let waiting = FuseConnections::open().and_then(|all| all.waiting(minor));
-        if waiting.step("look at connection")?.is_none() {
+        // The number of a connection that has ended may be another volume's.
+        if !mounts::is_connection_of(volume_id, minor)? {
             return Ok(());
         }
         let daemons = match daemons {
@@ -193,9 +193,10 @@ impl Stages {
                     let found = Found { key: &key, launch: id, daemon, since: None, count: 1 };
                     return self.adopt_daemon(volume_id, &mut record, &previous, found);
                 }
+                Some(_) => {}
                 // Before another one gets the volume too.
-                _ if self.has_successor(volume_id)? => return end_unknown(volume_id, daemon),
-                _ => {}
+                None if self.has_successor(volume_id)? => return end_unknown(volume_id, daemon),
+                None => {}
             }
         }
         Ok(())
@@ -227,7 +228,9 @@ impl Stages {
         let Some(serving) = previous.serving else { return Ok(()) };
         let Found { key, launch, daemon, since, count } = found;
         // The journal has it already, but for the record that it serves.
-        let is_its_launch = previous.launch.as_ref() == Some(&launch) || previous.handed_to == Some(daemon);
+        let is_its_launch = previous.launch.as_ref() == Some(&launch);
+        let handed_to = previous.handed_to.filter(|other| *other != daemon);
+        let previous = &StageRecord { handed_to, ..previous.clone() };
         self.update_stage(volume_id, record, |stage| {
             (stage.launch_key, stage.launch) = (Some(key.clone()), Some(launch));
             stage.serve(Serving { daemon, since, ..serving });
@@ -235,7 +238,14 @@ impl Stages {
         })?;
         self.counts.takeovers.inc_by(u64::from(count));
         tracing::warn!(%volume_id, died = serving.daemon.pid, pid = daemon.pid, count, "while no driver ran, another daemon has taken the volume over");
-        if !is_its_launch && let Err(error) = self.daemons.end_previous(volume_id, previous) {
+        let ended = if is_its_launch {
+            // A driver that was killed may have journaled it and left the launch before it. Unlike others, that of the
+            // volume's own key is not unknown to a driver that starts.
+            self.daemons.clear_own_launch(volume_id, key)
+        } else {
+            self.daemons.end_previous(volume_id, previous)
+        };
+        if let Err(error) = ended {
             tracing::warn!(%volume_id, error = chain(&error), "the launch of the volume's earlier daemon is left");
         }
         Ok(())

@@ -178,10 +178,11 @@ impl Stages {
         Ok(earlier)
     }
 
-    /// Whether the keeper holds the volume's connection.
+    /// Whether the keeper holds all that a successor needs ([`Self::successor`]).
     pub(crate) fn has_successor(&self, volume_id: &VolumeId) -> Result<bool> {
         let held = self.daemons.keeper.list(volume_id).step("ask keeper")?;
-        Ok(held.contains(&Kept::Connection))
+        let needed = [Kept::Connection, Kept::StateTable, Kept::Directory, Kept::UsageFile];
+        Ok(needed.iter().all(|role| held.contains(role)))
     }
 
     /// What the keeper holds for a successor; `None` if it does not hold all of it.

@@ -181,6 +181,7 @@ impl Stages {
                     Err(rollback) => {
                         // The earlier daemon has ended: so the driver takes over.
                         self.daemons.watch.start(volume_id, earlier.serving.daemon, pidfd);
+                        self.daemons.watch.report(volume_id, earlier.serving.daemon);
                         Outcome::Failed { cause: Error::rolled_back(cause, Err(rollback)) }
                     }
                 }

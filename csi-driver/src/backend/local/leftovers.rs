@@ -11,30 +11,42 @@ use crate::backend::VolumeBackend as _;
 use crate::error::{Result, Step, chain};
 use crate::model::ids::{SnapshotId, VolumeId};
 
+/// When a call waits until the removal is on disk. That takes time, so a cut, which clears its place first, does
+/// not wait for nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum IsOnDisk {
+    IfItWasThere,
+    Always,
+}
+
 impl Pool {
     /// Removes everything at a place. Its name disappears first and at once; if the driver is
     /// killed after that, a repeated call removes the rest.
     pub(super) fn clear(&self, place: Place<'_>) -> linux::Result<()> {
+        self.clear_at(place, IsOnDisk::IfItWasThere)
+    }
+
+    fn clear_at(&self, place: Place<'_>, removal: IsOnDisk) -> linux::Result<()> {
         if self.is_starting() {
             return self.clear_later(place);
         }
         let (live, trash) = (place.path(), self.trash.join(place.name));
-        // In the trash, a killed deletion left it: that its name is gone may not be on disk.
-        let was_there = !is_absent(&live) || !is_absent(&trash);
+        let was_there = !is_absent(&live);
         self.remover.remove(&self.incoming.join(place.name))?;
         // Left by a killed deletion; the rename would fail on it.
         self.remover.remove(&trash)?;
         let is_aside = linux::tree::set_aside(&live, &trash, |path| self.remover.remove(path))?;
-        if was_there {
+        if was_there || removal == IsOnDisk::Always {
             sync_removal(place);
         }
         if is_aside { self.remover.remove(&trash) } else { Ok(()) }
     }
 
     /// [`Self::clear`] for a caller that forgets the place then: in a pool that has just gone away, everything is absent.
+    /// What a killed call removed before may not be gone on disk.
     pub(super) fn delete_at(&self, place: Place<'_>, what: &'static str) -> Result<()> {
         self.check_present()?;
-        self.clear(place).step(what)?;
+        self.clear_at(place, IsOnDisk::Always).step(what)?;
         self.check_present()
     }
 
@@ -45,15 +57,11 @@ impl Pool {
     /// [`Pool::clear`] for a driver that does not listen yet.
     fn clear_later(&self, place: Place<'_>) -> linux::Result<()> {
         let places = [self.incoming.join(place.name), self.trash.join(place.name), place.path()];
-        let [_, trash, live] = &places;
-        let was_there = !is_absent(live) || !is_absent(trash);
         let mut taken = Vec::new();
         for path in &places {
             taken.extend(self.take(path)?);
         }
-        if was_there {
-            sync_removal(place);
-        }
+        sync_removal(place);
         self.remove_in_background(taken);
         Ok(())
     }

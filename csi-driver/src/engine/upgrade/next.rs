@@ -119,12 +119,13 @@ impl Daemons {
     /// Ends a daemon that was to follow, and removes what its launch made.
     pub(super) fn end_next(&self, volume_id: &VolumeId, next: &NextLaunch) -> Result<()> {
         self.launcher.remove(&next.id).step("remove launch")?;
-        for process in [Some(next.daemon), next.id.process()].into_iter().flatten() {
+        let processes: Vec<_> = [Some(next.daemon), next.id.process()].into_iter().flatten().collect();
+        for process in &processes {
             if !process.end(Duration::ZERO).step("end daemon")? {
                 return Err(Error::DaemonLives { volume_id: volume_id.clone(), pid: process.pid });
             }
         }
-        self.launcher.clear(&next.key).step("clear launch")?;
+        self.clear_launch(volume_id, &next.key, &processes)?;
         self.launch_dir(&next.key).remove().step("remove dial directory")
     }
 

@@ -32,8 +32,10 @@ pub(super) fn from_a_daemon_that_cannot_end() -> Result<()> {
     let directory = caller.target_path("one").join("directory");
     fs::create_dir(&directory)?;
     // Started before: the new processes of this one would wait for the frozen pool.
-    let mut freezer =
-        Helper::start("read go; fsfreeze -f \"$0\" && echo done; read end; fsfreeze -u \"$0\"", pool.dir())?;
+    let mut freezer = Helper::start(
+        "read go; fsfreeze --freeze \"$0\" && echo done; read end; fsfreeze --unfreeze \"$0\"",
+        pool.dir(),
+    )?;
     let mut changer = Helper::start("read go; echo done; mkdir \"$0/new\"", &directory)?;
     scene.sandbox.switch_fuse_guard_off();
     for n in 0..FILES {
