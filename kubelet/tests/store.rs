@@ -52,6 +52,30 @@ impl Fixture {
     }
 }
 
+/// `get pvc -o yaml`, delete, edit, `apply`: the note is about the deleted claim.
+#[test]
+fn a_claim_gets_no_note_of_a_begun_volume_from_its_manifest() {
+    let noted = CLAIM.replace(
+        "{name: data}",
+        "{name: data, annotations: {team: red, hawser.dev/volume-being-created: \"{}\"}}",
+    );
+    let fixture = Fixture::new();
+    let keys = |fixture: &Fixture| {
+        let claim = fixture.store.claim("default", "data").unwrap();
+        let document = fixture.store.document(Kind::PersistentVolumeClaim, "default", "data").unwrap();
+        let shown = document.value()["metadata"]["annotations"].as_object().unwrap().clone();
+        assert_eq!(shown.keys().collect::<Vec<_>>(), claim.metadata.annotations.keys().collect::<Vec<_>>());
+        claim.metadata.annotations.keys().cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(fixture.store.apply(object(&noted), file("c.yaml")).unwrap(), Outcome::Created);
+    assert_eq!(keys(&fixture), ["team"]);
+    assert_eq!(fixture.store.apply(object(&noted), file("c.yaml")).unwrap(), Outcome::Unchanged);
+    let larger = noted.replace("1Gi", "2Gi");
+    assert_eq!(fixture.store.apply(object(&larger), file("c.yaml")).unwrap(), Outcome::Configured);
+    assert_eq!(keys(&fixture), ["team"]);
+    assert_eq!(keys(&fixture.reopen()), ["team"]);
+}
+
 #[test]
 fn claims_survive_with_uid_binding_and_source() {
     let fixture = Fixture::new();

@@ -55,7 +55,7 @@ struct Shared {
     plugins: Plugins,
     volumes: Volumes,
     progress: Mutex<Progress>,
-    /// Notified when an attempt ends.
+    /// Notified when an attempt ends, and when a volume is unstaged that one waits for.
     ended: Notify,
 }
 
@@ -66,6 +66,10 @@ struct Progress {
     /// The volumes that claims are being bound to, by the claim's uid.
     chosen: HashMap<String, String>,
     failed: HashMap<String, Retry>,
+    /// Those whose volume has to be unstaged before its deletion.
+    unstaging: HashSet<String>,
+    /// Those of them whose volume is unstaged now: they are tried again at once.
+    unstaged: HashSet<String>,
 }
 
 #[derive(Debug)]
@@ -130,7 +134,11 @@ impl Provisioner {
 
     /// When a failed object is retried; `None` if now.
     fn retry_due(&self, uid: &str) -> Option<Instant> {
-        let due = self.progress().failed.get(uid).map(|retry| retry.due);
+        let progress = self.progress();
+        if progress.unstaged.contains(uid) {
+            return None;
+        }
+        let due = progress.failed.get(uid).map(|retry| retry.due);
         due.filter(|due| *due > Instant::now())
     }
 
@@ -192,16 +200,19 @@ impl Provisioner {
     fn finish_deletion(&self, volume: Arc<PersistentVolume>) {
         let shared = Arc::clone(&self.shared);
         let subject = volume.reference();
-        let delete = async move { reclaim::delete(&shared, &volume).await };
+        let delete = async move { reclaim::delete(&shared, &volume, &volume.metadata.uid).await };
         self.spawn(subject, delete);
     }
 
     /// Runs `work` as a task, at most one per claim or volume.
     fn spawn(&self, subject: ObjectRef, work: impl Future<Output = Result<(), Failure>> + Send + 'static) {
         let uid = subject.uid.clone();
-        if !self.progress().running.insert(uid.clone()) {
+        let mut progress = self.progress();
+        if !progress.running.insert(uid.clone()) {
             return;
         }
+        progress.unstaged.remove(&uid);
+        drop(progress);
         let this = self.clone();
         tokio::spawn(async move {
             let outcome = work.await;
@@ -209,7 +220,10 @@ impl Provisioner {
             progress.running.remove(&uid);
             progress.chosen.remove(&uid);
             match outcome {
-                Ok(()) => drop(progress.failed.remove(&uid)),
+                Ok(()) => {
+                    progress.failed.remove(&uid);
+                    progress.unstaged.remove(&uid);
+                }
                 Err(failure) => {
                     let new = || Retry { backoff: Backoff::operation(), due: Instant::now() };
                     let retry = progress.failed.entry(uid).or_insert_with(new);
@@ -273,7 +287,7 @@ impl Provisioner {
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.shared.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.progress()
     }
 }
 
@@ -303,7 +317,7 @@ struct Failure {
 }
 
 impl Attempt {
-    async fn run(self, shared: &Shared, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+    async fn run(self, shared: &Arc<Shared>, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
         match self {
             Self::Bind { volume } => create::bind(&shared.store, claim, &volume),
             Self::Create { class, driver } => create::provision(&shared.store, claim, &class, &driver).await,
@@ -316,6 +330,10 @@ impl Attempt {
 }
 
 impl Shared {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A waiting object is checked often; do not repeat the same event.
     fn record_first(&self, subject: &ObjectRef, reason: &str, message: &str) {
         let is_recorded = self

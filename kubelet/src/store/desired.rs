@@ -129,7 +129,10 @@ impl Store {
         match object {
             AnyObject::Pod(pod) => self.apply_pod(*pod, document, source),
             AnyObject::Volume(volume) => self.apply_volume(*volume, document, source),
-            AnyObject::Claim(claim) => {
+            AnyObject::Claim(mut claim) => {
+                // The kubelet's own, about the claim that was shown: another claim must not get it.
+                let is_noted = claim.metadata.annotations.remove(VOLUME_BEING_CREATED).is_some();
+                let document = if is_noted { without_note(&document) } else { document };
                 let _writing = self.writing();
                 self.refuse_resize(&claim)?;
                 self.apply_locked(*claim, document, source)
@@ -535,6 +538,15 @@ fn replace_document<T>(entry: &mut Entry<T>, document: Document) -> Option<Outco
     }
     let is_known = entry.document.replace(document).is_some();
     Some(if is_known { Outcome::Configured } else { Outcome::Unchanged })
+}
+
+fn without_note(document: &Document) -> Document {
+    let mut value = document.value();
+    let annotations = value.pointer_mut("/metadata/annotations");
+    if let Some(annotations) = annotations.and_then(serde_json::Value::as_object_mut) {
+        annotations.shift_remove(VOLUME_BEING_CREATED);
+    }
+    Document::new(&value)
 }
 
 fn is_active(pod: &PodEntry) -> bool {

@@ -123,7 +123,19 @@ fn is_damaged(error: &Error) -> bool {
         // that is not from a system call.
         Error::Kernel(e) => {
             let errno = e.source.raw_os_error().map(Errno::from_raw);
-            matches!(errno, Some(Errno::EIO | Errno::EUCLEAN | Errno::EBADMSG))
+            matches!(
+                errno,
+                Some(
+                    Errno::EIO
+                        | Errno::EUCLEAN
+                        | Errno::EBADMSG
+                        // The block layer's: a medium error, one of the transport's target, a failed
+                        // integrity check.
+                        | Errno::ENODATA
+                        | Errno::EREMOTEIO
+                        | Errno::EILSEQ
+                )
+            )
         }
         _ => false,
     }
@@ -216,6 +228,20 @@ mod tests {
         symlink("/proc/self/mem", &bad_block).unwrap();
         assert_eq!(find_or_drop::<Vec<String>>(&bad_block).unwrap(), None);
         bad_block.symlink_metadata().expect_err("the link is removed");
+    }
+
+    #[test]
+    fn every_error_of_a_bad_medium_is_damage_and_a_lack_of_resources_is_not() {
+        use Errno::{
+            EACCES, EBADMSG, EILSEQ, EINTR, EIO, EMFILE, ENFILE, ENODATA, ENOMEM, EREMOTEIO, EUCLEAN,
+        };
+        let read = |errno: Errno| Error::io("read", Path::new("record.json"), std::io::Error::from(errno));
+        for damage in [EIO, EUCLEAN, EBADMSG, ENODATA, EREMOTEIO, EILSEQ] {
+            assert!(is_damaged(&read(damage)), "{damage}");
+        }
+        for passing in [EMFILE, ENFILE, ENOMEM, EINTR, EACCES] {
+            assert!(!is_damaged(&read(passing)), "{passing}");
+        }
     }
 
     #[test]

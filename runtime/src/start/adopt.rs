@@ -282,10 +282,10 @@ async fn adopt_containers(
         adopted.push(container);
         damaged.extend(damage.map(|why| (id, why)));
     }
+    // Nothing is on record while the shim is silent, and the next start must find the same.
+    let Some(alive) = alive else { return Ok(()) };
     // Once all are known: what is lost may take seconds to end.
-    if let Some(alive) = alive {
-        lose_unless_alive(runtime, sandbox, adopted, &alive).await;
-    }
+    lose_unless_alive(runtime, sandbox, adopted, &alive).await;
     // Once the ends of those containers are on record: without either, they would start again.
     for (id, why) in damaged {
         let status_path = sandbox.container_dir(id).join(STATUS);
@@ -334,10 +334,10 @@ fn adopt_container(
         (None, Some(status)) => ended(status).map_or_else(|| running(status), RunState::Exited),
     };
     let container = Arc::new(Container::new(found, state));
-    match record::examine::<UpdatedResources>(&dir.join(UpdatedResources::FILE))? {
-        Found::Intact(updated) => container.set_resources(updated),
-        Found::Missing => {}
-        Found::Damaged(why) => {
+    // Only shown, so no error of it may hold the start.
+    match record::find::<UpdatedResources>(&dir.join(UpdatedResources::FILE)) {
+        Ok(updated) => updated.into_iter().for_each(|updated| container.set_resources(updated)),
+        Err(why) => {
             runtime.report_unreadable(format!("{}: the status shows the limits of the start", chain(&why)));
         }
     }

@@ -2,7 +2,10 @@
 //! answer is clear, claim and class may change, and class and source may go.
 //!
 //! Invariant: while a claim has the note, CreateVolume gets what the note says. A driver that has the
-//! volume answers other parameters with ALREADY_EXISTS, and then its id is not known.
+//! volume answers other parameters with ALREADY_EXISTS, and then its id is not known. If the note itself
+//! gets this answer, it is the wrong one: claim and class count again, since only they can be corrected.
+
+use std::collections::BTreeMap;
 
 use proto::csi::VolumeContentSource;
 use proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
@@ -31,20 +34,54 @@ impl From<Handle> for VolumeContentSource {
     }
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Begun {
     pub(super) class: StorageClass,
     pub(super) source: Option<Handle>,
     /// The claim's. Notes of earlier versions have none: they repeat the call with the claim as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     spec: Option<PersistentVolumeClaimSpec>,
+    /// The claim's, as far as the names of the class's Secrets contain them. Earlier versions kept none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    annotations: Option<BTreeMap<String, String>>,
+    /// The driver has answered ALREADY_EXISTS: it has a volume of this name, made with other parameters.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_made_otherwise: bool,
 }
 
 impl Begun {
     pub(super) fn new(claim: &PersistentVolumeClaim, class: &StorageClass, source: Option<Handle>) -> Self {
         let metadata = ObjectMeta { name: class.metadata.name.clone(), ..ObjectMeta::default() };
         let class = StorageClass { metadata, ..class.clone() };
-        Self { class, source, spec: Some(claim.spec.clone()) }
+        let is_used = |key: &str| {
+            let token = format!("pvc.annotations['{key}']");
+            key != VOLUME_BEING_CREATED && class.parameters.values().any(|value| value.contains(&token))
+        };
+        let mut annotations = claim.metadata.annotations.clone();
+        annotations.retain(|key, _| is_used(key));
+        let (spec, annotations) = (Some(claim.spec.clone()), Some(annotations));
+        Self { class, source, spec, annotations, is_made_otherwise: false }
+    }
+
+    /// After the driver's answer ALREADY_EXISTS.
+    pub(super) fn refuted(&self) -> Self {
+        Self { spec: None, is_made_otherwise: true, ..self.clone() }
+    }
+
+    /// Whether claim and class count again, not the note.
+    pub(super) fn is_refuted(&self) -> bool {
+        self.is_made_otherwise && self.spec.is_none()
+    }
+
+    /// The note of a deleted claim's next call, after `refuted`. The claim cannot get annotations any more,
+    /// so those that it had count too.
+    pub(super) fn of_deleted(mut self, refuted: Self) -> Self {
+        let mut annotations = refuted.annotations.unwrap_or_default();
+        annotations.extend(self.annotations.unwrap_or_default());
+        self.annotations = Some(annotations);
+        self.is_made_otherwise = true;
+        self
     }
 
     pub(super) fn of(claim: &PersistentVolumeClaim) -> Option<Self> {
@@ -56,6 +93,9 @@ impl Begun {
         let mut claim = current.clone();
         if let Some(spec) = &self.spec {
             claim.spec.clone_from(spec);
+        }
+        if let Some(annotations) = &self.annotations {
+            claim.metadata.annotations.clone_from(annotations);
         }
         claim
     }
@@ -93,6 +133,33 @@ mod tests {
         assert_eq!(begun.class.parameters["tier"], "gold");
         assert_eq!(begun.source, Some(Handle::Snapshot("s1".to_owned())));
         assert_eq!((begun.claim(&claim), begun.data_source()), (claim, None));
-        assert!(serde_json::to_value(&begun).unwrap().get("spec").is_none());
+        let written = serde_json::to_value(&begun).unwrap();
+        let fields: Vec<&String> = written.as_object().unwrap().keys().collect();
+        assert_eq!(fields, ["class", "source"]);
+        assert!(!begun.is_refuted());
+    }
+
+    #[test]
+    fn a_note_has_the_annotations_that_the_class_names() {
+        let claim: PersistentVolumeClaim = serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "data", "annotations": {"team": "red", "x": "y", VOLUME_BEING_CREATED: "{}"}},
+            "spec": {},
+        }))
+        .unwrap();
+        let class: StorageClass = serde_json::from_value(serde_json::json!({
+            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "fast"},
+            "provisioner": "d",
+            "parameters": {"csi.storage.k8s.io/provisioner-secret-name": "${pvc.annotations['team']}"},
+        }))
+        .unwrap();
+        let begun = Begun::new(&claim, &class, None);
+        let mut current = claim.clone();
+        current.metadata.annotations.clear();
+        let kept = [("team".to_owned(), "red".to_owned())].into();
+        assert_eq!(begun.claim(&current).metadata.annotations, kept);
+        let again = Begun::new(&current, &class, None).of_deleted(begun.refuted());
+        assert!(begun.refuted().is_refuted() && !again.is_refuted() && again.is_made_otherwise);
+        assert_eq!(again.claim(&current).metadata.annotations, kept);
     }
 }

@@ -34,7 +34,8 @@ pub(super) enum Decision {
 
 /// `chosen`: the volumes that other claims are about to be bound to.
 pub(super) fn decide(claim: &PersistentVolumeClaim, store: &Store, chosen: &HashSet<String>) -> Decision {
-    let begun = Begun::of(claim).map(|begun| Arc::new(begun.class));
+    let begun = Begun::of(claim).filter(|begun| !begun.is_refuted());
+    let begun = begun.map(|begun| Arc::new(begun.class));
     let view = View {
         claim,
         source: if begun.is_none() { super::source::check(claim, store).err() } else { None },

@@ -23,15 +23,37 @@ pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const DELETION_SECRET_NAME: &str = "volume.kubernetes.io/provisioner-deletion-secret-name";
 const DELETION_SECRET_NAMESPACE: &str = "volume.kubernetes.io/provisioner-deletion-secret-namespace";
 
+/// What the driver has for the claim after a failed CreateVolume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Has {
+    Unknown,
+    /// Certainly none.
+    NoVolume,
+    /// One that was made with other parameters.
+    OtherVolume,
+}
+
+impl Has {
+    /// RESOURCE_EXHAUSTED means that the driver has no room (CSI: "a new volume can not be provisioned"):
+    /// the user may ask for less, or delete the claim.
+    fn after(error: &client::Error) -> Self {
+        match error.code {
+            Code::AlreadyExists => Self::OtherVolume,
+            Code::ResourceExhausted => Self::NoVolume,
+            _ if error.is_final() => Self::NoVolume,
+            _ => Self::Unknown,
+        }
+    }
+}
+
 struct NotCreated {
-    /// The driver certainly has no volume.
-    is_final: bool,
+    driver_has: Has,
     message: String,
 }
 
 impl NotCreated {
     fn unknown(message: impl ToString) -> Self {
-        Self { is_final: false, message: message.to_string() }
+        Self { driver_has: Has::Unknown, message: message.to_string() }
     }
 }
 
@@ -50,10 +72,23 @@ pub(super) async fn provision(
     };
     let can = driver.controller_capabilities().await.map_err(|e| in_class(e.to_string()))?;
     let begun = match Begun::of(&claim) {
-        // The note is newer than the decision for this driver, so the claim is decided again.
-        Some(begun) if begun.class.provisioner != driver.name() => return Ok(()),
-        Some(begun) => begun,
-        None => Begun::new(&claim, class, source::handle(store, &claim, class, can).map_err(in_class)?),
+        Some(begun) if !begun.is_refuted() => {
+            if begun.class.provisioner != driver.name() {
+                // The note is newer than the decision for this driver, so the claim is decided again.
+                return Ok(());
+            }
+            begun
+        }
+        refuted => {
+            let source = source::handle(store, &claim, class, can).map_err(in_class)?;
+            let mut begun = Begun::new(&claim, class, source);
+            let former = refuted.map(|refuted| refuted.class.provisioner);
+            if let Some(former) = former.as_deref().filter(|former| *former != driver.name()) {
+                record_left_volume(store, &claim, former);
+            }
+            begun.is_made_otherwise = former.as_deref() == Some(driver.name());
+            begun
+        }
     };
     let order = Order::new(&claim, &begun, can).map_err(in_class)?;
     order.create(store, driver).instrument(span).await.map_err(|error| in_class(error.message))?;
@@ -69,6 +104,30 @@ fn current(store: &Store, claim: &PersistentVolumeClaim) -> Option<Arc<Persisten
     current.filter(|current| current.metadata.uid == claim.metadata.uid)
 }
 
+/// Only the driver's administrator can remove a volume whose id is not known.
+fn record_left_volume(store: &Store, claim: &PersistentVolumeClaim, driver: &str) {
+    let message = format!(
+        "driver {driver} has a volume with the name {}, made with other parameters than the claim's: the kubelet \
+         does not know its id, so remove it there",
+        name_of_new_volume(claim)
+    );
+    store.record(&claim.reference(), EventType::Warning, "VolumeFailedDelete", &message);
+}
+
+/// The note for the next call: the refuted one as claim and class are now, as far as they still exist.
+fn corrected(
+    store: &Store,
+    claim: &PersistentVolumeClaim,
+    refuted: Begun,
+    can: ControllerCapabilities,
+) -> Begun {
+    let class_name = claim.spec.storage_class_name.as_deref().unwrap_or(&refuted.class.metadata.name);
+    let class = store.class(class_name).filter(|class| class.provisioner == refuted.class.provisioner);
+    let class = class.as_deref().unwrap_or(&refuted.class);
+    let source = source::handle(store, claim, class, can).unwrap_or_else(|_| refuted.source.clone());
+    Begun::new(claim, class, source).of_deleted(refuted)
+}
+
 /// Repeats a CreateVolume whose outcome is not known, so that its volume is on record.
 pub(super) async fn finish(
     store: &Store,
@@ -77,24 +136,31 @@ pub(super) async fn finish(
 ) -> Result<(), Failure> {
     let Some(claim) = current(store, claim) else { return Ok(()) };
     let Some(begun) = Begun::of(&claim) else { return Ok(()) };
+    let provisioner = begun.class.provisioner.clone();
     let name = name_of_new_volume(&claim);
     if store.volume(&name).is_some() {
         return Ok(());
     }
     let unknown = |cause: String| {
         failed(format!(
-            "the claim is kept until driver {} reports whether it made volume {name}: {cause}",
-            begun.class.provisioner
+            "the claim is kept until driver {provisioner} reports whether it made volume {name}: {cause}"
         ))
     };
-    let driver = plugins.driver(&begun.class.provisioner).ok_or_else(|| {
+    let driver = plugins.driver(&provisioner).ok_or_else(|| {
         unknown("the driver is not registered; start it with this kubelet's root directory".to_owned())
     })?;
     let can = driver.controller_capabilities().await.map_err(|e| unknown(e.to_string()))?;
+    // The note, and then claim and class, are tried: a deleted claim cannot be corrected further.
+    let is_last = begun.is_refuted();
+    let begun = if is_last { corrected(store, &claim, begun, can) } else { begun };
     let order = Order::new(&claim, &begun, can).map_err(unknown)?;
     match order.create(store, &driver).await {
-        Err(NotCreated { is_final: true, message }) => {
+        Err(NotCreated { driver_has: Has::NoVolume, message }) => {
             debug!(claim = claim.metadata.name, message, "no volume was made for the deleted claim");
+            Ok(())
+        }
+        Err(NotCreated { driver_has: Has::OtherVolume, .. }) if is_last => {
+            record_left_volume(store, &claim, &provisioner);
             Ok(())
         }
         created => created.map_err(|error| unknown(error.message)),
@@ -134,10 +200,10 @@ impl<'a> Order<'a> {
             ));
         }
         let name = name_of_new_volume(claim);
-        let tokens = tokens(claim, &name);
+        let claim = begun.claim(claim);
+        let tokens = tokens(&claim, &name);
         let secret = csi_secrets::reference(&class.parameters, Purpose::Provision, &tokens);
         let provisioner_secret = secret.map_err(|e| e.to_string())?;
-        let claim = begun.claim(claim);
         let order = Self { name, begun, claim, can, tokens, provisioner_secret };
         // A mistake in the class must not show up only after CreateVolume.
         for purpose in
@@ -152,32 +218,48 @@ impl<'a> Order<'a> {
     async fn create(&self, store: &Store, driver: &Driver) -> Result<(), NotCreated> {
         let request = self.request(store).map_err(NotCreated::unknown)?;
         let wanted_source = request.volume_content_source.clone();
-        let note = serde_json::to_string(self.begun).map_err(NotCreated::unknown)?;
-        self.note(store, Some(note))?;
+        self.note(store, Some(self.begun))?;
         let created = match driver.create_volume(request).await {
             Ok(created) => created,
-            Err(error) if has_no_volume(&error) => return Err(self.not_made(store, error.to_string())?),
-            Err(error) => return Err(NotCreated::unknown(error)),
+            Err(error) => return Err(self.not_made(store, &error)?),
         };
         if wanted_source.is_some() && created.content_source != wanted_source {
             // An empty volume must not pass for a copy.
             let secrets = self.secrets(store).map_err(NotCreated::unknown)?;
             driver.delete_volume(&created.volume_id, secrets).await.map_err(NotCreated::unknown)?;
+            self.note(store, None)?;
             let message = "the driver made the volume without its data source".to_owned();
-            return Err(self.not_made(store, message)?);
+            return Err(NotCreated { driver_has: Has::NoVolume, message });
         }
         let volume = self.volume(created).map_err(|failure| NotCreated::unknown(failure.message))?;
         store.add_volume(volume).map_err(|error| NotCreated::unknown(not_bound(error).message))
     }
 
-    fn not_made(&self, store: &Store, message: String) -> Result<NotCreated, NotCreated> {
-        self.note(store, None)?;
-        Ok(NotCreated { is_final: true, message })
+    fn not_made(&self, store: &Store, error: &client::Error) -> Result<NotCreated, NotCreated> {
+        let (mut driver_has, mut message) = (Has::after(error), error.to_string());
+        // It may refuse other parameters before it looks for the volume, which it has all the same.
+        if driver_has == Has::NoVolume && self.begun.is_made_otherwise {
+            driver_has = Has::OtherVolume;
+        }
+        match driver_has {
+            Has::Unknown => {}
+            Has::NoVolume => self.note(store, None)?,
+            Has::OtherVolume => {
+                self.note(store, Some(&self.begun.refuted()))?;
+                message = format!(
+                    "{message}: driver {} has a volume with the name {}, made with other parameters: change claim \
+                     and class to what they were then, or remove the volume there",
+                    self.begun.class.provisioner, self.name
+                );
+            }
+        }
+        Ok(NotCreated { driver_has, message })
     }
 
     /// The claim's note is on disk before CreateVolume is called.
-    fn note(&self, store: &Store, begun: Option<String>) -> Result<(), NotCreated> {
-        match store.note_creation(&self.claim, begun) {
+    fn note(&self, store: &Store, begun: Option<&Begun>) -> Result<(), NotCreated> {
+        let note = begun.map(serde_json::to_string).transpose().map_err(NotCreated::unknown)?;
+        match store.note_creation(&self.claim, note) {
             Ok(true) => Ok(()),
             Ok(false) => Err(NotCreated::unknown("the claim is gone")),
             Err(error) => Err(NotCreated::unknown(linux::chain(&error))),
@@ -267,17 +349,6 @@ impl<'a> Order<'a> {
         let mut volume = PersistentVolume::new(metadata, spec);
         volume.status.phase = VolumePhase::Bound;
         Ok(volume)
-    }
-}
-
-/// Whether the driver certainly has no volume for the claim. ALREADY_EXISTS is the opposite: it has one, made
-/// with other parameters. RESOURCE_EXHAUSTED means that it has no room (CSI: "a new volume can not be
-/// provisioned"): the user may ask for less, or delete the claim.
-fn has_no_volume(error: &client::Error) -> bool {
-    match error.code {
-        Code::AlreadyExists => false,
-        Code::ResourceExhausted => true,
-        _ => error.is_final(),
     }
 }
 

@@ -2,7 +2,6 @@
 //! removes the claim.
 
 use std::collections::BTreeMap;
-use std::pin::pin;
 use std::sync::Arc;
 
 use tracing::{debug, warn};
@@ -54,7 +53,7 @@ pub(super) fn mark_ownerless(store: &Store) -> bool {
 }
 
 /// Every step is idempotent: an earlier attempt may have failed after any of them.
-pub(super) async fn reclaim(shared: &Shared, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+pub(super) async fn reclaim(shared: &Arc<Shared>, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
     let store = &shared.store;
     create::finish(store, &shared.plugins, claim).await?;
     for volume in volumes_of(store, claim) {
@@ -66,7 +65,7 @@ pub(super) async fn reclaim(shared: &Shared, claim: &PersistentVolumeClaim) -> R
             kept => kept.map_err(not_kept)?,
         }
         if goes_with_its_claim(&volume) {
-            let deleted = delete(shared, &volume).await;
+            let deleted = delete(shared, &volume, &claim.metadata.uid).await;
             deleted.inspect_err(|Failure { reason, message }| {
                 store.record(&volume.reference(), EventType::Warning, reason, message);
             })?;
@@ -137,7 +136,12 @@ fn has_lost_its_claim(store: &Store, volume: &PersistentVolume) -> bool {
     })
 }
 
-pub(super) async fn delete(shared: &Shared, volume: &PersistentVolume) -> Result<(), Failure> {
+/// `subject`: the uid of the claim or volume that this is an attempt for.
+pub(super) async fn delete(
+    shared: &Arc<Shared>,
+    volume: &PersistentVolume,
+    subject: &str,
+) -> Result<(), Failure> {
     let (store, name) = (&shared.store, &volume.metadata.name);
     let Some(csi) = &volume.spec.csi else { return Ok(()) };
     let failed = |message: String| Failure { reason: "VolumeFailedDelete", message };
@@ -147,7 +151,12 @@ pub(super) async fn delete(shared: &Shared, volume: &PersistentVolume) -> Result
             csi.driver
         ))
     })?;
-    until_unstaged(shared, volume, csi).await;
+    // An earlier kubelet may have ended before NodeUnstageVolume.
+    let unstaged = shared.volumes.until_unstaged(&csi.driver, &csi.volume_handle);
+    if tokio::time::timeout(TIMEOUT, unstaged).await.is_err() {
+        retry_once_unstaged(shared, csi, subject);
+        return Err(failed(format!("volume {name} is not deleted yet: this node has not unstaged it")));
+    }
     // Its policy may have become Retain meanwhile.
     if store.volume(name).is_none_or(|current| !goes_with_its_claim(&current)) {
         return Ok(());
@@ -164,15 +173,23 @@ pub(super) async fn delete(shared: &Shared, volume: &PersistentVolume) -> Result
     store.remove_volume(name).map_err(not_kept)
 }
 
-/// An earlier kubelet may have ended before NodeUnstageVolume. An event reports a wait that is not short.
-async fn until_unstaged(shared: &Shared, volume: &PersistentVolume, csi: &CsiVolumeSource) {
-    let mut unstaged = pin!(shared.volumes.until_unstaged(&csi.driver, &csi.volume_handle));
-    if tokio::time::timeout(TIMEOUT, &mut unstaged).await.is_err() {
-        let name = &volume.metadata.name;
-        let message = format!("volume {name} is not deleted yet: this node has not unstaged it");
-        shared.store.record(&volume.reference(), EventType::Warning, "VolumeFailedDelete", &message);
-        unstaged.await;
+/// Ends the back-off of the attempt that is about to fail as soon as the volume is unstaged. The attempt
+/// itself must not wait for that: the policy may become Retain.
+fn retry_once_unstaged(shared: &Arc<Shared>, csi: &CsiVolumeSource, subject: &str) {
+    if !shared.progress().unstaging.insert(subject.to_owned()) {
+        return;
     }
+    let (shared, csi, subject) = (Arc::clone(shared), csi.clone(), subject.to_owned());
+    tokio::spawn(async move {
+        shared.volumes.until_unstaged(&csi.driver, &csi.volume_handle).await;
+        let mut progress = shared.progress();
+        progress.unstaging.remove(&subject);
+        if progress.running.contains(&subject) || progress.failed.contains_key(&subject) {
+            progress.unstaged.insert(subject);
+        }
+        drop(progress);
+        shared.ended.notify_one();
+    });
 }
 
 /// Removes volumes that are marked deleted once no claim is bound to them; their data stays. A volume

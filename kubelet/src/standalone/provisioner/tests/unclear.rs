@@ -43,12 +43,11 @@ impl Fixture {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_changes_before_the_answer_gets_what_was_begun_for_it() {
     let fixture = Fixture::start();
-    let class = |tier: &str| format!("{}parameters: {{tier: {tier}}}\n", plain_class());
     fixture.driver.fail("CreateVolume", Some(Status::aborted("the copy goes on")));
-    fixture.apply(&class("gold"));
+    fixture.apply(&class_of("gold"));
     fixture.apply(&claim("1Gi"));
     fixture.event("ProvisioningFailed", "the copy goes on").await;
-    fixture.apply(&class("silver"));
+    fixture.apply(&class_of("silver"));
     fixture.apply(&claim("2Gi").replace("ReadWriteOncePod", "ReadWriteMany"));
     fixture.driver.fail("CreateVolume", Some(Status::aborted("it goes on yet")));
     fixture.event("ProvisioningFailed", "it goes on yet").await;
@@ -72,11 +71,113 @@ async fn a_volume_with_other_parameters_is_not_forgotten() {
     fixture.apply(&claim("1Gi"));
     fixture.event("ProvisioningFailed", "with another size").await;
     assert!(is_noted(&fixture.store.claim("default", "data").unwrap()));
+    fixture.driver.fail("CreateVolume", Some(Status::unavailable("it restarts")));
+    fixture.event("ProvisioningFailed", "it restarts").await;
     fixture.store.mark_claim_deleted("default", "data").unwrap();
     fixture.event("ProvisioningFailed", "the claim is kept until driver csi.example.com reports").await;
     fixture.driver.fail("CreateVolume", None);
     fixture.until("it is gone", is_gone("data")).await;
     assert_eq!(fixture.driver.of("DeleteVolume").len(), 1);
+}
+
+fn class_of(tier: &str) -> String {
+    format!("{}parameters: {{tier: {tier}}}\n", plain_class())
+}
+
+/// The driver has made a volume of 1Gi and the tier gold for the claim. Then it gives an answer that ends
+/// the note, and claim and class ask for 2Gi and silver.
+async fn claim_with_a_wrong_note() -> Fixture {
+    let fixture = Fixture::start();
+    fixture.driver.fail("CreateVolume", Some(Status::aborted("the copy goes on")));
+    fixture.apply(&class_of("gold"));
+    fixture.apply(&claim("1Gi"));
+    fixture.event("ProvisioningFailed", "the copy goes on").await;
+    fixture.driver.fail("CreateVolume", Some(Status::internal("a bug")));
+    fixture.event("ProvisioningFailed", "a bug").await;
+    fixture.apply(&class_of("silver"));
+    fixture.apply(&claim("2Gi"));
+    // The next attempt after this one has the new parameters.
+    fixture.driver.fail("CreateVolume", Some(Status::internal("another bug")));
+    fixture.event("ProvisioningFailed", "another bug").await;
+    fixture.driver.fail("CreateVolume", None);
+    let name = format!("pvc-{}", fixture.store.claim("default", "data").unwrap().metadata.uid);
+    let words =
+        format!("driver csi.example.com has a volume with the name {name}, made with other parameters");
+    fixture.event("ProvisioningFailed", &words).await;
+    fixture
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_volume_has_other_parameters_gets_it_after_a_correction() {
+    let fixture = claim_with_a_wrong_note().await;
+    fixture.driver.fail("CreateVolume", Some(Status::invalid_argument("too large")));
+    fixture.event("ProvisioningFailed", "too large").await;
+    let words = "too large: driver csi.example.com has a volume with the name pvc-";
+    fixture.event("ProvisioningFailed", words).await;
+    assert!(is_noted(&fixture.store.claim("default", "data").unwrap()), "the volume is there all the same");
+    fixture.apply(&class_of("gold"));
+    fixture.apply(&claim("1Gi"));
+    fixture.driver.fail("CreateVolume", None);
+    let bound = fixture.claim("bound", |claim| claim.status.phase == ClaimPhase::Bound).await;
+    assert_eq!((is_noted(&bound), bound.status.capacity["storage"].value()), (false, 1 << 30));
+    fixture.store.mark_claim_deleted("default", "data").unwrap();
+    fixture.until("it is gone", is_gone("data")).await;
+    assert_eq!(fixture.driver.of("DeleteVolume").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_claim_whose_volume_has_other_parameters_goes_and_names_the_volume() {
+    let fixture = claim_with_a_wrong_note().await;
+    let name = format!("pvc-{}", fixture.store.claim("default", "data").unwrap().metadata.uid);
+    fixture.store.remove_class("fast").unwrap();
+    fixture.store.mark_claim_deleted("default", "data").unwrap();
+    fixture.until("it is gone", is_gone("data")).await;
+    let words =
+        format!("driver csi.example.com has a volume with the name {name}, made with other parameters");
+    fixture.event("VolumeFailedDelete", &words).await;
+    assert_eq!(fixture.driver.of("DeleteVolume").len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_claim_gets_the_volume_that_was_made_as_it_is_now() {
+    let fixture = Fixture::start();
+    fixture.driver.fail("CreateVolume", Some(Status::aborted("the copy goes on")));
+    fixture.apply(&plain_class());
+    fixture.apply(&claim("1Gi"));
+    fixture.event("ProvisioningFailed", "the copy goes on").await;
+    let claim = fixture.store.claim("default", "data").unwrap();
+    let note = claim.metadata.annotations[VOLUME_BEING_CREATED].replace("1Gi", "2Gi");
+    fixture.driver.fail("CreateVolume", Some(Status::unavailable("it restarts")));
+    fixture.event("ProvisioningFailed", "it restarts").await;
+    fixture.store.mark_claim_deleted("default", "data").unwrap();
+    fixture.event("ProvisioningFailed", "the claim is kept until driver csi.example.com reports").await;
+    assert!(fixture.store.note_creation(&claim, Some(note)).unwrap());
+    fixture.driver.fail("CreateVolume", None);
+    fixture.until("it is gone", is_gone("data")).await;
+    assert_eq!(fixture.driver.of("DeleteVolume").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_annotation_that_names_the_secret_does_not_keep_the_claim() {
+    let fixture = Fixture::start();
+    fixture.driver.fail("CreateVolume", Some(Status::deadline_exceeded("slow")));
+    fixture.apply(&format!(
+        "{}parameters:\n  csi.storage.k8s.io/provisioner-secret-name: \"${{pvc.annotations['team']}}-data\"\n  \
+         csi.storage.k8s.io/provisioner-secret-namespace: vault\n",
+        plain_class()
+    ));
+    fixture.apply(&secret("red"));
+    let annotated = claim("1Gi").replace("{name: data}", "{name: data, annotations: {team: red}}");
+    fixture.apply(&annotated);
+    fixture.event("ProvisioningFailed", "slow").await;
+    fixture.apply(&claim("1Gi"));
+    fixture.driver.fail("CreateVolume", Some(Status::deadline_exceeded("slow again")));
+    fixture.event("ProvisioningFailed", "slow again").await;
+    fixture.store.mark_claim_deleted("default", "data").unwrap();
+    fixture.driver.fail("CreateVolume", None);
+    fixture.until("it is gone", is_gone("data")).await;
+    let secrets = fixture.secrets_of("DeleteVolume");
+    assert_eq!(secrets, ["hush-red"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -178,9 +279,8 @@ async fn a_deleted_claim_stays_while_its_deleted_snapshot_may_be_taken() {
     assert_eq!(order, ["DeleteSnapshot", "DeleteVolume"]);
 }
 
-/// An earlier kubelet ended between NodeUnpublishVolume and NodeUnstageVolume.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_volume_is_unstaged_before_it_is_deleted() {
+/// An earlier kubelet ended between NodeUnpublishVolume and NodeUnstageVolume, and the claim is deleted.
+async fn claim_with_a_staged_volume() -> Fixture {
     let mut fixture = Fixture::start();
     fixture.apply(&plain_class());
     fixture.apply(&claim("1Gi"));
@@ -201,10 +301,32 @@ async fn a_volume_is_unstaged_before_it_is_deleted() {
     fixture.store.mark_claim_deleted("default", "data").unwrap();
     fixture.event("VolumeFailedDelete", "is not deleted yet: this node has not unstaged it").await;
     assert_eq!(fixture.driver.of("DeleteVolume").len(), 0);
+    fixture
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_is_unstaged_before_it_is_deleted() {
+    let fixture = claim_with_a_staged_volume().await;
     fixture.driver.fail("NodeUnstageVolume", None);
     fixture.until("it is gone", is_gone("data")).await;
     let order = fixture.order_of(["NodeUnstageVolume", "DeleteVolume"]);
     assert_eq!(order, ["NodeUnstageVolume", "DeleteVolume"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_policy_of_a_volume_counts_while_it_is_staged() {
+    let fixture = claim_with_a_staged_volume().await;
+    let name = fixture.store.claim("default", "data").unwrap().spec.volume_name.clone();
+    retain(&fixture, &name);
+    fixture.until("it is gone", is_gone("data")).await;
+    assert_eq!(fixture.store.volume(&name).unwrap().status.phase, VolumePhase::Released);
+    assert_eq!(fixture.driver.of("DeleteVolume").len(), 0);
+}
+
+fn retain(fixture: &Fixture, volume: &str) {
+    let shown = serde_json::to_string(&*fixture.store.volume(volume).unwrap()).unwrap();
+    let policy = "\"persistentVolumeReclaimPolicy\":";
+    fixture.apply(&shown.replace(&format!("{policy}\"Delete\""), &format!("{policy}\"Retain\"")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -236,9 +358,7 @@ async fn the_volume_of_a_claim_stays_if_its_policy_is_changed() {
     fixture.apply(&claim("1Gi"));
     let bound = fixture.claim("bound", |claim| claim.status.phase == ClaimPhase::Bound).await;
     let name = &bound.spec.volume_name;
-    let shown = serde_json::to_string(&*fixture.store.volume(name).unwrap()).unwrap();
-    let policy = "\"persistentVolumeReclaimPolicy\":";
-    fixture.apply(&shown.replace(&format!("{policy}\"Delete\""), &format!("{policy}\"Retain\"")));
+    retain(&fixture, name);
     fixture.store.mark_claim_deleted("default", "data").unwrap();
     fixture.until("it is gone", is_gone("data")).await;
     assert_eq!(fixture.store.volume(name).unwrap().status.phase, VolumePhase::Released);
