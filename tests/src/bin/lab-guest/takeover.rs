@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
 use tests::csi::scene::{Flags, Scene, TIMEOUT, create_request};
 use tests::csi::snapshots::with;
 use tests::loop_device::{FileSystem, IMAGE_BYTES, LoopMount};
@@ -48,7 +49,8 @@ pub(super) fn from_a_daemon_that_cannot_end() -> Result<()> {
         ensure!(waits_in_write(daemon, "pruner")?, "its pruner does not wait");
         Ok(())
     })?;
-    scene.kill_daemon();
+    // It does not end yet.
+    scene.signal_daemon(Signal::SIGKILL);
     freezer.end().context("thaw the pool")?;
     eventually("only the pruner is left", TIMEOUT, || {
         ensure!(linux::process::only_notifies_fuse(daemon), "it has other threads, or it has ended");
