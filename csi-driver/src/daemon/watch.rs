@@ -22,7 +22,7 @@ pub(crate) struct Ended {
 
 #[derive(Debug, Clone)]
 pub(crate) struct DaemonWatch {
-    watched: Arc<Mutex<HashMap<VolumeId, AbortHandle>>>,
+    watched: Arc<Mutex<HashMap<VolumeId, (ProcessId, AbortHandle)>>>,
     counts: Arc<Counts>,
     ended: UnboundedSender<Ended>,
 }
@@ -37,20 +37,20 @@ impl DaemonWatch {
     pub(crate) fn start(&self, volume_id: &VolumeId, daemon: ProcessId, pidfd: OwnedFd) {
         let ended = Ended { volume_id: volume_id.clone(), daemon };
         let task = tokio::spawn(report_end(ended, pidfd, self.counts.clone(), self.ended.clone()));
-        if let Some(earlier) = self.locked().insert(volume_id.clone(), task.abort_handle()) {
+        if let Some((_, earlier)) = self.locked().insert(volume_id.clone(), (daemon, task.abort_handle())) {
             earlier.abort();
         }
     }
 
     /// From here on the daemon's end is intended and not reported.
     pub(crate) fn stop(&self, volume_id: &VolumeId) {
-        if let Some(task) = self.locked().remove(volume_id) {
+        if let Some((_, task)) = self.locked().remove(volume_id) {
             task.abort();
         }
     }
 
     pub(crate) fn is_watched(&self, volume_id: &VolumeId) -> bool {
-        self.locked().get(volume_id).is_some_and(|task| !task.is_finished())
+        self.locked().get(volume_id).is_some_and(|(_, task)| !task.is_finished())
     }
 
     /// Reports again, or for the first time, the end of a daemon that another one must follow.
@@ -61,14 +61,16 @@ impl DaemonWatch {
     /// Reports a daemon that was killed and [cannot end](ProcessId::cannot_end).
     pub(crate) fn report_killed(&self, volume_id: &VolumeId, daemon: ProcessId) {
         // It is counted once, and its later end is not reported.
-        if self.is_watched(volume_id) {
-            self.stop(volume_id);
+        let mut watched = self.locked();
+        if watched.get(volume_id).is_some_and(|(watched, task)| *watched == daemon && !task.is_finished()) {
+            watched.remove(volume_id).inspect(|(_, task)| task.abort());
             self.counts.daemon_deaths.inc();
         }
+        drop(watched);
         self.report(volume_id, daemon);
     }
 
-    fn locked(&self) -> MutexGuard<'_, HashMap<VolumeId, AbortHandle>> {
+    fn locked(&self) -> MutexGuard<'_, HashMap<VolumeId, (ProcessId, AbortHandle)>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

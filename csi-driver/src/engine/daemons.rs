@@ -383,7 +383,6 @@ impl Daemons {
         self.end_process(volume_id, stage, grace)?;
         let key = stage.launch_key(volume_id);
         self.clear_launch(volume_id, &key, &processes_of(stage))?;
-        self.launch_dir(&key).remove().step("remove dial directory")?;
         self.dial(volume_id).remove().step("remove dial directory")
     }
 
@@ -404,8 +403,8 @@ impl Daemons {
         self.launch_dir(&key).remove().step("remove dial directory")
     }
 
-    /// The control group of a daemon that cannot end stays: the volume's next launch without a waiting daemon uses it
-    /// again.
+    /// Removes what the launch made. The control group of a daemon that cannot end stays, with the directory by which
+    /// the next driver finds it: the volume's own group is used again.
     pub(super) fn clear_launch(
         &self,
         volume_id: &VolumeId,
@@ -418,7 +417,8 @@ impl Daemons {
                 return Ok(());
             }
         }
-        self.launcher.clear(key).step("clear launch")
+        self.launcher.clear(key).step("clear launch")?;
+        self.launch_dir(key).remove().step("remove dial directory")
     }
 
     fn end_process(&self, volume_id: &VolumeId, stage: &StageRecord, grace: Duration) -> Result<()> {

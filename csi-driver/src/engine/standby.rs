@@ -185,6 +185,13 @@ impl Stages {
             if !is_holder || !daemon.is_alive().step("look at daemon")? {
                 continue;
             }
+            // One that a killed driver was starting may never serve. If it can be followed, it is ended first.
+            let is_journaled = previous.handed_to == Some(daemon)
+                || previous.launch.as_ref().and_then(LaunchId::process) == Some(daemon);
+            let has_successor = self.has_successor(volume_id)?;
+            if is_journaled && has_successor {
+                return Ok(());
+            }
             let launched = self.daemons.launcher.launch_by(daemon).step("find launch")?;
             match launched {
                 // A process names its launch in its arguments, which a compromised one may have changed.
@@ -195,7 +202,7 @@ impl Stages {
                 }
                 Some(_) => {}
                 // Before another one gets the volume too.
-                None if self.has_successor(volume_id)? => return end_unknown(volume_id, daemon),
+                None if has_successor => return end_unknown(volume_id, daemon),
                 None => {}
             }
         }

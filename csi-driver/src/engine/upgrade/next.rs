@@ -125,8 +125,7 @@ impl Daemons {
                 return Err(Error::DaemonLives { volume_id: volume_id.clone(), pid: process.pid });
             }
         }
-        self.clear_launch(volume_id, &next.key, &processes)?;
-        self.launch_dir(&next.key).remove().step("remove dial directory")
+        self.clear_launch(volume_id, &next.key, &processes)
     }
 
     /// As [`Self::end_next`], of a daemon that has not served. The next start removes what is left.
