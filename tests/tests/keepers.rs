@@ -340,7 +340,7 @@ fn users_of_a_volume_are_told_which_mount_pod_has_followed_one_that_names_no_vol
     kill_daemon(&node);
     let message = node.wait_for_event(
         "VolumeConditionNormal",
-        &["served by mount pod", "the daemon before it died or was upgraded"],
+        &["served by mount pod", "the previous daemon died or was upgraded"],
     );
     let message = message.expect("an event");
     let serving = message.split("hawser-system/").nth(1).and_then(|rest| rest.split("-*").next());

@@ -275,7 +275,7 @@ impl VolumeBackend for Pool {
             Ok(Ok(_)) => format!("The kernel limits new volumes of the pool {pool}."),
             Ok(Err(quota::Missing { reason, remedy })) => {
                 format!(
-                    "Daemons count what new volumes of the pool {pool} hold. It is {reason}: for limits by the kernel, {remedy}."
+                    "The daemons, not the kernel, keep new volumes of the pool {pool} within their capacity. It is {reason}: for limits by the kernel, {remedy}."
                 )
             }
             Err(error) => format!("Who limits volumes of the pool {pool} is not known: {}.", chain(&error)),

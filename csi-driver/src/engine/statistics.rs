@@ -192,8 +192,8 @@ fn served_by(stage: &StageRecord) -> String {
     };
     match stage.takeovers {
         0 => "served".to_owned(),
-        1 => format!("served by {daemon}: the daemon before it died or was upgraded"),
-        takeovers => format!("served by {daemon}: {takeovers} daemons before it died or were upgraded"),
+        1 => format!("served by {daemon}: the previous daemon died or was upgraded"),
+        takeovers => format!("served by {daemon}: {takeovers} earlier daemons died or were upgraded"),
     }
 }
 

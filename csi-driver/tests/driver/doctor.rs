@@ -73,7 +73,7 @@ fn a_healthy_node_has_no_findings_and_a_running_driver_is_not_repaired_under() {
     assert_eq!((code, said.as_str()), (0, ""));
     let (first, limits) = printed.split_once('\n').unwrap();
     assert_eq!(first, "Nothing is left to be repaired.");
-    assert!(limits.starts_with("Daemons count what new volumes of the pool "), "{limits}");
+    assert!(limits.starts_with("The daemons, not the kernel, keep new volumes of the pool "), "{limits}");
     let (code, printed, said) = run(&scene, &["--repair"]);
     assert_eq!((code, printed.as_str()), (2, ""));
     assert!(said.contains("a driver runs with --state-dir"), "{said}");
