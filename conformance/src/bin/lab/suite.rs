@@ -117,7 +117,7 @@ impl Suite {
                 binaries.item("cni-portmap", "executable", &[])?,
             ],
             Self::Container => vec![binaries.item("runtime", "cri", &[])?],
-            Self::Volume => vec![binaries.item("volume-local", "kernel", &["known"])?],
+            Self::Volume => vec![binaries.item("volume-local", "kernel", &["known::"])?],
             Self::Takeover if kernel.can_send_again() => {
                 let limited = |file_system| {
                     let item = binaries.item("tests", "chaos", &KILLED_UNDER_LIMITED)?;
