@@ -49,15 +49,13 @@ fn is_uninterruptible(stat: &str) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('D'))
 }
 
-/// `call`, as in /proc/PID/task/TID/syscall: `running`, `-1 SP PC` outside of a system call (a page
-/// fault), or its number and arguments.
+/// `call`, as in /proc/PID/task/TID/syscall. True in a page fault.
 fn is_on_a_file(process: &Path, call: &str) -> bool {
-    let mut fields = call.split_whitespace();
-    if fields.next() == Some("-1") {
-        return true;
-    }
-    let first = fields.next().and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
-    let Some(fd) = first.and_then(|value| u32::try_from(value).ok()) else { return false };
+    let fd = match procfs::system_call(call) {
+        Some((-1, _)) => return true,
+        Some((_, Some(fd))) => fd,
+        Some((_, None)) | None => return false,
+    };
     // Only the link's text: `socket:[1]`, `anon_inode:...`, or a path.
     let target = std::fs::read_link(process.join("fd").join(fd.to_string()));
     target.is_ok_and(|path| path.is_absolute() && !path.starts_with("/dev"))

@@ -22,6 +22,15 @@ pub fn read(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
 }
 
+/// The system call that a thread is in, from /proc/PID/task/TID/syscall: its number, -1 outside of one (a page
+/// fault), and its first argument if that can be a descriptor. `None` for a thread that runs.
+pub(crate) fn system_call(text: &str) -> Option<(i64, Option<u32>)> {
+    let mut fields = text.split_whitespace();
+    let number = fields.next()?.parse().ok()?;
+    let first = fields.next().and_then(|word| u32::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+    Some((number, first))
+}
+
 /// Writes `value` to `name`, which is relative to /proc (`sys/net/ipv4/ip_forward`).
 pub fn write(name: &Path, value: &str) -> Result<()> {
     write_below(Path::new("/"), name, value)

@@ -47,10 +47,7 @@ fn a_mount_pod_that_waits_follows_a_killed_one() {
 #[test]
 fn a_mount_pod_that_followed_while_no_driver_ran_is_adopted_though_that_keeper_has_ended() {
     let sandbox = Sandbox::new();
-    let options = NodeOptions { keeper: Keeper::Process, ..NodeOptions::default() };
-    let (mut node, idle) = start(&sandbox, options);
-    node.set_warm_daemons(1).expect("a daemon waits");
-    put_stream(&node);
+    let (mut node, idle) = start_with_waiting_daemon(&sandbox);
     wait_until_held(&node);
     // The one that waited serves now: another one has to wait.
     eventually("another daemon waits", TIMEOUT, || {
@@ -84,6 +81,15 @@ fn start(sandbox: &Sandbox, options: NodeOptions) -> (Node<'_>, LeakCheck) {
     let node = Node::start(sandbox, options).expect("the node starts");
     let idle = node.leak_check().expect("the kernel answers");
     node.put_class().expect("put");
+    (node, idle)
+}
+
+/// With a keeper, a daemon that waits, and a pod that uses a volume all the time.
+fn start_with_waiting_daemon(sandbox: &Sandbox) -> (Node<'_>, LeakCheck) {
+    let options = NodeOptions { keeper: Keeper::Process, ..NodeOptions::default() };
+    let (mut node, idle) = start(sandbox, options);
+    node.set_warm_daemons(1).expect("a daemon waits");
+    put_stream(&node);
     (node, idle)
 }
 
@@ -331,10 +337,7 @@ fn a_volume_survives_random_kills_of_its_mount_pod_the_keepers_pod_and_the_drive
 #[test]
 fn users_of_a_volume_are_told_which_mount_pod_has_followed_one_that_names_no_volume() {
     let sandbox = Sandbox::new();
-    let options = NodeOptions { keeper: Keeper::Process, ..NodeOptions::default() };
-    let (mut node, idle) = start(&sandbox, options);
-    node.set_warm_daemons(1).expect("a daemon waits");
-    put_stream(&node);
+    let (mut node, idle) = start_with_waiting_daemon(&sandbox);
     // Until the kubelet has asked for the volume's condition once, it knows no change.
     node.wait_for_traces("csi.NodeGetVolumeStats", 1).expect("a question");
     kill_daemon(&node);

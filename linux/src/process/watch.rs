@@ -131,9 +131,7 @@ impl ThreadStatus {
 /// pending, is exiting, or is a zombie. False for a process
 /// that is gone.
 pub fn is_killed(pid: i32) -> bool {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    let mut states = tasks.flatten().filter_map(|task| is_killed_or_ends(&task.path())).peekable();
-    states.peek().is_some() && states.all(|ends| ends)
+    all_threads(pid, is_killed_or_ends)
 }
 
 /// Whether all that is left of a process are threads that have SIGKILL pending and wait in write(2) or
@@ -142,9 +140,14 @@ pub fn is_killed(pid: i32) -> bool {
 /// nothing any more, but its pidfd is not readable before another server has answered that request. False if
 /// that is unknown, and for a process that is gone.
 pub fn only_notifies_fuse(pid: i32) -> bool {
+    all_threads(pid, only_notifies)
+}
+
+/// Whether there are threads, and `holds` of each; `None` for one that does not count.
+fn all_threads(pid: i32, holds: impl Fn(&Path) -> Option<bool>) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    let mut notifying = tasks.flatten().filter_map(|task| only_notifies(&task.path())).peekable();
-    notifying.peek().is_some() && notifying.all(|notifies| notifies)
+    let mut found = tasks.flatten().filter_map(|task| holds(&task.path())).peekable();
+    found.peek().is_some() && found.all(|holds| holds)
 }
 
 /// [`only_notifies_fuse`] for one thread; `None` if it has ended.
@@ -159,12 +162,9 @@ fn only_notifies(task: &Path) -> Option<bool> {
     Some(waits && is_write_to_fuse(task, &call()))
 }
 
-/// `call`, as in /proc/PID/task/TID/syscall: the number of the system call and its arguments.
+/// `call`, as in /proc/PID/task/TID/syscall.
 fn is_write_to_fuse(task: &Path, call: &str) -> bool {
-    let mut fields = call.split_whitespace();
-    let number = fields.next().and_then(|number| number.parse().ok());
-    let descriptor = fields.next().and_then(|fd| u32::from_str_radix(fd.trim_start_matches("0x"), 16).ok());
-    let (Some(libc::SYS_write | libc::SYS_writev), Some(descriptor)) = (number, descriptor) else {
+    let Some((libc::SYS_write | libc::SYS_writev, Some(descriptor))) = procfs::system_call(call) else {
         return false;
     };
     // Only the link's text: no other file system is asked.
