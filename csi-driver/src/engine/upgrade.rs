@@ -257,6 +257,10 @@ impl Stages {
         }
         let (served, sockets) = proceeded?;
         self.check_answers(volume_id, earlier.serving.connection_minor)?;
+        let assignment = start.whole_assignment();
+        // Before the journal's record: a driver that starts gives the volume to no other daemon after that, and does not
+        // know which daemon's sockets the keeper has.
+        self.daemons.keep_for_standby(volume_id, start.settings, assignment, sockets);
         self.update_stage(volume_id, record, |stage| {
             let since = Some(Timestamp::now().seconds);
             stage.serve(Serving { daemon: served.daemon, since, ..earlier.serving });
@@ -265,8 +269,6 @@ impl Stages {
         })?;
         self.deaths.served(volume_id);
         self.daemons.hangs.found(volume_id, None);
-        let assignment = start.whole_assignment();
-        self.daemons.keep_for_standby(volume_id, start.settings, assignment, sockets);
         self.daemons.stand_by(volume_id, &served.pidfd);
         self.daemons.watch.start(volume_id, served.daemon, served.pidfd);
         Ok(pause)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use tests::csi::programs::install;
-use tests::csi::scene::{Flags, NODE, Scene, TIMEOUT, volume_binary};
+use tests::csi::scene::{NODE, Scene, TIMEOUT, volume_binary};
 use tests::eventually;
 use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
 
@@ -154,6 +154,26 @@ fn a_driver_adopts_the_daemon_that_a_keeper_which_has_ended_too_gave_a_volume() 
     used.finish();
 }
 
+/// Another program starts the keeper, later than the driver.
+#[test]
+fn a_driver_adopts_the_daemon_that_a_keeper_gave_a_volume_also_while_no_keeper_answers() {
+    let mut used = Used::start(1);
+    used.warm.scene.kill_driver();
+    let next = used.kill_without_driver();
+    kill_keeper(&used.warm.scene);
+    let earlier = used.warm.scene.flags.clone();
+    used.warm.scene.flags = earlier.clone().with(&["--keeper-binary", "service"].map(str::to_owned));
+    used.warm.scene.start_driver();
+    assert_eq!(used.warm.serving(), next, "adopted\n{}", used.warm.scene.log());
+    assert_eq!(published(&used.warm.scene)["daemon_pid"].as_i64(), Some(next.into()));
+    used.progress();
+    used.warm.scene.kill_driver();
+    used.warm.scene.flags = earlier;
+    used.warm.scene.start_driver();
+    assert_eq!(used.warm.serving(), next, "still adopted\n{}", used.warm.scene.log());
+    used.finish();
+}
+
 /// It has given the volume to a daemon, and is killed before it journals that the daemon serves.
 #[test]
 fn a_driver_adopts_the_daemon_that_an_earlier_one_was_starting_although_the_keeper_has_ended() {
@@ -197,9 +217,8 @@ fn adopts_with_a_replaced_program(meanwhile: impl FnOnce(&Scene)) {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("hawser-volume");
     install(&program, &fs::read(volume_binary()).unwrap());
-    let Flags(flags) = &mut used.warm.scene.flags;
-    let at = flags.iter().position(|flag| flag == "--volume-binary").unwrap();
-    flags[at + 1] = program.display().to_string();
+    let earlier = used.warm.scene.flags.clone();
+    used.warm.scene.flags = earlier.with(&["--volume-binary".to_owned(), program.display().to_string()]);
     used.warm.scene.start_driver();
     assert_eq!(used.warm.serving(), next, "adopted\n{}", used.warm.scene.log());
     assert_eq!(published(&used.warm.scene)["daemon_pid"].as_i64(), Some(next.into()));

@@ -545,6 +545,36 @@ fn after_an_upgrade_the_keeper_stands_by_again() {
     traced.end();
 }
 
+/// It has journaled that the daemon serves, and is killed then: the keeper has that daemon's sockets, not those of
+/// the one before.
+#[test]
+fn after_an_upgrade_whose_driver_was_killed_the_keeper_has_the_sockets_of_the_daemon_that_serves() {
+    let mut traced = Traced::start();
+    let whole = traced.upgrade(None);
+    let is_of_journal = |step: &&Step| step.object.contains("boots") && matches!(step.kind, Kind::Effect);
+    let last = whole.steps.iter().rfind(is_of_journal).unwrap().clone();
+    traced.progress();
+    traced.warm.scene.restart_driver();
+    traced.warm.waiting();
+    let trace = traced.upgrade(Some(Injection { step: last.clone(), fault: Fault::KillAfter }));
+    assert!(trace.is_injected, "{last}");
+    traced.warm.scene.driver.take().unwrap().kill().unwrap();
+    let serving = traced.warm.serving();
+    traced.warm.scene.start_driver();
+    assert_eq!(traced.warm.serving(), serving, "no other one has followed\n{}", traced.warm.scene.log());
+    let waiting = traced.warm.waiting();
+    traced.warm.scene.kill_driver();
+    traced.warm.kill(serving);
+    traced.progress();
+    assert_eq!(traced.warm.serving(), waiting);
+    traced.warm.scene.start_driver();
+    traced.progress();
+    // The driver asks the daemon for its release first.
+    traced.warm.waiting();
+    traced.upgrade(None);
+    traced.end();
+}
+
 /// In a kubelet's place: runs the program of each image in the manifests that appear, as the pod's
 /// container would be run, but for the container. A pod of an image that the node lacks, or the keeper's, never
 /// runs.

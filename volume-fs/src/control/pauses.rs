@@ -1,6 +1,7 @@
 //! Quiesce and Resume: at most one pause at a time. It belongs to the connection that requested it,
 //! and ends with that connection, with its lease, or with Resume.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,8 +25,8 @@ pub(crate) struct Pauses<B> {
     /// The number of the last requested pause.
     number: u64,
     now: Option<Pause>,
-    /// The connection whose lease has ended, and the length of that pause.
-    ended: Option<(Who, Duration)>,
+    /// The connections whose lease has ended before their Resume, with the lengths of these pauses.
+    lost: HashMap<Who, Duration>,
     total: Duration,
 }
 
@@ -65,7 +66,7 @@ impl<B: Pausing> Pauses<B> {
     pub(crate) fn new(backend: Arc<B>) -> rustix::io::Result<Self> {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let begun = Arc::new(Outcome { event, outcome: Mutex::new(None) });
-        Ok(Self { backend, begun, number: 0, now: None, ended: None, total: Duration::ZERO })
+        Ok(Self { backend, begun, number: 0, now: None, lost: HashMap::new(), total: Duration::ZERO })
     }
 
     /// Readable when [`Self::take_answer`] may have an answer.
@@ -92,8 +93,11 @@ impl<B: Pausing> Pauses<B> {
                 pause.ends = now + lease;
                 return pause.answer();
             }
+            // Changes were made since. The connection takes a new pause for the one that it renews.
+            None if self.lost.contains_key(&who) => {
+                return Some(refused("the lease of this connection's pause has ended".to_owned()));
+            }
             None => {
-                self.ended = None;
                 self.number += 1;
                 self.now = Some(Pause { who, began: now, still: None, ends: now + lease });
                 let (begun, number) = (Arc::clone(&self.begun), self.number);
@@ -142,7 +146,9 @@ impl<B: Pausing> Pauses<B> {
     pub(crate) fn lease_ended(&mut self, now: Instant) -> Option<(Who, reply::Kind)> {
         let pause = self.now.take_if(|pause| pause.ends <= now)?;
         let paused = self.go_on(&pause, now);
-        self.ended = Some((pause.who, paused));
+        if pause.still.is_some() {
+            self.lost.insert(pause.who, paused);
+        }
         tracing::warn!(?paused, "the lease of a pause has ended: changes continue");
         let late = || format!("{} did not end within the lease", self.backend.pause_waits_for());
         pause.still.is_none().then(|| (pause.who, refused(late())))
@@ -155,8 +161,7 @@ impl<B: Pausing> Pauses<B> {
                 Resumed { held: pause.still.is_some(), paused_us: microseconds(paused) }
             }
             None => {
-                let ended = self.ended.take_if(|(whose, _)| *whose == who);
-                let paused_us = ended.map_or(0, |(_who, paused)| microseconds(paused));
+                let paused_us = self.lost.remove(&who).map_or(0, microseconds);
                 Resumed { held: false, paused_us }
             }
         };
@@ -165,6 +170,7 @@ impl<B: Pausing> Pauses<B> {
 
     /// The connection was closed.
     pub(crate) fn left(&mut self, who: Who, now: Instant) {
+        self.lost.remove(&who);
         if let Some(pause) = self.now.take_if(|pause| pause.who == who) {
             let paused = self.go_on(&pause, now);
             tracing::warn!(?paused, "the connection that paused the volume is closed: resumed");
@@ -298,6 +304,24 @@ mod tests {
         assert_eq!(pauses.lease_ended(start + SECOND), None);
         gate.enter().unwrap();
         assert_eq!(pauses.resume(1, start + 5 * SECOND), resumed(false, 1_000_000));
+    }
+
+    #[test]
+    fn a_lease_that_has_ended_is_not_renewed() {
+        let (gate, mut pauses) = scene();
+        let start = Instant::now();
+        pauses.quiesce(1, &lease(1000), start).unwrap();
+        assert_eq!(pauses.lease_ended(start + SECOND), None);
+        let ended = "the lease of this connection's pause has ended";
+        assert_eq!(reason(pauses.quiesce(1, &lease(1000), start + SECOND)), ended);
+        gate.enter().unwrap();
+        // Another connection's pause does not hide it.
+        pauses.quiesce(2, &lease(1000), start + SECOND).unwrap();
+        assert_eq!(pauses.resume(2, start + 2 * SECOND), resumed(true, 1_000_000));
+        assert_eq!(reason(pauses.quiesce(1, &lease(1000), start + 2 * SECOND)), ended);
+        assert_eq!(pauses.resume(1, start + 2 * SECOND), resumed(false, 1_000_000));
+        pauses.quiesce(1, &lease(1000), start + 2 * SECOND).unwrap();
+        assert_eq!(pauses.resume(1, start + 3 * SECOND), resumed(true, 1_000_000));
     }
 
     #[test]

@@ -148,10 +148,14 @@ impl Volume {
         self.settle(&file.fd, change);
         if from_pages {
             self.trust.outdates(file.id);
-            // The kernel takes no notice of a short answer then (fs/fuse/file.c, fuse_writepage_end).
-            return written.and_then(|written| if written < all { Err(Errno::NOSPC) } else { Ok(written) });
+            // The kernel takes no notice of a short answer then (fs/fuse/file.c, fuse_writepage_end), and does not send
+            // the rest again.
+            return match written? {
+                (written, _) if written == all => Ok(written),
+                (_, stopped) => Err(stopped.unwrap_or(Errno::NOSPC)),
+            };
         }
-        written
+        written.map(|(written, _)| written)
     }
 
     /// The errors that close(2) of the backing file would report. Without a request the kernel still
@@ -235,7 +239,8 @@ pub(super) fn both_ways(flags: OFlags) -> OFlags {
     (flags - OFlags::RWMODE) | OFlags::RDWR
 }
 
-fn write_all(file: &OwnedFd, offset: u64, data: &[u8]) -> Result<usize> {
+/// The number of bytes that were written, and the error that ended the write before its end.
+fn write_all(file: &OwnedFd, offset: u64, data: &[u8]) -> Result<(usize, Option<Errno>)> {
     let mut written = 0;
     while written < data.len() {
         match rustix::io::pwrite(file, &data[written..], offset + written as u64) {
@@ -243,9 +248,9 @@ fn write_all(file: &OwnedFd, offset: u64, data: &[u8]) -> Result<usize> {
             Ok(more) => written += more,
             Err(Errno::INTR) => {}
             // The written part stays written: the next write gets the error.
-            Err(_) if written > 0 => break,
+            Err(errno) if written > 0 => return Ok((written, Some(errno))),
             Err(errno) => return Err(errno),
         }
     }
-    Ok(written)
+    Ok((written, None))
 }

@@ -465,7 +465,9 @@ impl Volume {
             return;
         }
         let Some(found @ Found { id, held: Some(held), .. }) = found else { return };
-        let may_be_used = found.is_directory() || !found.has_one_name() || self.is_open(*id);
+        // The kernel opens a FIFO itself (fs/pipe.c), without a request.
+        let is_seen_when_opened = !matches!(found.kind(), BackingType::Directory | BackingType::Fifo);
+        let may_be_used = !is_seen_when_opened || !found.has_one_name() || self.is_open(*id);
         if may_be_used && self.nodes.is_at(*id, place) {
             self.nodes.let_keeper_hold(*id, held);
         }
@@ -560,8 +562,12 @@ struct Found {
 }
 
 impl Found {
+    fn kind(&self) -> BackingType {
+        BackingType::from_raw_mode(self.seen.stx_mode.into())
+    }
+
     fn is_directory(&self) -> bool {
-        BackingType::from_raw_mode(self.seen.stx_mode.into()) == BackingType::Directory
+        self.kind() == BackingType::Directory
     }
 
     fn takes(&self) -> u64 {

@@ -453,6 +453,26 @@ fn files_without_a_name_stay_open_and_are_let_go_when_they_are_closed() {
     assert_eq!(volume.usage().used_inodes, usage.used_inodes);
 }
 
+/// The kernel opens it without a request to the daemon.
+#[test]
+fn a_removed_fifo_that_is_open_stays_usable_after_a_takeover() {
+    let mut volume = Volume::with(SETUP);
+    volume.shell(ROOT, "mkfifo pipe");
+    let mut pipe = OpenOptions::new().read(true).write(true).open(volume.path("pipe")).unwrap();
+    fs::remove_file(volume.path("pipe")).unwrap();
+    volume.kill();
+    volume.take_over(SETUP);
+    pipe.set_permissions(Permissions::from_mode(0o640)).unwrap();
+    let seen = pipe.metadata().unwrap();
+    assert_eq!((seen.mode() & 0o777, seen.nlink()), (0o640, 0));
+    pipe.write_all(b"through").unwrap();
+    let mut read = [0; 7];
+    pipe.read_exact(&mut read).unwrap();
+    assert_eq!(&read, b"through");
+    drop(pipe);
+    known::until("the keeper has released it", || volume.kept_nodes().is_empty());
+}
+
 /// Uses a file of one name in each way that asks the daemon, and puts it back.
 fn use_file(path: &Path, content: &str) {
     assert_eq!(fs::metadata(path).unwrap().nlink(), 1, "{}", path.display());
