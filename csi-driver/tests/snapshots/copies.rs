@@ -2,13 +2,16 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
 use proto::csi::ListSnapshotsRequest;
-use tests::csi::scene::{Flags, Scene, create_request, retried};
+use tests::csi::scene::{Flags, Scene, TIMEOUT, create_request, retried};
 use tests::csi::snapshots::{
     BLOCKING_COPY, assert_refused, data, delete_snapshot, from_snapshot, from_volume, get_snapshot, ids,
     list_snapshots, scene_on, snapshot, snapshot_with, wait_until_ready, with,
 };
+use tests::eventually;
 use tests::loop_device::FileSystem;
 use tonic::Code;
 
@@ -201,6 +204,45 @@ fn a_snapshot_is_deleted_while_it_is_copied() {
     assert_refused(get_snapshot(&caller, &made.snapshot_id), Code::NotFound, &made.snapshot_id);
     // The lock of the source is free with it.
     caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// As when its processors are taken away for longer than the lease of the pause.
+#[test]
+fn a_copy_whose_driver_stood_still_for_longer_than_the_pause_is_no_snapshot() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    write_large(&scene, &volume);
+    caller.stage(&volume).unwrap();
+    caller.publish(&volume, "one").unwrap();
+    let file = caller.target_path("one").join("file");
+    fs::write(&file, "before").unwrap();
+    let driver = scene.driver.as_ref().unwrap().pid();
+    let signal = |signal| kill(driver, signal).unwrap();
+    let mut attempts = 0..20;
+    let made = loop {
+        let made = retried(&scene, "snapshot", || snapshot_with(&caller, "s", &volume, &[BLOCKING_COPY]));
+        signal(Signal::SIGSTOP);
+        tests::wait_until_stopped(driver.as_raw(), TIMEOUT).unwrap();
+        let begun = Instant::now();
+        fs::write(&file, "after the lease").unwrap();
+        let waited = begun.elapsed();
+        signal(Signal::SIGCONT);
+        if waited > Duration::from_secs(5) {
+            break made;
+        }
+        // The copy was over before the stop.
+        delete_snapshot(&caller, &made.snapshot_id).unwrap();
+        assert!(attempts.next().is_some(), "no copy was under way long enough");
+    };
+    eventually("the copy has failed", TIMEOUT, || match get_snapshot(&caller, &made.snapshot_id) {
+        Err(status) if status.code() == Code::Internal => Ok(()),
+        other => anyhow::bail!("{other:?}"),
+    })
+    .unwrap();
+    delete_snapshot(&caller, &made.snapshot_id).unwrap();
+    caller.take_down(&volume, &["one"]).unwrap();
     scene.assert_nothing_left();
 }
 
