@@ -242,8 +242,8 @@ impl From<Error> for CniError {
     }
 }
 
-/// Whether a link cannot be decoded, since a text in it is not UTF-8 (the kernel accepts any bytes as alias
-/// or name). `bridge` gives its links no such text.
+/// Whether a link cannot be decoded, since its name is not UTF-8 (the kernel accepts any bytes). `bridge` gives
+/// its links no such name.
 pub(crate) fn is_undecodable(error: &linux::Error) -> bool {
     error.source.kind() == std::io::ErrorKind::InvalidData
 }

@@ -1,14 +1,14 @@
 //! DEL: removes the attachment's rules of either backend and either implementation. Needs no
 //! namespace, result or mappings.
 
-use cni_plugin::{Invocation, warn};
+use cni_plugin::Invocation;
 use netfilter::nftables::{Batch, NfTables};
 
 use crate::config::{Config, Purpose};
 use crate::error::Error;
 use crate::iptables::rules::Owner as IptablesOwner;
 use crate::nftables::{Effect, Owner};
-use crate::{NAME, flows, iptables, nftables};
+use crate::{flows, iptables, nftables};
 
 pub(crate) fn del(call: &Invocation) -> Result<(), Error> {
     let config = Config::read(call, Purpose::Remove).map_err(|cause| Error::Config { cause })?;
@@ -26,10 +26,7 @@ pub(crate) fn remove(call: &Invocation, config: &Config) -> Result<(), Error> {
     if !config.entries.is_empty() {
         errors.extend(iptables::legacy::remove(&IptablesOwner::of(call)).err());
     }
-    if let Err(e) = flows::forget_of_container(config, &effects) {
-        let words = cni_plugin::CniError::chain(&e).msg;
-        warn(NAME, format_args!("failed to delete UDP conntrack entries of the container: {words}"));
-    }
+    flows::forget_of_container(config, &effects);
     Error::all(errors)
 }
 

@@ -3,9 +3,11 @@
 
 use std::net::IpAddr;
 
+use cni_plugin::{CniError, warn};
 use linux::netlink::Netlink;
 use netfilter::conntrack::{Flows, delete};
 
+use crate::NAME;
 use crate::config::Config;
 use crate::error::Error;
 use crate::mapping::{Mapping, Protocol, in_family};
@@ -34,9 +36,17 @@ pub(crate) fn forget_of_host(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// DEL: forgets flows that the container answers through its ports: those of the removed rules
-/// (`effects`), and those of the configuration.
-pub(crate) fn forget_of_container(config: &Config, effects: &[Effect]) -> Result<(), Error> {
+/// DEL and GC: forgets flows that the container answers through its ports: those of the removed rules
+/// (`effects`), and those of the configuration. A failure is only a warning: the rules are
+/// removed, and a repeated GC would not find the flows without them.
+pub(crate) fn forget_of_container(config: &Config, effects: &[Effect]) {
+    if let Err(e) = try_forget_of_container(config, effects) {
+        let words = CniError::chain(&e).msg;
+        warn(NAME, format_args!("failed to delete UDP conntrack entries of the container: {words}"));
+    }
+}
+
+fn try_forget_of_container(config: &Config, effects: &[Effect]) -> Result<(), Error> {
     let of_rules = effects.iter().filter_map(|effect| match effect {
         Effect::Forward { protocol: Protocol::Udp, host_ip, host_port, to } => {
             Some(answered(*host_port, *host_ip, to.ip()))

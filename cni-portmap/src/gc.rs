@@ -19,7 +19,7 @@ pub(crate) fn gc(call: &Invocation) -> Result<(), Error> {
     });
     let is_valid = |container_id: &str| valid.contains_container(container_id);
     errors.extend(iptables::legacy::remove_stale(network, is_valid).err());
-    errors.extend(flows::forget_of_container(&config, &effects).err());
+    flows::forget_of_container(&config, &effects);
     Error::all(errors)
 }
 

@@ -24,6 +24,27 @@ const LISTING: u64 = 1;
 /// processor sleeps meanwhile, it takes longer to wake up, and the scheduler starts the keeper on another one.
 const AWAKE: Duration = Duration::from_micros(150);
 
+/// When a call ends, and the time that it had, for its error.
+#[derive(Debug, Clone, Copy)]
+struct Deadline {
+    at: Instant,
+    limit: Duration,
+}
+
+impl Deadline {
+    fn after(limit: Duration) -> Self {
+        Self { at: Instant::now() + limit, limit }
+    }
+
+    fn is_past(self) -> bool {
+        Instant::now() >= self.at
+    }
+
+    fn missed(self, op: &'static str) -> Error {
+        Error::TimedOut { op, limit: self.limit }
+    }
+}
+
 /// The removed files of one volume, which the keeper holds. Threads may share it.
 #[derive(Debug)]
 pub struct Removed {
@@ -80,7 +101,7 @@ impl Removed {
     /// after any error; what is registered too late is ended by the next call.
     pub fn register_backing(&self, number: u64, file: BorrowedFd<'_>, limit: Duration) -> Result<u32, Error> {
         const OP: &str = "REGISTER_BACKING";
-        let deadline = Instant::now() + limit;
+        let deadline = Deadline::after(limit);
         self.send_until(OP, DaemonRequest::RegisterBacking { number }, &[file], deadline)?;
         let awake_until = Instant::now() + AWAKE;
         std::thread::yield_now();
@@ -115,7 +136,7 @@ impl Removed {
     /// None was taken.
     pub fn unregister_backings(&self, backings: &[u32], limit: Duration) -> Result<usize, Error> {
         const OP: &str = "UNREGISTER_BACKING";
-        let deadline = Instant::now() + limit;
+        let deadline = Deadline::after(limit);
         let request = |&backing| DaemonRequest::UnregisterBacking { backing }.encode();
         let requests: Vec<_> = backings.iter().map(request).collect();
         let mut sent = 0;
@@ -161,7 +182,7 @@ impl Removed {
     }
 
     fn send(&self, op: &'static str, request: DaemonRequest, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        self.send_until(op, request, fds, Instant::now() + self.limit)
+        self.send_until(op, request, fds, Deadline::after(self.limit))
     }
 
     fn send_until(
@@ -169,7 +190,7 @@ impl Removed {
         op: &'static str,
         request: DaemonRequest,
         fds: &[BorrowedFd<'_>],
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Result<(), Error> {
         loop {
             match packets::send(&self.socket, &request.encode(), fds) {
@@ -184,9 +205,9 @@ impl Removed {
         }
     }
 
-    fn wait_until_some_have_arrived(&self, op: &'static str, deadline: Instant) -> Result<(), Error> {
-        if Instant::now() >= deadline {
-            return Err(Error::TimedOut { op, limit: self.limit });
+    fn wait_until_some_have_arrived(&self, op: &'static str, deadline: Deadline) -> Result<(), Error> {
+        if deadline.is_past() {
+            return Err(deadline.missed(op));
         }
         // No system call but ppoll(2) can wait here.
         let pause = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
@@ -197,8 +218,7 @@ impl Removed {
     }
 
     fn receive(&self, op: &'static str) -> Result<(DaemonPacket, Vec<u64>, Vec<OwnedFd>), Error> {
-        let now = Instant::now();
-        self.receive_awake(op, now, now + self.limit)
+        self.receive_awake(op, Instant::now(), Deadline::after(self.limit))
     }
 
     /// Lets other processes use this processor until `awake_until`, and sleeps from then on.
@@ -206,7 +226,7 @@ impl Removed {
         &self,
         op: &'static str,
         awake_until: Instant,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Result<(DaemonPacket, Vec<u64>, Vec<OwnedFd>), Error> {
         let mut buffer = [0; DaemonPacket::MOST_BYTES];
         loop {
@@ -226,12 +246,12 @@ impl Removed {
         }
     }
 
-    fn wait(&self, op: &'static str, event: PollFlags, deadline: Instant) -> Result<(), Error> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).map_err(|_| Error::TimedOut { op, limit: self.limit })?;
+    fn wait(&self, op: &'static str, event: PollFlags, deadline: Deadline) -> Result<(), Error> {
+        let left = deadline.at.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(|_| deadline.missed(op))?;
         let mut polled = [PollFd::new(&self.socket, event)];
         match poll(&mut polled, Some(&left)) {
-            Ok(0) => Err(Error::TimedOut { op, limit: self.limit }),
+            Ok(0) => Err(deadline.missed(op)),
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(e) => Err(socket_error(op, e)),
         }
@@ -253,4 +273,30 @@ fn failed(op: &'static str, e: Errno) -> Error {
 
 fn socket_error(op: &'static str, e: Errno) -> Error {
     Error::Socket { op, cause: e.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_limit_of_the_call_and_not_that_of_the_socket() {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (own, keepers) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let removed = Removed::new(own, Duration::from_secs(60)).unwrap();
+        let limit = Duration::from_millis(2);
+        // A keeper that does not answer.
+        let late = removed.register_backing(1, keepers.as_fd(), limit);
+        assert!(matches!(late, Err(Error::TimedOut { limit: named, .. }) if named == limit), "{late:?}");
+        // Nor does it read.
+        while packets::send(&removed.socket, b"x", &[]).is_ok() {}
+        for late in [
+            removed.register_backing(2, keepers.as_fd(), limit).map(drop),
+            removed.unregister_backings(&[1], limit).map(drop),
+        ] {
+            assert!(matches!(late, Err(Error::TimedOut { limit: named, .. }) if named == limit), "{late:?}");
+        }
+    }
 }

@@ -61,7 +61,7 @@ pub struct Link {
     pub oper_state: OperState,
     /// Index of the bridge (or other master) it is a port of.
     pub master: Option<u32>,
-    /// `IFLA_IFALIAS`.
+    /// `IFLA_IFALIAS`; if it is not UTF-8, a `?` for each byte.
     pub alias: Option<String>,
     /// Index of the other end of a veth (`IFLA_LINK`), in that end's namespace.
     pub peer: Option<u32>,
@@ -216,8 +216,8 @@ impl Netlink {
         Ok(Self { socket })
     }
 
-    /// The link called `name`, if there is one. Fails with `InvalidData` if it has a text that is not
-    /// UTF-8.
+    /// The link called `name`, if there is one. Fails with `InvalidData` if the link's first name is not
+    /// UTF-8 and `name` is an alternative one.
     pub fn link_by_name(&self, name: &str) -> Result<Option<Link>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
@@ -658,9 +658,16 @@ mod tests {
                 ip(words);
                 let names: Vec<String> = host.links().unwrap().into_iter().map(|link| link.name).collect();
                 assert_eq!(names, ["lo", "br", "port1"]);
-                let refusals = [host.ports_of(bridge.index).err(), host.link_by_index(port.index).err()];
-                for refused in refusals.map(Option::unwrap) {
+                let invalid = |refused: Error| {
                     assert_eq!(refused.source.kind(), io::ErrorKind::InvalidData, "{refused:?}");
+                };
+                invalid(host.ports_of(bridge.index).unwrap_err());
+                match host.link_by_index(port.index) {
+                    Err(refused) if words.contains(&&b"name"[..]) => invalid(refused),
+                    found => {
+                        let alias = words.contains(&&b"alias"[..]).then(|| "????".to_owned());
+                        assert_eq!(found.unwrap(), Some(Link { alias, ..port.clone() }));
+                    }
                 }
                 // Nothing of the failed requests is left to read.
                 assert_eq!(host.link_by_name("br").unwrap().map(|link| link.index), Some(bridge.index));

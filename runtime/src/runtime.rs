@@ -174,11 +174,18 @@ impl Runtime {
     /// Its place is free afterwards. If it cannot be moved, the next start finds it again.
     pub(crate) fn set_aside(&self, path: &Path, name: &str, why: &Error, outcome: &str) {
         let dir = self.root_dir.join("unreadable");
-        let moved = record::ensure_dir(&dir).and_then(|()| {
-            std::fs::rename(path, dir.join(name)).map_err(|e| Error::io("set aside", path, e))
+        let place = dir.join(name);
+        let failed = |e| Error::io("set aside", path, e);
+        let moved = record::ensure_dir(&dir).and_then(|()| match std::fs::rename(path, &place) {
+            // Of an earlier record: a file and a directory do not replace each other.
+            Err(e) if is_in_the_way(&e) => {
+                record::remove(&place)?;
+                std::fs::rename(path, &place).map_err(failed)
+            }
+            moved => moved.map_err(failed),
         });
         let place = match moved {
-            Ok(()) => format!("it is kept as {}", dir.join(name).display()),
+            Ok(()) => format!("it is kept as {}", place.display()),
             Err(error) => chain(&error),
         };
         self.report_unreadable(format!("{}: {outcome}; {place}", chain(why)));
@@ -388,6 +395,12 @@ impl Runtime {
         container.state.send_replace(RunState::Exited(ended));
         self.announce(&container.id, &container.record.sandbox_id, ContainerEventType::ContainerStoppedEvent);
     }
+}
+
+/// Whether rename(2) fails for what is at the new path.
+fn is_in_the_way(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{DirectoryNotEmpty, IsADirectory, NotADirectory};
+    matches!(error.kind(), DirectoryNotEmpty | IsADirectory | NotADirectory)
 }
 
 fn insert(sandboxes: &mut Objects<Sandbox>, labels: &HashMap<String, String>, sandbox: Arc<Sandbox>) {

@@ -456,6 +456,7 @@ const LAYERS_OF_THE_RUNTIME: [Layer; 16] = [
     Layer {
         name: "start",
         may_use: &[
+            "blocking",
             "calls",
             "cni",
             "disk",

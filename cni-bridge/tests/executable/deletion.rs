@@ -180,7 +180,7 @@ fn a_host_link_with_a_text_that_is_not_utf_8_keeps_no_attachment() {
 fn a_link_of_the_attachment_with_a_text_that_is_not_utf_8_keeps_nothing_else() {
     let sandbox = Sandbox::new().with_host_local();
     let container = sandbox.netns("c1");
-    // The container's interface: the host's end decides.
+    // The container's interface.
     for words in ["link set eth0 alias TEXT", "link property add dev eth0 altname TEXT"] {
         let added = sandbox.attachment("c1", DUAL).added();
         ip_not_utf_8(&container, words);
@@ -194,7 +194,7 @@ fn a_link_of_the_attachment_with_a_text_that_is_not_utf_8_keeps_nothing_else() {
     assert_eq!(Sandbox::links(&container), ["eth0", "lo"]);
     added.del();
     sandbox.assert_detached();
-    // The bridge: no port of a killed ADD can be looked for.
+    // The bridge.
     let mut added = sandbox.attachment("c1", DUAL).added();
     ip_not_utf_8(&sandbox.host, &format!("link set {} alias TEXT", sandbox.bridge));
     added.netns = String::new();

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use serde_json::{Value, json};
 
-use crate::sandbox::{DUAL, Sandbox};
+use crate::sandbox::{DUAL, Sandbox, ip_not_utf_8, run_in};
 
 #[test]
 fn an_attachment_has_both_families_and_is_gone_after_del() {
@@ -51,6 +51,22 @@ fn an_attachment_has_both_families_and_is_gone_after_del() {
     attachment.del();
     let bridge_after = &Sandbox::ip(host, &format!("link show dev {}", sandbox.bridge))[0];
     assert_eq!(bridge_after["address"], bridge["mac"], "the bridge keeps its MAC without ports");
+}
+
+#[test]
+fn a_bridge_whose_alias_or_alternative_name_is_not_utf_8_is_used_as_any_other() {
+    let sandbox = Sandbox::new().with_host_local();
+    let name = &sandbox.bridge;
+    for words in [format!("link set {name} alias TEXT"), format!("link property add dev {name} altname TEXT")]
+    {
+        run_in(&sandbox.host, &format!("ip link add {name} type bridge"));
+        ip_not_utf_8(&sandbox.host, &words);
+        let added = sandbox.attachment("c1", DUAL).added();
+        added.is_fine("CHECK");
+        added.del();
+        run_in(&sandbox.host, &format!("ip link delete {name}"));
+        sandbox.assert_untouched();
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use linux::netns::{self, NetNs};
 use serde_json::{Value, json};
+use tests::trace_calls::{self, Injection, Run};
 
 /// The host towards the outside; the outside.
 pub(crate) const HOST: &str = "192.0.2.1";
@@ -206,20 +207,30 @@ impl Attachment<'_> {
         self
     }
 
-    pub(crate) fn spawn(&self, command: &str) -> Child {
+    fn process(&self, command: &str) -> Command {
         let mut process = Command::new(env!("CARGO_BIN_EXE_portmap"));
         process
             .env("CNI_COMMAND", command)
             .env("CNI_CONTAINERID", &self.id)
             .env("CNI_NETNS", &self.netns)
             .env("CNI_IFNAME", &self.ifname)
-            .env("CNI_PATH", "/nowhere")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+            .env("CNI_PATH", "/nowhere");
         if let Some(programs) = &self.programs {
             process.env("PATH", programs);
         }
+        process
+    }
+
+    /// A call with a fault of one system call.
+    pub(crate) fn traced(&self, command: &str, injection: Option<Injection>) -> Run {
+        let (process, conf) = (self.process(command), self.conf.to_string());
+        let run = || trace_calls::run(&process, conf.as_bytes(), injection).unwrap();
+        self.sandbox.host.run(run).unwrap()
+    }
+
+    pub(crate) fn spawn(&self, command: &str) -> Child {
+        let mut process = self.process(command);
+        process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = self.sandbox.host.run(|| process.spawn().unwrap()).unwrap();
         child.stdin.take().unwrap().write_all(self.conf.to_string().as_bytes()).unwrap();
         child

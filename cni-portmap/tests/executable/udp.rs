@@ -2,7 +2,9 @@
 
 use std::net::UdpSocket;
 
+use nix::errno::Errno;
 use serde_json::json;
+use tests::trace_calls::{Call, Fault, Injection};
 
 use crate::sandbox::{A, B, HOST, OUTSIDE, Sandbox, udp};
 
@@ -94,6 +96,30 @@ fn a_del_that_knows_nothing_but_the_id_forgets_the_flows_too() {
         hears(&pod, &client, "hello");
         sandbox.attachment("cid", A, "{}").with(json!({"prevResult": null})).del();
         assert!(!tracked(&sandbox).contains("10.7.2.4"), "{backend}: {}", tracked(&sandbox));
+    }
+}
+
+/// `IPCTNL_MSG_CT_GET_STATS`: the first question to connection tracking.
+const COUNT_FLOWS: u16 = 0x105;
+
+#[test]
+fn a_connection_tracking_that_refuses_keeps_neither_del_nor_gc_from_success() {
+    let sandbox = Sandbox::bare();
+    let nothing_valid = json!({"cni.dev/valid-attachments": []});
+    for verb in ["DEL", "GC"] {
+        let call = sandbox.attachment("cid", A, DNS).with(nothing_valid.clone());
+        call.add();
+        let undisturbed = call.traced(verb, None);
+        let counts = |call: &&Call| call.netlink_type == Some(COUNT_FLOWS);
+        let Call { point, name, .. } = *undisturbed.calls.iter().find(counts).expect("the flows are counted");
+
+        call.add();
+        let run = call.traced(verb, Some(Injection { point, name, fault: Fault::Fail(Errno::EPERM) }));
+        assert!(run.injected.is_some_and(|call| call.netlink_type == Some(COUNT_FLOWS)), "{verb}");
+        assert_eq!((run.code, run.stdout.as_str()), (Some(0), ""), "{verb}");
+        let warning = "failed to delete UDP conntrack entries of the container: ";
+        assert!(run.stderr.contains(warning), "{verb}: {}", run.stderr);
+        sandbox.assert_no_rules_of("cid");
     }
 }
 

@@ -20,21 +20,13 @@ use crate::{Error, Result, process};
 
 /// Interval between rounds of [`Cgroup::kill`]: a process may have frozen the group again.
 const ROUND: Duration = Duration::from_millis(100);
+/// Limit of the descriptors that [`Cgroup::kill`] has open.
+const HELD_AT_ONCE: usize = 64;
 
 impl Cgroup {
     /// The processes in it and below, as pids in the reader's namespace.
     pub fn pids(&self) -> Result<Vec<i32>> {
-        let mut pids = Vec::new();
-        for (_, dir) in &self.dirs {
-            each_group(dir, |group| {
-                let Some(text) = read_in(group, c"cgroup.procs")? else { return Ok(()) };
-                pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
-                Ok(())
-            })?;
-        }
-        pids.sort_unstable();
-        pids.dedup();
-        Ok(pids)
+        pids_of(self.dirs.iter().map(|(_, dir)| dir.as_path()))
     }
 
     /// Removes its directories; a missing group is a success. `EBUSY` while it has processes.
@@ -46,8 +38,10 @@ impl Cgroup {
     /// has stopped ends only then (kernel/cgroup/legacy_freezer.c). A process forked meanwhile
     /// survives and may freeze the group again, so repeat this until the group is empty.
     pub fn kill(&self) -> Result<()> {
-        let killed =
-            self.kill_all_at_once().and_then(|()| self.pids()?.into_iter().try_for_each(kill_process));
+        let killed = self.kill_all_at_once().and_then(|others| {
+            let members = || pids_of(others.iter().copied());
+            kill_members(&members()?, members)
+        });
         self.thaw().and(killed)
     }
 
@@ -87,19 +81,56 @@ impl Cgroup {
         }
     }
 
-    /// On cgroup v2: without a race against fork(2).
-    fn kill_all_at_once(&self) -> Result<()> {
-        self.dirs_of(Version::V2).filter(|dir| dir.is_dir()).try_for_each(|dir| v2::kill(dir).map(drop))
+    /// On cgroup v2: without a race against fork(2). Returns the directories in which the kernel cannot do
+    /// that.
+    fn kill_all_at_once(&self) -> Result<Vec<&Path>> {
+        let mut others = Vec::new();
+        for (version, dir) in &self.dirs {
+            let is_done = *version == Version::V2 && (!dir.is_dir() || v2::kill(dir)?);
+            others.extend((!is_done).then_some(dir.as_path()));
+        }
+        Ok(others)
     }
+}
+
+/// The processes in these directories and below, sorted.
+fn pids_of<'a>(dirs: impl Iterator<Item = &'a Path>) -> Result<Vec<i32>> {
+    let mut pids = Vec::new();
+    for dir in dirs {
+        each_group(dir, |group| {
+            let Some(text) = read_in(group, c"cgroup.procs")? else { return Ok(()) };
+            pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+            Ok(())
+        })?;
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    Ok(pids)
+}
+
+/// Sends SIGKILL to those of `pids` that `members` still lists while their pidfds are open: a process may
+/// have ended since `pids` were listed, and its pid may belong to one outside the group. Not by
+/// /proc/PID/cgroup: on v1, a process whose first thread has ended is in the root group there
+/// (`proc_cgroup_show`), and a container can have such processes.
+fn kill_members(pids: &[i32], members: impl Fn() -> Result<Vec<i32>>) -> Result<()> {
+    for pids in pids.chunks(HELD_AT_ONCE) {
+        let mut held = Vec::new();
+        for pid in pids {
+            held.extend(process::open_pidfd(*pid)?.map(|pidfd| (pid, pidfd)));
+        }
+        if held.is_empty() {
+            continue;
+        }
+        let members = members()?;
+        for (_, pidfd) in held.iter().filter(|(pid, _)| members.binary_search(pid).is_ok()) {
+            process::signal_pidfd(pidfd, libc::SIGKILL)?;
+        }
+    }
+    Ok(())
 }
 
 fn is_removed(dir: &Path) -> bool {
     fs::remove_dir(dir).map_or_else(|e| e.kind() == ErrorKind::NotFound, |()| true)
-}
-
-fn kill_process(pid: i32) -> Result<()> {
-    let Some(pidfd) = process::open_pidfd(pid)? else { return Ok(()) };
-    process::signal_pidfd(&pidfd, libc::SIGKILL).map(drop)
 }
 
 /// Calls `visit` for each group below `dir`, then for `dir`. A container may have nested them
@@ -194,5 +225,29 @@ fn absent_is_fine(dir: &Path, removed: std::io::Result<()>) -> Result<()> {
     match removed {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::at("remove cgroup", dir, e)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_is_not_in_the_group_any_more_is_not_killed() {
+        let sleeper = || Command::new("sleep").arg("100").spawn().unwrap();
+        let (mut member, mut other) = (sleeper(), sleeper());
+        let [of_member, of_other] = [&member, &other].map(|child| child.id().cast_signed());
+        // As if `other` had got the pid of a member that ended after it was listed.
+        kill_members(&[of_member, of_other], || Ok(vec![of_member])).unwrap();
+        assert_eq!(member.wait().unwrap().signal(), Some(libc::SIGKILL));
+        kill(Pid::from_raw(of_other), Signal::SIGTERM).unwrap();
+        assert_eq!(other.wait().unwrap().signal(), Some(libc::SIGTERM), "SIGKILL would have been first");
+        kill_members(&[of_member], || panic!("no process is left")).unwrap();
     }
 }

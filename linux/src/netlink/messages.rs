@@ -15,6 +15,15 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::{Address, Link, Mac, OperState, PortFlags, Route, RouteSpec};
 
+/// `struct nlmsghdr` and `struct ifinfomsg`.
+const LINK_HEADER_BYTES: usize = 16 + 16;
+const ATTRIBUTE_HEADER_BYTES: usize = 4;
+/// `NLA_TYPE_MASK`: the type without its flags.
+const ATTRIBUTE_TYPE: u16 = 0x3fff;
+const IFLA_IFALIAS: u16 = 20;
+const IFLA_PROP_LIST: u16 = 52;
+const IFLA_ALT_IFNAME: u16 = 53;
+
 pub(super) fn link_message(index: u32) -> LinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;
@@ -136,6 +145,37 @@ pub(super) fn link_of(answer: RouteNetlinkMessage) -> Option<Link> {
     Some(link)
 }
 
+/// Replaces alias and alternative names of the link that `message` describes by as many `?` if they are not
+/// UTF-8, since the decoder refuses the whole link for them. No attachment has such an alias.
+pub(super) fn mask_texts(message: &mut [u8]) {
+    let Some(attributes) = message.get_mut(LINK_HEADER_BYTES..) else { return };
+    each_attribute(attributes, |kind, value| match kind {
+        IFLA_IFALIAS => mask(value),
+        IFLA_PROP_LIST => each_attribute(value, |kind, value| {
+            if kind == IFLA_ALT_IFNAME {
+                mask(value);
+            }
+        }),
+        _ => {}
+    });
+}
+
+fn mask(text: &mut [u8]) {
+    if std::str::from_utf8(text).is_err() {
+        text.iter_mut().filter(|byte| **byte != 0).for_each(|byte| *byte = b'?');
+    }
+}
+
+/// Calls `visit` with the type and value of each attribute (`struct nlattr`), up to one that is not complete.
+fn each_attribute(mut bytes: &mut [u8], mut visit: impl FnMut(u16, &mut [u8])) {
+    while let &mut [l0, l1, t0, t1, ..] = bytes {
+        let length = usize::from(u16::from_ne_bytes([l0, l1]));
+        let Some(value) = bytes.get_mut(ATTRIBUTE_HEADER_BYTES..length) else { return };
+        visit(u16::from_ne_bytes([t0, t1]) & ATTRIBUTE_TYPE, value);
+        bytes = bytes.get_mut(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+}
+
 fn accept_ra(families: &[AfSpecUnspec]) -> Option<i32> {
     families.iter().find_map(|family| match family {
         AfSpecUnspec::Inet6(settings) => settings.iter().find_map(|setting| match setting {
@@ -232,6 +272,37 @@ pub(super) fn route_of(answer: RouteNetlinkMessage) -> Option<Route> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_texts_that_are_not_utf_8_are_masked_and_no_length_makes_it_panic() {
+        let attribute = |kind: u16, value: &[u8]| {
+            let length = u16::try_from(ATTRIBUTE_HEADER_BYTES + value.len()).unwrap();
+            let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+            bytes.extend(value);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes
+        };
+        let message = |alias: &[u8], name: &[u8]| {
+            // NLA_F_NESTED.
+            let names = attribute(0x8000 | IFLA_PROP_LIST, &attribute(IFLA_ALT_IFNAME, name));
+            // IFLA_ADDRESS is no text.
+            let address = attribute(1, b"\xff\xfe");
+            [&[0; LINK_HEADER_BYTES][..], &address, &attribute(IFLA_IFALIAS, alias), &names].concat()
+        };
+        let masked = |mut bytes: Vec<u8>| {
+            mask_texts(&mut bytes);
+            bytes
+        };
+        assert_eq!(masked(message(b"B\xfcro\0", b"\xfc\0")), message(b"????\0", b"?\0"));
+        let plain = message("Büro\0".as_bytes(), b"office\0");
+        assert_eq!(masked(plain.clone()), plain);
+        for length in 0..plain.len() {
+            let (mut cut, mut wrong) = (plain[..length].to_vec(), plain.clone());
+            mask_texts(&mut cut);
+            wrong[length] = 0xff;
+            mask_texts(&mut wrong);
+        }
+    }
 
     #[test]
     fn broadcast_addresses_follow_the_prefix() {

@@ -10,10 +10,13 @@ use netlink_packet_core::{
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 
+use super::messages::mask_texts;
+
 /// The kernel fills at most 32 KiB per datagram of a dump (`netlink_dump`).
 const DATAGRAM_MAX: usize = 64 * 1024;
 /// Smaller message types are netlink's own (`NLMSG_MIN_TYPE`): `NLMSG_DONE`, `NLMSG_ERROR`.
 const FIRST_CONTENT_TYPE: u16 = 0x10;
+const RTM_NEWLINK: u16 = 16;
 
 /// What becomes of an answer that cannot be decoded. The kernel accepts any bytes in a link's name and
 /// alias; the decoder accepts only UTF-8.
@@ -22,6 +25,8 @@ pub(super) enum Undecodable {
     /// The request fails with `InvalidData`.
     Refused,
     LeftOut,
+    /// [`mask_texts`], and [`Self::Refused`] if that is not enough.
+    Masked,
 }
 
 /// Invariant: between requests nothing is left unread, except messages of a multicast group.
@@ -50,14 +55,14 @@ impl Socket {
         self.inner.add_membership(group)
     }
 
-    /// Returns the answers; `InvalidData` if one of them cannot be decoded.
+    /// Returns the answers, with masked texts; `InvalidData` if one of them cannot be decoded.
     pub(super) fn request<M>(&self, message: M, flags: u16) -> io::Result<Vec<M>>
     where
         M: NetlinkSerializable + NetlinkDeserializable,
         NetlinkMessage<M>: From<M>,
     {
         let sequence = self.send(message, flags)?;
-        let (answers, _) = self.answers(sequence, flags, Undecodable::Refused)?;
+        let (answers, _) = self.answers(sequence, flags, Undecodable::Masked)?;
         Ok(answers)
     }
 
@@ -111,14 +116,14 @@ impl Socket {
                 }
                 consistent &= !is_dump || header.flags() & NLM_F_DUMP_INTR == 0;
                 let mut ended = !is_dump && flags & NLM_F_ACK == 0;
-                match NetlinkMessage::<M>::deserialize(bytes).map(|answer| answer.payload) {
+                match decode::<M>(bytes, header.message_type(), undecodable).map(|answer| answer.payload) {
                     Ok(NetlinkPayload::InnerMessage(inner)) => answers.push(inner),
                     Ok(NetlinkPayload::Error(error)) if error.code.is_some() => return Err(error.to_io()),
                     Ok(NetlinkPayload::Error(_) | NetlinkPayload::Done(_)) => ended = true,
                     Ok(_) => ended = false,
                     Err(e) if header.message_type() < FIRST_CONTENT_TYPE => return Err(invalid(e)),
                     // The other answers are read all the same: the kernel refuses a dump during another.
-                    Err(e) if undecodable == Undecodable::Refused => refused = Some(invalid(e)),
+                    Err(e) if undecodable != Undecodable::LeftOut => refused = Some(invalid(e)),
                     Err(_) => {}
                 }
                 if ended {
@@ -147,6 +152,21 @@ impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.as_fd()
     }
+}
+
+/// `bytes` begin with the message.
+fn decode<M: NetlinkDeserializable>(
+    bytes: &[u8],
+    kind: u16,
+    undecodable: Undecodable,
+) -> Result<NetlinkMessage<M>, DecodeError> {
+    let decoded = NetlinkMessage::<M>::deserialize(bytes);
+    if decoded.is_ok() || undecodable != Undecodable::Masked || kind != RTM_NEWLINK {
+        return decoded;
+    }
+    let mut masked = bytes.to_vec();
+    mask_texts(&mut masked);
+    NetlinkMessage::<M>::deserialize(&masked)
 }
 
 fn invalid(error: DecodeError) -> io::Error {

@@ -103,8 +103,16 @@ pub(crate) fn find_or_drop<T: DeserializeOwned>(path: &Path) -> Result<Option<T>
         Found::Missing => Ok(None),
         Found::Damaged(error) => {
             tracing::warn!(error = %crate::error::chain(&error), "dropped");
-            Ok(linux::atomic_file::remove(path).map(|_| None)?)
+            remove(path).map(|()| None)
         }
+    }
+}
+
+/// Removes a record, and also a directory in its place; a missing one is a success.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    match linux::atomic_file::remove(path) {
+        Err(e) if e.errno() == Errno::EISDIR => remove_tree(path),
+        removed => Ok(removed?),
     }
 }
 
@@ -134,6 +142,9 @@ fn is_damaged(error: &Error) -> bool {
                         | Errno::ENODATA
                         | Errno::EREMOTEIO
                         | Errno::EILSEQ
+                        // No file is there, but a directory or a loop of symbolic links.
+                        | Errno::EISDIR
+                        | Errno::ELOOP
                 )
             )
         }
@@ -150,7 +161,7 @@ pub(crate) fn ensure_dir(path: &Path) -> Result<()> {
         .map_err(|e| Error::io("create directory", path, e))
 }
 
-/// Removes a tree of any depth and content; a missing one is a success.
+/// Removes a directory of any depth and content; a missing one is a success.
 pub(crate) fn remove_tree(path: &Path) -> Result<()> {
     Ok(linux::tree::remove(path)?)
 }
@@ -207,20 +218,26 @@ mod tests {
     fn a_record_is_dropped_for_a_damaged_file_and_kept_after_any_other_error() {
         use std::os::unix::fs::symlink;
         let dir = tempfile::tempdir().unwrap();
-        let errno_of = |path: &Path| match find_or_drop::<Vec<String>>(path).unwrap_err() {
-            Error::Kernel(e) => e.errno(),
+        // It can only be written: EINVAL.
+        let unreadable = dir.path().join("unreadable.json");
+        symlink("/proc/self/clear_refs", &unreadable).unwrap();
+        match find_or_drop::<Vec<String>>(&unreadable).unwrap_err() {
+            Error::Kernel(e) => assert_eq!(e.errno(), Errno::EINVAL),
             other => panic!("{other:?}"),
-        };
+        }
+        unreadable.symlink_metadata().expect("the link is still there");
+        examine::<Vec<String>>(&unreadable).expect_err("it is not known whether the record is intact");
+
         let looped = dir.path().join("loop.json");
         symlink(&looped, &looped).unwrap();
-        assert_eq!(errno_of(&looped), Errno::ELOOP);
-        looped.symlink_metadata().expect("the link is still there");
         let directory = dir.path().join("directory.json");
         fs::create_dir(&directory).unwrap();
-        assert_eq!(errno_of(&directory), Errno::EISDIR);
-        assert!(directory.is_dir());
+        fs::write(directory.join("file"), "").unwrap();
         for path in [&looped, &directory] {
-            examine::<Vec<String>>(path).expect_err("it is not known whether the record is intact");
+            let found = examine::<Vec<String>>(path).unwrap();
+            assert!(matches!(found, Found::Damaged(Error::Kernel(_))), "{found:?}");
+            assert_eq!(find_or_drop::<Vec<String>>(path).unwrap(), None);
+            path.symlink_metadata().expect_err("it is removed");
         }
 
         // A read of the address 0 fails with EIO.
@@ -236,7 +253,7 @@ mod tests {
             EACCES, EBADMSG, EILSEQ, EINTR, EIO, EMFILE, ENFILE, ENODATA, ENOMEM, EREMOTEIO, EUCLEAN,
         };
         let read = |errno: Errno| Error::io("read", Path::new("record.json"), std::io::Error::from(errno));
-        for damage in [EIO, EUCLEAN, EBADMSG, ENODATA, EREMOTEIO, EILSEQ] {
+        for damage in [EIO, EUCLEAN, EBADMSG, ENODATA, EREMOTEIO, EILSEQ, Errno::EISDIR, Errno::ELOOP] {
             assert!(is_damaged(&read(damage)), "{damage}");
         }
         for passing in [EMFILE, ENFILE, ENOMEM, EINTR, EACCES] {

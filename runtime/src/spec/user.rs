@@ -132,18 +132,19 @@ fn group_id(value: i64) -> Option<u32> {
 
 fn accounts(passwd: &str) -> impl Iterator<Item = Account<'_>> {
     passwd.lines().filter_map(|line| {
-        let fields: Vec<&str> = line.split(':').collect();
-        let [name, _, uid, gid, _, home, ..] = fields[..] else { return None };
-        Some(Account { name, uid: id(uid)?, gid: id(gid)?, home })
+        // Without a list of all fields: an image may have a line of millions, each of 16 bytes in a list.
+        let mut fields = line.split(':');
+        let (name, uid, gid) = (fields.next()?, fields.nth(1)?, fields.next()?);
+        Some(Account { name, uid: id(uid)?, gid: id(gid)?, home: fields.nth(1)? })
     })
 }
 
 /// Name, id, members.
 fn groups(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
     group.lines().filter_map(|line| {
-        let fields: Vec<&str> = line.split(':').collect();
-        let [name, _, gid, members, ..] = fields[..] else { return None };
-        Some((name, id(gid)?, members))
+        let mut fields = line.split(':');
+        let (name, gid) = (fields.next()?, fields.nth(1)?);
+        Some((name, id(gid)?, fields.next()?))
     })
 }
 

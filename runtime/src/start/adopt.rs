@@ -21,10 +21,10 @@ use crate::runtime::state::{
 use crate::runtime::{Runtime, ended, running};
 use crate::shim::protocol::ShimStatus;
 use crate::shim_client::{self, ANSWER_DEADLINE, Listener, START_DEADLINE, ShimClient};
-use crate::start::unreadable;
+use crate::start::unreadable::{self, Remains};
 
-/// How long pods wait until incomplete sandboxes are undone. After that, undoing continues while
-/// calls are served: otherwise a hanging network plugin would stop the node.
+/// How long pods wait until incomplete sandboxes are undone and unreadable ones released. After that, both
+/// continue while calls are served: otherwise a hanging network plugin would stop the node.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The shim's record of a container.
@@ -37,11 +37,16 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// its pod may run, and a runtime that did not know it would run it twice.
 pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
     let mut undoing = JoinSet::new();
+    let mut releasing = Vec::new();
     for rest in adopt_all(runtime).await? {
         match rest {
             Rest::Nothing => {}
             Rest::Undo(sandbox) => {
                 undoing.spawn(undo(Arc::clone(runtime), sandbox));
+            }
+            Rest::Release(remains) => {
+                let pending = remains.pending();
+                releasing.push((undoing.spawn(release(Arc::clone(runtime), remains)), pending));
             }
             Rest::AwaitShim(sandbox, connecting) => {
                 tokio::spawn(await_shim(Arc::clone(runtime), sandbox, connecting));
@@ -50,11 +55,12 @@ pub(crate) async fn adopt(runtime: &Arc<Runtime>) -> Result<()> {
     }
     let undone = async { while undoing.join_next().await.is_some() {} };
     if tokio::time::timeout(UNDO_TIMEOUT, undone).await.is_err() {
-        tracing::warn!(sandboxes = undoing.len(), "incomplete pod sandboxes are still being removed");
+        tracing::warn!(sandboxes = undoing.len(), "pod sandboxes are still being removed");
+        // A kubelet asks for unreadable records once, when it starts.
+        for (_, pending) in releasing.into_iter().filter(|(task, _)| !task.is_finished()) {
+            runtime.report_unreadable(pending);
+        }
         undoing.detach_all();
-    }
-    if !runtime.unreadable().is_empty() {
-        runtime.remove_unused_cgroups();
     }
     runtime.images.remove_unused_layers_later(&|layer| runtime.uses_layer(layer))
 }
@@ -64,6 +70,8 @@ enum Rest {
     Nothing,
     /// It is incomplete.
     Undo(Arc<Sandbox>),
+    /// Its record is unreadable.
+    Release(Remains),
     AwaitShim(Arc<Sandbox>, Connecting),
 }
 
@@ -103,19 +111,31 @@ async fn undo(runtime: Arc<Runtime>, sandbox: Arc<Sandbox>) {
     }
 }
 
+async fn release(runtime: Arc<Runtime>, remains: Remains) {
+    let id = remains.id.clone();
+    if let Err(error) = unreadable::release(&runtime, remains).await {
+        tracing::error!(sandbox = id, error = %chain(&error), "end an unreadable pod sandbox");
+    }
+    runtime.remove_unused_cgroups();
+}
+
 async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Rest> {
     let dir = runtime.root_dir.join("sandboxes").join(id);
     let mut found = match record::examine::<SandboxRecord>(&dir.join("sandbox.json"))? {
         Found::Intact(found) => found,
         // The record is written first: without it nothing else exists.
         Found::Missing => return Ok(discard(runtime, &dir)),
-        Found::Damaged(why) => return Ok(end_sandbox(runtime, id, &dir, &why).await),
+        Found::Damaged(why) => {
+            return Ok(Rest::Release(unreadable::end_sandbox(runtime, id, &dir, why).await));
+        }
     };
     let containers = match record::examine_names(&dir.join("containers"))? {
         Found::Intact(names) => names,
         // Killed during the sandbox's removal.
         Found::Missing => Vec::new(),
-        Found::Damaged(why) => return Ok(end_sandbox(runtime, id, &dir, &why).await),
+        Found::Damaged(why) => {
+            return Ok(Rest::Release(unreadable::end_sandbox(runtime, id, &dir, why).await));
+        }
     };
     found.network = found.network.map(|network| runtime.shared_network(Arc::unwrap_or_clone(network)));
     let sandbox = Arc::new(Sandbox::new(dir, found));
@@ -156,13 +176,6 @@ fn discard(runtime: &Runtime, dir: &Path) -> Rest {
     Rest::Nothing
 }
 
-async fn end_sandbox(runtime: &Arc<Runtime>, id: &str, dir: &Path, why: &Error) -> Rest {
-    if let Err(error) = unreadable::end_sandbox(runtime, id, dir, why).await {
-        tracing::error!(sandbox = id, error = %chain(&error), "end an unreadable pod sandbox");
-    }
-    Rest::Nothing
-}
-
 /// A shim, and the statuses of its containers.
 type Connected = (ShimClient, BTreeMap<String, ShimStatus>);
 type Connecting = Pin<Box<dyn Future<Output = Result<Connected>> + Send>>;
@@ -197,7 +210,8 @@ async fn reconnect(runtime: &Arc<Runtime>, sandbox: &Arc<Sandbox>, record: &Sand
 async fn connect(sandbox: Arc<Sandbox>, listener: Arc<dyn Listener>) -> Result<Connected> {
     let end = Instant::now() + START_DEADLINE;
     loop {
-        let left = end.saturating_duration_since(Instant::now());
+        // It may be polled again only after `end`: the last attempt gets an answer's time too.
+        let left = end.saturating_duration_since(Instant::now()).max(ANSWER_DEADLINE);
         let connected = shim_client::connect(&sandbox.id, &sandbox.dir, Arc::clone(&listener), left).await;
         match connected {
             Err(error) if !is_gone(&error) && Instant::now() + CONNECT_PAUSE < end => {

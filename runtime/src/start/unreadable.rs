@@ -1,8 +1,10 @@
 //! Unreadable records: torn by a power cut, or damaged by the disk.
 //!
-//! Invariant: everything that such a record describes ends before the runtime serves its first
+//! Invariant: all processes that such a record describes end before the runtime serves its first
 //! call. The caller sees no sandbox or container and makes another one, which must never run beside
-//! the first. The record is moved to `unreadable/`, so that an administrator can find the cause.
+//! the first. A network plugin may take minutes, so a sandbox's network, mounts and files may be
+//! released later. Then the record is moved to `unreadable/`, so that an administrator can find the
+//! cause.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -15,6 +17,7 @@ use linux::netns::NetNs;
 use linux::process;
 use serde_json::Value;
 
+use crate::blocking::blocking;
 use crate::calls::sandbox;
 use crate::cni::{self, Attachment};
 use crate::disk::record::{self, Found};
@@ -29,27 +32,59 @@ const ENDED: &str = "what it described was ended";
 /// How long a process may take to end after SIGKILL.
 const END_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Ends and removes a sandbox with an unreadable record. Parts that cannot be ended or released
-/// stay, and the next start continues.
-pub(crate) async fn end_sandbox(runtime: &Arc<Runtime>, id: &str, dir: &Path, why: &Error) -> Result<()> {
-    tracing::error!(sandbox = id, error = %chain(why), "unreadable record: ending its processes");
-    let mut errors = end_processes(runtime, id, dir).await;
-    let detached = detach(runtime, id).await;
-    // As always, the namespace stays until DEL has succeeded.
-    let netns = detached.is_empty().then(|| runtime.netns.entry(id));
-    errors.extend(detached);
-    let released = unmount_below(dir).and_then(|()| sandbox::release_mounts(runtime, id, netns.as_deref()));
-    errors.extend(released.err());
-    if errors.is_empty() {
-        runtime.set_aside(&dir.join("sandbox.json"), &format!("sandbox-{id}.json"), why, ENDED);
-        return runtime.trash.remove_later(dir);
-    }
-    runtime.report_unreadable(format!("{}: what it described did not end cleanly", chain(why)));
-    let first = errors.remove(0);
-    Err(first.after_rollback(errors))
+/// A sandbox with an unreadable record, after the end of its processes.
+#[derive(Debug)]
+pub(crate) struct Remains {
+    pub(crate) id: String,
+    dir: PathBuf,
+    why: Error,
+    /// Of processes that did not end.
+    errors: Vec<Error>,
 }
 
-/// [`end_sandbox`] for one container of an intact sandbox. `pid` comes from the shim.
+impl Remains {
+    /// For a report before [`release`] has returned.
+    pub(crate) fn pending(&self) -> String {
+        format!(
+            "{}: the network, mounts and files of what it described are still being removed",
+            chain(&self.why)
+        )
+    }
+}
+
+/// Ends the processes of a sandbox with an unreadable record. [`release`] must follow.
+pub(crate) async fn end_sandbox(runtime: &Arc<Runtime>, id: &str, dir: &Path, why: Error) -> Remains {
+    tracing::error!(sandbox = id, error = %chain(&why), "unreadable record: ending its processes");
+    let errors = end_processes(runtime, id, dir).await;
+    Remains { id: id.to_owned(), dir: dir.to_owned(), why, errors }
+}
+
+/// Releases the network and the mounts of such a sandbox, and removes it. Parts that cannot be ended or
+/// released stay, and the next start continues.
+pub(crate) async fn release(runtime: &Arc<Runtime>, remains: Remains) -> Result<()> {
+    let Remains { id, dir, why, mut errors } = remains;
+    // Before the network: an image layer that no container has mounted may be removed meanwhile.
+    let below = dir.clone();
+    errors.extend(blocking("unmount", move || unmount_below(&below)).await.err());
+    let detached = detach(runtime, &id).await;
+    // As always, the namespace stays until DEL has succeeded.
+    let netns = detached.is_empty().then(|| runtime.netns.entry(&id));
+    errors.extend(detached);
+    let rt = Arc::clone(runtime);
+    blocking("release sandbox", move || {
+        errors.extend(sandbox::release_mounts(&rt, &id, netns.as_deref()).err());
+        if errors.is_empty() {
+            rt.set_aside(&dir.join("sandbox.json"), &format!("sandbox-{id}.json"), &why, ENDED);
+            return rt.trash.remove_later(&dir);
+        }
+        rt.report_unreadable(format!("{}: what it described did not end cleanly", chain(&why)));
+        let first = errors.remove(0);
+        Err(first.after_rollback(errors))
+    })
+    .await
+}
+
+/// [`end_sandbox`] and [`release`] for one container of an intact sandbox. `pid` comes from the shim.
 pub(crate) fn end_container(
     runtime: &Runtime,
     id: &str,

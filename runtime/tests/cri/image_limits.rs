@@ -4,10 +4,12 @@
 use std::path::Path;
 
 use tests::cri::{
-    Cri, Host, PRELOAD, digest_of, eventually, image_spec, layer, write_layout, write_layout_with_history,
+    Cri, Host, PRELOAD, container, demo_program, digest_of, eventually, image_spec, layer, write_layout,
+    write_layout_with_history,
 };
 use tonic::Code;
 
+use crate::exec_limits::peak_memory;
 use crate::image_imports::pull;
 
 /// The refusal of `image`; the flags are limits small enough for a test.
@@ -241,4 +243,31 @@ async fn images_of_the_directory_are_listed_before_they_are_pulled() {
     let image = Some(image_spec("later:1"));
     let status = ImageStatusRequest { image, verbose: false };
     assert!(cri.images.image_status(status).await.unwrap().into_inner().image.is_some());
+}
+
+/// As large as a file of accounts may be.
+#[tokio::test]
+async fn accounts_of_a_single_line_of_colons_take_little_memory() {
+    let mut host = Host::new();
+    let line = ":".repeat(4 << 20);
+    let accounts = [("etc/passwd", 0o644, line.as_bytes()), ("etc/group", 0o644, line.as_bytes())];
+    let program = demo_program();
+    let files = [&accounts[..], &[("demo-app", 0o755, &*program)]].concat();
+    write_layout(&host.path("images/bad"), "bad:1", &layer(&files));
+    let mut cri = host.start().await;
+    cri.pull("bad:1").await.unwrap();
+    let pod = cri.run_pod(&host.pod("p")).await.unwrap();
+    let runtime = host.runtime.as_ref().unwrap().id();
+    // Resets the peak (proc_pid_clear_refs(5)).
+    std::fs::write(format!("/proc/{runtime}/clear_refs"), "5").unwrap();
+    let peak = || peak_memory(runtime.cast_signed());
+    let before = peak();
+    let mut config = container("c", &["/demo-app", "print", "c"]);
+    config.image = Some(image_spec("bad:1"));
+    cri.create(&pod, config).await.unwrap();
+    let taken = peak() - before;
+    // Each file, and its text: 16 MiB. A list of the fields of one would take 64 MiB.
+    assert!(taken < 32 << 20, "{taken} bytes");
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
 }

@@ -10,8 +10,10 @@ use proto::cri::{
 };
 use serde_json::{Value, json};
 use tests::binaries;
-use tests::cri::{Cri, Host, IMAGE, eventually};
+use tests::cri::{Cri, Host, IMAGE, container, eventually};
 use tonic::Code;
+
+use super::containers::container_pid;
 
 const RESULT: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.0.2/24","interface":0},{"address":"fd00:9::2/64","interface":0}]}"#;
 
@@ -375,6 +377,56 @@ async fn a_plugin_that_hangs_does_not_keep_the_next_runtime_from_serving() {
     kill(eventually("DEL hangs", || pids().get(1).copied()).await);
     cri.remove_pod(&half_made.id).await;
     // Where the runtime's own removal was first, it gives the groups back a moment later.
+    let groups = linux::cgroup::Hierarchies::detect().unwrap();
+    let own = host.cgroup.trim_start_matches('/').to_owned();
+    eventually("the groups are gone", || {
+        (!groups.names_below(Path::new("/")).unwrap().contains(&own)).then_some(())
+    })
+    .await;
+    host.assert_clean();
+}
+
+/// The verbose Status.
+async fn unreadable_records(cri: &mut Cri) -> String {
+    let status = cri.runtime.status(StatusRequest { verbose: true }).await.unwrap().into_inner();
+    status.info.get("unreadableRecords").cloned().unwrap_or_default()
+}
+
+/// The same for a pod whose record a power cut has torn.
+#[tokio::test]
+async fn a_plugin_that_hangs_and_a_torn_record_do_not_keep_the_next_runtime_from_serving() {
+    let mut host = Host::new();
+    plugin(&host, "loopback", r#"{"cniVersion":"1.0.0"}"#, 0);
+    plugin(&host, "slow", RESULT, 0);
+    conflist(&host, json!([{"type": "slow"}]));
+    let mut cri = host.start().await;
+    cri.pull(IMAGE).await.unwrap();
+    let pod = cri.run_pod(&networked(&host, "p")).await.unwrap();
+    let id = cri.create(&pod, container("c", &["/demo-app", "sleep", "forever"])).await.unwrap();
+    cri.start(&id).await.unwrap();
+    let pid = container_pid(&host, &pod, &id).unwrap();
+    host.kill();
+    let dir = host.path("root/sandboxes").join(&pod);
+    std::fs::write(dir.join("sandbox.json"), "").unwrap();
+    // DEL hangs until the pipe is written to.
+    let pipe = host.path("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let script = format!("#!/bin/sh\nread x < {}\n", pipe.display());
+    std::fs::write(host.path("bin/slow"), script).unwrap();
+
+    let mut cri = host.start().await; // fails after the deadline of `connect`
+    assert!(!Path::new(&format!("/proc/{pid}/ns/pid")).exists(), "the container's process has ended");
+    let other = cri.run_pod(&host.pod("other")).await.unwrap();
+    cri.remove_pod(&other).await;
+    let listed = cri.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await.unwrap();
+    assert_eq!(listed.into_inner().items.len(), 0);
+    let reported = unreadable_records(&mut cri).await;
+    assert!(reported.contains("network, mounts and files of what it described"), "{reported}");
+    assert!(dir.exists(), "the next start would continue");
+
+    std::fs::write(&pipe, "x\n").unwrap();
+    eventually("the sandbox is removed", || (!dir.exists()).then_some(())).await;
+    assert!(host.path(&format!("root/unreadable/sandbox-{pod}.json")).exists());
     let groups = linux::cgroup::Hierarchies::detect().unwrap();
     let own = host.cgroup.trim_start_matches('/').to_owned();
     eventually("the groups are gone", || {

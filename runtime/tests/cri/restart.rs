@@ -158,8 +158,8 @@ async fn failure_to_start(host: &mut Host) -> String {
     std::fs::read_to_string(&log).unwrap()
 }
 
-/// A loop of symbolic links stands for a lack of descriptors or memory: the read fails, and the record is
-/// intact.
+/// A file that can only be written stands for a lack of descriptors or memory: the read fails, and the record
+/// is intact.
 #[tokio::test]
 async fn a_record_that_cannot_be_read_now_keeps_the_runtime_from_starting_and_its_pod_runs_on() {
     let mut host = Host::new();
@@ -169,9 +169,9 @@ async fn a_record_that_cannot_be_read_now_keeps_the_runtime_from_starting_and_it
     for record in [pod_dir.join("sandbox.json"), container_dir(&host, &pod, &id).join("container.json")] {
         let aside = record.with_extension("aside");
         std::fs::rename(&record, &aside).unwrap();
-        std::os::unix::fs::symlink(&record, &record).unwrap();
+        std::os::unix::fs::symlink("/proc/self/clear_refs", &record).unwrap();
         let text = failure_to_start(&mut host).await;
-        let wanted = format!("adopt pod sandbox {pod}: read {}: Too many levels", record.display());
+        let wanted = format!("adopt pod sandbox {pod}: read {}: Invalid argument", record.display());
         assert!(text.contains(&wanted), "{text}");
         std::fs::rename(&aside, &record).unwrap();
     }
@@ -201,6 +201,47 @@ async fn what_a_damaged_record_describes_is_ended_and_the_rest_of_its_pod_runs_o
     std::fs::write(host.path("root/sandboxes").join(&pod).join("sandbox.json"), "").unwrap();
     let _cri = host.start().await;
     assert!(!runs(pid_of_other));
+    host.assert_clean();
+}
+
+/// A directory and a loop of symbolic links, as of a damaged file system or a mistake in a restore: no later
+/// read succeeds either.
+#[tokio::test]
+async fn what_is_no_file_in_the_place_of_a_record_is_a_damaged_record() {
+    let mut host = Host::new();
+    let (mut cri, pod, id) = start_container(&mut host).await;
+    let other = cri.create(&pod, container("other", &["/demo-app", "sleep", "forever"])).await.unwrap();
+    cri.start(&other).await.unwrap();
+    let third = cri.create(&pod, container("third", &["/demo-app", "print", "third"])).await.unwrap();
+    cri.start(&third).await.unwrap();
+    let record = |id: &str, name: &str| container_dir(&host, &pod, id).join(name);
+    let [status, containers, sandbox] = [
+        record(&third, "status.json"),
+        record(&id, "container.json"),
+        host.path("root/sandboxes").join(&pod).join("sandbox.json"),
+    ];
+    eventually("the end of the third one is on record", || recorded_exit(status.parent().unwrap())).await;
+    host.kill();
+    // An earlier one of that name.
+    std::fs::create_dir_all(host.path("root/unreadable")).unwrap();
+    std::fs::write(host.path(&format!("root/unreadable/container-{id}.json")), "").unwrap();
+    std::fs::remove_file(&containers).unwrap();
+    std::fs::create_dir_all(containers.join("below")).unwrap();
+    std::fs::remove_file(&status).unwrap();
+    std::os::unix::fs::symlink(&status, &status).unwrap();
+    let mut cri = host.start().await;
+    assert!(host.path(&format!("root/unreadable/container-{id}.json/below")).is_dir());
+    assert_eq!(cri.status(&other).await.state(), ContainerState::ContainerRunning);
+    // The shim knows it.
+    assert_eq!(cri.status(&third).await.exit_code, 0);
+    let pid = container_pid(&host, &pod, &other).unwrap();
+
+    host.kill();
+    std::fs::remove_file(&sandbox).unwrap();
+    std::os::unix::fs::symlink(&sandbox, &sandbox).unwrap();
+    let _cri = host.start().await;
+    assert!(!Path::new(&format!("/proc/{pid}/ns/pid")).exists());
+    assert!(host.path(&format!("root/unreadable/sandbox-{pod}.json")).is_symlink());
     host.assert_clean();
 }
 
