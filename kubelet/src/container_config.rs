@@ -306,7 +306,7 @@ fn mounts(instance: &Instance<'_>, node: Node<'_>) -> Result<Vec<cri::Mount>, Er
             }
         };
         mounts.push(cri::Mount {
-            container_path: wanted.mount_path.clone(),
+            container_path: absolute(&wanted.mount_path),
             host_path: text(instance.sub_paths.get(&number).unwrap_or(&volume.host_path)),
             readonly: wanted.read_only || volume.read_only,
             recursive_read_only,
@@ -319,19 +319,25 @@ fn mounts(instance: &Instance<'_>, node: Node<'_>) -> Result<Vec<cri::Mount>, Er
             ..cri::Mount::default()
         });
     }
-    let taken = |path: &str| container.volume_mounts.iter().any(|m| m.mount_path == path);
+    let taken =
+        |path: &str| container.volume_mounts.iter().any(|m| absolute(&m.mount_path) == absolute(path));
     let own = [
         (ETC_HOSTS, instance.etc_hosts),
         (container.termination_message_path.as_str(), instance.termination_log),
     ];
     for (container_path, host_path) in own.into_iter().filter(|(path, _)| !path.is_empty() && !taken(path)) {
         mounts.push(cri::Mount {
-            container_path: container_path.to_owned(),
+            container_path: absolute(container_path),
             host_path: text(host_path),
             ..cri::Mount::default()
         });
     }
     Ok(mounts)
+}
+
+/// kubelet: MakeAbsolutePath.
+fn absolute(path: &str) -> String {
+    if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
 }
 
 fn dns_config(pod: &Pod) -> Result<cri::DnsConfig, Error> {

@@ -41,7 +41,6 @@ use crate::objects::{EventType, Object, Pod, PodCondition, PodStatus, RestartPol
 use crate::pod::resources;
 use crate::pod_state::observed::Observed;
 use crate::pod_state::plan::{self, Cause, Situation, Target};
-use crate::pod_state::probe_results::ProbeResults;
 use crate::pod_state::status::{DEVICE_CONTROL, DEVICE_CONTROL_MISSING, Sources, Waiting};
 use crate::volumes::MountedVolumes;
 use hooks::Call;
@@ -177,8 +176,7 @@ impl Worker {
             return Next::Finished;
         }
         if self.is_failed() {
-            self.end_failed().await;
-            return Next::Finished;
+            return self.end_failed().await;
         }
         self.follow_changes();
         let observed = match self.observe().await {
@@ -203,8 +201,7 @@ impl Worker {
         // A pod that ended while no kubelet ran needs no room and has no deadline any more.
         let has_ended = plan == [plan::Action::Finish];
         if !has_ended && (!self.is_admitted(&observed) || self.fail_after_deadline()) {
-            self.end_failed().await;
-            return Next::Finished;
+            return self.end_failed().await;
         }
         if !has_ended && self.waits_for_room() {
             self.publish_status(&observed).await;
@@ -367,7 +364,12 @@ impl Worker {
             self.record(EventType::Warning, DEVICE_CONTROL_MISSING, &message);
         }
         self.tools.sinks.set_pod_status(&self.pod.reference(), &status);
+        let is_new = self.pod.status.start_time.is_none();
         self.keep_status(status);
+        if is_new && self.pod.spec.active_deadline_seconds.is_some() {
+            // The deadline counts from here, also if a restart of the kubelet comes before the first sandbox.
+            self.tools.store.keep_pod_status(self.uid());
+        }
     }
 
     fn keep_status(&mut self, status: PodStatus) {
@@ -443,12 +445,13 @@ pub(crate) async fn has_ended(tools: &Tools, pod: &Pod) -> bool {
         return false;
     }
     let Ok(observed) = Observed::of(&tools.cri, uid).await else { return false };
+    let pod_dir = tools.volumes.pod_dir(uid);
     let situation = Situation {
         pod,
         observed: &observed,
-        probes: &ProbeResults::default(),
+        probes: &probes::kept_results(&pod_dir),
         restarts: &KeyedBackoff::default(),
-        replaced: &replaced::read(&tools.volumes.pod_dir(uid)),
+        replaced: &replaced::read(&pod_dir),
         now: Time::now(),
     };
     plan::run(&situation) == [plan::Action::Finish]
@@ -545,6 +548,18 @@ mod tests {
         let next = mount(&mut worker).await;
         assert!(matches!(next, Next::MustEnd), "{next:?}");
         assert!(worker.fail_after_deadline() && worker.is_failed());
+    }
+
+    #[tokio::test]
+    async fn the_deadline_of_a_pod_without_a_sandbox_counts_from_its_start_over_a_restart() {
+        let root = tempfile::tempdir().unwrap();
+        let mut worker = worker(root.path());
+        worker.publish_status(&Observed::default()).await;
+        let start = worker.pod.status.start_time;
+        assert!(start.is_some());
+        drop(worker);
+        let pod = Store::open(root.path(), "node").unwrap().pods().remove(0);
+        assert_eq!(pod.status.start_time, start);
     }
 
     #[tokio::test]

@@ -187,6 +187,24 @@ fn names_follow_dns() {
 }
 
 #[test]
+fn a_pod_whose_log_directory_would_have_too_long_a_name_is_refused() {
+    let named = |namespace: &str, bytes: usize| {
+        let name = vec!["x".repeat(60); 5].join(".");
+        errors(&format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {}, namespace: \"{namespace}\"}}\n\
+             spec:\n  containers:\n  - {{name: c, image: \"demo:1\"}}\n",
+            &name[..bytes]
+        ))
+    };
+    assert_eq!((named("", 210), named("a", 216)), (String::new(), String::new()));
+    for found in [named("", 211), named("a", 217)] {
+        let expected =
+            "metadata.name: Too long: may not be more than 217 bytes together with the namespace, has 218";
+        assert!(found.contains(expected), "{found}");
+    }
+}
+
+#[test]
 fn a_wrong_enum_value_lists_the_valid_ones() {
     assert_eq!(
         errors(&pod(&format!("{CONTAINER}  restartPolicy: Sometimes\n"))),

@@ -21,6 +21,15 @@ fn pod(image: &str) -> Described {
     ))
 }
 
+/// Manifests cannot have the longest names that a store may have from an earlier version.
+fn pod_named(namespace: &str, name: &str) -> Described {
+    let mut described = pod("i");
+    let kubelet::store::AnyObject::Pod(pod) = &mut described.object else { panic!("a pod") };
+    namespace.clone_into(&mut pod.metadata.namespace);
+    name.clone_into(&mut pod.metadata.name);
+    described
+}
+
 /// The same pod with another command.
 fn commanded(command: &str) -> Described {
     object(&format!(
@@ -566,10 +575,7 @@ fn objects_with_the_longest_names_survive_and_go() {
         let metadata = format!("{{namespace: {namespace}, name: {name}}}");
         let claim = CLAIM.replace("{name: data}", &metadata);
         fixture.store.apply(object(&claim), Source::Api).unwrap();
-        let pod = format!(
-            "apiVersion: v1\nkind: Pod\nmetadata: {metadata}\nspec: {{containers: [{{name: c, image: i}}]}}\n"
-        );
-        fixture.store.apply(object(&pod), file("p.yaml")).unwrap();
+        fixture.store.apply(pod_named(&namespace, name), file("p.yaml")).unwrap();
     }
     let fixture = fixture.reopen();
     for name in &names {
@@ -587,10 +593,7 @@ fn objects_with_the_longest_names_survive_and_go() {
 fn a_record_whose_name_is_too_long_is_read_and_removed() {
     let name = "n".repeat(237);
     let fixture = Fixture::new();
-    let text = format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{name: c, image: i}}]}}\n"
-    );
-    fixture.store.apply(object(&text), file("p.yaml")).unwrap();
+    fixture.store.apply(pod_named("default", &name), file("p.yaml")).unwrap();
     let uid = fixture.store.pod("default", &name).unwrap().metadata.uid.clone();
     let [record] = &records(&fixture, "Pod")[..] else { panic!("one pod") };
     std::fs::rename(record, record.with_file_name(format!("default_{name}.json"))).unwrap();

@@ -209,6 +209,36 @@ fn probes_decide_about_readiness_and_restarts() {
 }
 
 #[test]
+fn a_container_that_ends_well_after_a_failed_probe_starts_again() {
+    let sandbox = Sandbox::new();
+    sandbox.make_dir("shared").expect("a directory");
+    let shared = sandbox.path("shared");
+    nix::unistd::mkfifo(&shared.join("end"), nix::sys::stat::Mode::S_IRWXU).expect("mkfifo");
+    let (node, idle) = node(&sandbox, &[]);
+    // The hook lasts until the program has read the pipe and ended, with exit code 0.
+    let more = ", volumeMounts: [{name: d, mountPath: /data}], lifecycle: {preStop: {exec: {command: [/demo-app, \
+                sleep, forever]}}}, livenessProbe: {exec: {command: [/demo-app, cat, /data/alive]}, \
+                periodSeconds: 1, timeoutSeconds: 20, failureThreshold: 1}";
+    let main = container("c", &["cat", "/data/end"], more);
+    let volume = format!("  volumes: [{{name: d, hostPath: {{path: {}}}}}]\n", shared.display());
+    put(&node, "once", &format!("  restartPolicy: OnFailure\n{volume}  containers:\n{main}"));
+    node.wait_for_event("Killing", &["Container c failed liveness probe, will be restarted"])
+        .expect("killed");
+    fs::write(shared.join("alive"), "").expect("written");
+    fs::write(shared.join("end"), "now").expect("written");
+    let again = wait_for(&node, "once", "it runs again", |status| {
+        assert_ne!(status["phase"], "Succeeded", "{status}");
+        status["containerStatuses"][0]["restartCount"].as_u64() > Some(0) && is_ready(status)
+    });
+    let last = &again["status"]["containerStatuses"][0]["lastState"]["terminated"];
+    assert_eq!((&last["exitCode"], &again["status"]["phase"]), (&0.into(), &"Running".into()), "{last}");
+    fs::write(shared.join("end"), "now").expect("written");
+    node.wait_for_phase("once", "Succeeded").expect("it ends by itself");
+    fs::remove_file(shared.join("alive")).expect("removed");
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
 fn a_pod_stays_ready_while_the_kubelet_restarts() {
     let sandbox = Sandbox::new();
     let (mut node, idle) = node(&sandbox, &[]);
@@ -416,6 +446,47 @@ fn hooks_run_within_the_grace_period() {
     wait_for(&node, "hangs", "it is not ready", is(false));
     let took = timed(&node, &["delete", "pod", "hangs"]).expect("deleted");
     assert!(took < Duration::from_secs(20), "{took:?}");
+    node.finish(&idle).expect("nothing is left");
+}
+
+#[test]
+fn a_hook_has_its_address_and_its_time_however_the_pod_ends() {
+    let sandbox = Sandbox::new();
+    let (mut node, idle) = node(&sandbox, &[]);
+    // The manifest of another pod takes its place while no kubelet runs.
+    let asks = |path: &str| {
+        let asks = format!(", lifecycle: {{preStop: {{httpGet: {{port: 80, path: {path}}}}}}}");
+        format!("  containers:\n{}", container("c", &["serve", "[::]:80", "/etc"], &asks))
+    };
+    put(&node, "asks", &asks("/hosts"));
+    let before = wait_for(&node, "asks", "it is ready", is_ready);
+    node.kubelet().expect("it runs").stop(TIMEOUT).expect("it ends");
+    put(&node, "asks", &asks("/passwd"));
+    node.start_kubelet().expect("it starts");
+    node.wait_for("pod", "asks", "the other pod is ready", |pod| {
+        pod["metadata"]["uid"] != before["metadata"]["uid"] && is_ready(&pod["status"])
+    })
+    .expect("replaced");
+    node.wait_for_event("Killing", &["Stopping container c"]).expect("it ran until then");
+    let events = node.list("events").expect("events");
+    let failed: Vec<_> = events.iter().filter(|event| event["reason"] == "FailedPreStopHook").collect();
+    assert!(failed.is_empty(), "{failed:?}");
+
+    // A deletion while a pod ends at its deadline: the hook runs again.
+    let file = sandbox.path("ends-applied.yaml");
+    let main = container("c", &["sleep", "forever"], ", lifecycle: {preStop: {sleep: {seconds: 6}}}");
+    for deadline in [600, 1] {
+        let rest = format!("  activeDeadlineSeconds: {deadline}\n  containers:\n{main}");
+        fs::write(&file, pod("ends", &rest)).expect("written");
+        node.client(&["apply", "-f", &file.display().to_string()]).expect("applied");
+        if deadline == 600 {
+            wait_for(&node, "ends", "it is ready", is_ready);
+        }
+    }
+    fs::remove_file(&file).expect("removed");
+    wait_for(&node, "ends", "it is failed", |status| status["phase"] == "Failed");
+    let took = timed(&node, &["delete", "pod", "ends"]).expect("deleted");
+    assert!((6..30).contains(&took.as_secs()), "{took:?}");
     node.finish(&idle).expect("nothing is left");
 }
 

@@ -21,6 +21,25 @@ pub(super) fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// Escapes such characters within the strings of JSON, where they may be as they are: it stays the same JSON.
+pub(super) fn printable_json(json: &str) -> Cow<'_, str> {
+    let is_harmless = |letter: char| letter == '\n' || !(letter.is_control() || is_unseen(letter));
+    if json.chars().all(is_harmless) {
+        return Cow::Borrowed(json);
+    }
+    let mut shown = String::with_capacity(json.len() + 8);
+    for letter in json.chars() {
+        if is_harmless(letter) {
+            shown.push(letter);
+            continue;
+        }
+        for unit in letter.encode_utf16(&mut [0; 2]) {
+            write!(shown, "\\u{unit:04x}").expect("a String takes any text");
+        }
+    }
+    Cow::Owned(shown)
+}
+
 /// Invisible characters (Unicode category Cf) that can reorder or hide text. The soft hyphen and
 /// the joiners are part of words, so they are not included.
 pub(super) fn is_unseen(letter: char) -> bool {
@@ -46,5 +65,16 @@ mod tests {
         assert_eq!(printable("\u{1b}[2J\0\u{7f}\t\r\u{9b}x"), "^[[2J^@^?^I^M\\u{9b}x");
         assert_eq!(printable("a\u{202e}b\u{2066}"), "a\\u{202e}b\\u{2066}");
         assert_eq!(printable_line("a\n\u{1b}b"), "a\\n^[b");
+    }
+
+    #[test]
+    fn json_is_the_same_without_control_characters() {
+        let value = serde_json::json!({"a\u{9b}2J": ["\u{7f}\u{1b}\n", "größe \u{202e} \u{e0041}"]});
+        let text = format!("{value:#}");
+        let shown = printable_json(&text);
+        assert!(shown.contains("\\u009b2J") && shown.contains("\\u007f\\u001b\\n"), "{shown}");
+        assert!(shown.contains("größe \\u202e \\udb40\\udc41"), "{shown}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+        assert!(matches!(printable_json("{\n}\n"), Cow::Borrowed(_)));
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use serde_json::{Value, json};
 
-use super::printable::printable;
+use super::printable::{printable, printable_json};
 use super::table::Table;
 use super::tables::{self, Style};
 use super::{Error, kinds, yaml};
@@ -91,7 +91,7 @@ pub(super) fn write_document(value: &Value, format: &OutputFormat, out: &mut dyn
             let text = template.0.render(value).map_err(Error::Template)?;
             if io::stdout().is_terminal() { for_terminal(&text) } else { text }
         }
-        _ => format!("{value:#}\n"),
+        _ => printable_json(&format!("{value:#}\n")).into_owned(),
     };
     out.write_all(text.as_bytes()).map_err(Error::Output)
 }

@@ -453,7 +453,14 @@ async fn control_characters_of_a_container_are_escaped_on_a_terminal() {
     fixture.set_status("web", PodStatus { container_statuses: vec![container("c", ended)], ..running() });
     let pod = fixture.store.pod("default", "web").unwrap();
     fixture.store.record(&pod.reference(), EventType::Warning, "Failed", "\u{1b}]0;title\u{7}\nx");
-    for command in ["describe pod web", "get events", "get pods -o wide", "get pod web -o yaml"] {
+    for command in [
+        "describe pod web",
+        "get events",
+        "get pods -o wide",
+        "get pod web -o yaml",
+        "get pod web -o json",
+        "events -o json",
+    ] {
         let text = fixture.run(command).await.unwrap();
         let bad: Vec<char> = text.chars().filter(|letter| letter.is_control() && *letter != '\n').collect();
         assert_eq!(bad, [], "{command}: {text}");

@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::printable::is_unseen;
+use super::printable::{is_unseen, printable_json};
 
 pub(super) fn write(value: &Value) -> String {
     let mut text = String::new();
@@ -89,17 +89,14 @@ fn scalar(text: &str, out: &mut String) {
         out.push_str(text);
     } else {
         // JSON does not escape DEL, C1 control characters and invisible characters; a terminal acts
-        // on them.
+        // on them. YAML has no surrogate pairs.
         for letter in Value::from(text).to_string().chars() {
             match u32::from(letter) {
-                _ if !letter.is_control() && !is_unseen(letter) => {
-                    out.push(letter);
-                    Ok(())
+                code @ 0x1_0000.. if is_unseen(letter) => {
+                    write!(out, "\\U{code:08x}").expect("a String takes everything");
                 }
-                code @ 0x1_0000.. => write!(out, "\\U{code:08x}"),
-                code => write!(out, "\\u{code:04x}"),
+                _ => out.push_str(&printable_json(letter.encode_utf8(&mut [0; 4]))),
             }
-            .expect("a String takes everything");
         }
     }
 }

@@ -80,6 +80,23 @@ fn the_runtime_limits_every_size_of_huge_pages() {
 }
 
 #[test]
+fn a_path_in_a_container_begins_at_its_root() {
+    let paths = |mount_path: &str, message_path: &str| {
+        let config = container_of(&pod(json!({
+            "volumes": [{"name": "scratch", "emptyDir": {}}],
+            "containers": [{
+                "name": "main", "image": "i", "terminationMessagePath": message_path,
+                "volumeMounts": [{"name": "scratch", "mountPath": mount_path}],
+            }],
+        })));
+        config.mounts.into_iter().map(|mount| mount.container_path).collect::<Vec<_>>()
+    };
+    assert_eq!(paths("data", "dev/last"), ["/data", "/etc/hosts", "/dev/last"]);
+    assert_eq!(paths("/data", "/dev/last"), ["/data", "/etc/hosts", "/dev/last"]);
+    assert_eq!(paths("etc/hosts", "/dev/last"), ["/etc/hosts", "/dev/last"]);
+}
+
+#[test]
 fn a_runtime_without_recursive_read_only_mounts_gets_none_and_refuses_what_must_be_one() {
     let with = |mode: &str| {
         let mount =

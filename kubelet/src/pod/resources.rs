@@ -111,19 +111,19 @@ fn effective(pod: &Pod, amount: impl Fn(&Container) -> i64) -> i64 {
 }
 
 /// The pod's own limits, if every container has one. The limit on processes is the node's
-/// setting.
+/// setting. As in Kubernetes, an amount of 0 is no limit.
 pub(crate) fn pod_limits(pod: &Pod, pids: Option<i64>) -> Limits {
     let every_one_has = |resource: &str| {
         let mut containers = pod.spec.all_containers().peekable();
-        containers.peek().is_some() && containers.all(|c| c.resources.limits.contains_key(resource))
+        containers.peek().is_some() && containers.all(|c| limit(c, resource).is_some())
     };
-    let limit = |resource: &'static str, amount: fn(Option<&Quantity>) -> i64| {
-        every_one_has(resource).then(|| effective(pod, |c| amount(c.resources.limits.get(resource))))
+    let of_pod = |resource: &'static str, amount: fn(Option<&Quantity>) -> i64| {
+        every_one_has(resource).then(|| effective(pod, |c| amount(limit(c, resource))))
     };
     Limits {
         cpu_shares: shares(requests(pod).cpu_millis),
-        cpu_quota_us: limit("cpu", milli_cpu).map(quota_us),
-        memory_bytes: limit("memory", bytes),
+        cpu_quota_us: of_pod("cpu", milli_cpu).map(quota_us),
+        memory_bytes: of_pod("memory", bytes),
         pids,
     }
 }
@@ -134,7 +134,7 @@ pub(crate) fn of_container(
     container: &Container,
     node_memory_bytes: i64,
 ) -> LinuxContainerResources {
-    let limits = &container.resources.limits;
+    let cpu_limit = limit(container, "cpu");
     let oom_score_adj = if pod.spec.priority_class_name == NODE_CRITICAL_CLASS {
         // The kernel kills node-critical pods last: the death of a mount pod breaks its users.
         GUARANTEED_OOM_SCORE
@@ -143,9 +143,9 @@ pub(crate) fn of_container(
     };
     LinuxContainerResources {
         cpu_shares: shares(milli_cpu(request(container, "cpu"))),
-        cpu_period: if limits.contains_key("cpu") { CPU_PERIOD_US } else { 0 },
-        cpu_quota: limits.get("cpu").map_or(0, |q| quota_us(milli_cpu(Some(q)))),
-        memory_limit_in_bytes: bytes(limits.get("memory")),
+        cpu_period: if cpu_limit.is_some() { CPU_PERIOD_US } else { 0 },
+        cpu_quota: cpu_limit.map_or(0, |q| quota_us(milli_cpu(Some(q)))),
+        memory_limit_in_bytes: bytes(limit(container, "memory")),
         oom_score_adj,
         ..LinuxContainerResources::default()
     }
@@ -193,6 +193,11 @@ fn oom_score_adj(class: QosClass, requested_bytes: i64, node_bytes: i64) -> i64 
 
 fn request<'a>(container: &'a Container, resource: &str) -> Option<&'a Quantity> {
     container.resources.requests.get(resource).or(container.resources.limits.get(resource))
+}
+
+/// None for an amount of 0.
+fn limit<'a>(container: &'a Container, resource: &str) -> Option<&'a Quantity> {
+    container.resources.limits.get(resource).filter(|amount| amount.milli_value() > 0)
 }
 
 fn milli_cpu(quantity: Option<&Quantity>) -> i64 {
@@ -252,6 +257,19 @@ mod tests {
         let wanted =
             Limits { cpu_shares: 614, cpu_quota_us: None, memory_bytes: Some(128 << 20), pids: Some(9) };
         assert_eq!(limits, wanted);
+    }
+
+    #[test]
+    fn a_limit_of_0_is_no_limit() {
+        let zero = serde_json::json!({"limits": {"cpu": "0", "memory": 0}});
+        let unlimited = pod(std::slice::from_ref(&zero));
+        let limits = pod_limits(&unlimited, None);
+        assert_eq!((limits.cpu_quota_us, limits.memory_bytes), (None, None));
+        let of = of_container(&unlimited, &unlimited.spec.containers[0], 4 << 30);
+        assert_eq!((of.cpu_period, of.cpu_quota, of.memory_limit_in_bytes), (0, 0, 0));
+        let full = serde_json::json!({"limits": {"cpu": "500m", "memory": "64Mi"}});
+        let limits = pod_limits(&pod(&[full, zero]), None);
+        assert_eq!((limits.cpu_quota_us, limits.memory_bytes), (None, None));
     }
 
     #[test]

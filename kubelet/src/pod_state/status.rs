@@ -66,7 +66,10 @@ impl Sources<'_> {
             ended @ (PodPhase::Succeeded | PodPhase::Failed) => ended,
             // A container that ended for its successor ends no pod.
             before if self.is_replacing() => before,
-            _ => phase::of(spec, &init, &containers),
+            _ => match phase::of(spec, &init, &containers) {
+                PodPhase::Succeeded if self.restarts_after_probe() => PodPhase::Running,
+                phase => phase,
+            },
         };
         let ips = if spec.host_network { vec![self.host_ip.to_owned()] } else { self.observed.pod_ips() };
         PodStatus {
@@ -86,9 +89,18 @@ impl Sources<'_> {
         }
     }
 
+    /// A sidecar does not count: it does not start again once the containers have ended.
     fn is_replacing(&self) -> bool {
-        let mut newest = self.pod.spec.all_containers().filter_map(|c| self.observed.newest(&c.name));
-        newest.any(|c| self.replaced.contains(&c.id))
+        let containers = self.pod.spec.all_containers().filter(|c| !c.is_sidecar());
+        containers.filter_map(|c| self.observed.newest(&c.name)).any(|c| self.replaced.contains(&c.id))
+    }
+
+    /// Whether a container starts again though it has ended with exit code 0: a failed probe ended it.
+    fn restarts_after_probe(&self) -> bool {
+        let containers = &self.pod.spec.containers;
+        let mut newest =
+            containers.iter().filter_map(|c| self.observed.newest(&c.name).map(|ended| (c, ended)));
+        newest.any(|(container, ended)| self.starts_again(container, ended))
     }
 
     /// An earlier kubelet's pod started with its first sandbox.
@@ -380,6 +392,65 @@ mod tests {
         assert!(matches!(state("OnFailure"), ContainerState::Waiting(_)));
         let ContainerState::Terminated(ended) = state("Never") else { panic!("it never starts again") };
         assert_eq!(ended.exit_code, 137);
+    }
+
+    /// The phase of a running pod with a sidecar, whose only container has ended with exit code 0.
+    fn phase_at_the_end(policy: &str, probes: &ProbeResults, replaced: &[&str]) -> PodPhase {
+        let mut pod: Pod = serde_json::from_value(serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
+            "spec": {
+                "restartPolicy": policy,
+                "initContainers": [{"name": "s", "restartPolicy": "Always"}],
+                "containers": [{"name": "c"}]
+            }
+        }))
+        .unwrap();
+        pod.status.phase = PodPhase::Running;
+        let exited = cri::ContainerState::ContainerExited;
+        let mut sidecar = container(0, exited);
+        sidecar.id = "s0".to_owned();
+        sidecar.metadata = Some(cri::ContainerMetadata { name: "s".to_owned(), attempt: 0 });
+        let main = cri::ContainerStatus { exit_code: 0, ..container(0, exited) };
+        Sources {
+            pod: &pod,
+            observed: &Observed {
+                sandboxes: vec![sandbox()],
+                containers: vec![main, sidecar],
+                ..Observed::default()
+            },
+            waiting: &Waiting::new(),
+            probes,
+            termination_messages: &BTreeMap::new(),
+            replaced: &replaced.iter().map(|&id| id.to_owned()).collect(),
+            resize_problem: None,
+            runtime_name: "hawser",
+            host_ip: "192.0.2.1",
+            now: Time::UNIX_EPOCH,
+        }
+        .status()
+        .phase
+    }
+
+    #[test]
+    fn a_container_that_ends_with_0_after_a_failed_probe_ends_its_pod_only_if_it_does_not_restart() {
+        use crate::objects::ProbeKind::{Liveness, Readiness, Startup};
+        for (kind, policy, phase) in [
+            (Liveness, "OnFailure", PodPhase::Running),
+            (Startup, "OnFailure", PodPhase::Running),
+            (Readiness, "OnFailure", PodPhase::Succeeded),
+            (Liveness, "Never", PodPhase::Succeeded),
+        ] {
+            let mut probes = ProbeResults::default();
+            probes.set("c0", kind, false);
+            assert_eq!(phase_at_the_end(policy, &probes, &[]), phase, "{kind:?} {policy}");
+        }
+    }
+
+    #[test]
+    fn a_sidecar_that_is_replaced_does_not_keep_its_pod_from_its_end() {
+        let none = ProbeResults::default();
+        assert_eq!(phase_at_the_end("Never", &none, &["s0"]), PodPhase::Succeeded);
+        assert_eq!(phase_at_the_end("Never", &none, &["c0"]), PodPhase::Running);
     }
 
     #[test]

@@ -2,12 +2,12 @@
 //!
 //! They are in memory only: after a restart, a condition that persists causes its event again.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::objects::{Event, EventSource, EventType, Kind, ObjectMeta, ObjectRef, Time};
 
-/// Beyond this number, the oldest are dropped.
+/// Beyond this number, the oldest event of the object with the most events is dropped.
 const EVENTS_KEPT: usize = 1000;
 /// As in Kubernetes, events expire an hour after their last occurrence.
 const SECONDS_KEPT: i64 = 3600;
@@ -48,9 +48,21 @@ impl EventLog {
         counted.last_timestamp = now;
         self.events.push_back(Arc::clone(&event));
         if self.events.len() > EVENTS_KEPT {
-            self.events.pop_front();
+            self.drop_one();
         }
         event
+    }
+
+    fn drop_one(&mut self) {
+        let mut counts: HashMap<&ObjectRef, usize> = HashMap::new();
+        for event in &self.events {
+            *counts.entry(&event.involved_object).or_default() += 1;
+        }
+        let most = counts.values().max().copied();
+        let oldest = self.events.iter().position(|event| counts.get(&event.involved_object).copied() == most);
+        if let Some(oldest) = oldest {
+            self.events.remove(oldest);
+        }
     }
 
     pub(super) fn all(&mut self, now: Time) -> Vec<Arc<Event>> {
@@ -123,6 +135,21 @@ mod tests {
             (events[1].count, events[1].first_timestamp, events[1].last_timestamp),
             (2, at(10), at(12))
         );
+    }
+
+    #[test]
+    fn an_object_with_many_events_does_not_push_out_those_of_others() {
+        let mut log = EventLog::new("node");
+        let quiet = ObjectRef { name: "quiet".into(), ..ObjectRef::default() };
+        let noisy = ObjectRef { name: "noisy".into(), ..ObjectRef::default() };
+        log.record(&quiet, EventType::Normal, "Started", "", at(100));
+        for n in 0..EVENTS_KEPT + 10 {
+            log.record(&noisy, EventType::Warning, "Unhealthy", &format!("answer {n}"), at(101));
+        }
+        let events = log.all(at(101));
+        assert_eq!(events.len(), EVENTS_KEPT);
+        assert_eq!(events[0].involved_object, quiet);
+        assert_eq!(events[1].message, "answer 11", "the oldest go");
     }
 
     #[test]

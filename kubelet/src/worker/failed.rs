@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::Worker;
+use super::{Next, Worker};
 use crate::backoff::Backoff;
 use crate::objects::{EventType, Object};
 use crate::pod_state::observed::Observed;
@@ -39,8 +39,9 @@ impl Worker {
         fails
     }
 
-    /// Stops the pod. An evicted one frees its disk space. Its logs stay.
-    pub(super) async fn end_failed(&mut self) {
+    /// Stops the pod. An evicted one frees its disk space. Its logs stay. If the pod is deleted meanwhile, its
+    /// containers may still run, with the grace period of the deletion.
+    pub(super) async fn end_failed(&mut self) -> Next {
         if let Some(status) = self.tools.store.pod_status(self.uid()) {
             self.tools.sinks.set_pod_status(&self.pod.reference(), &status);
             self.keep_status(status);
@@ -55,14 +56,14 @@ impl Worker {
             tokio::time::sleep(backoff.step()).await;
         }
         if self.is_deleted() {
-            return;
+            return Next::MustEnd;
         }
         self.stop_for_good().await;
         self.tools.volumes.unmount_pod(&pod).await;
         // There is space now, unless other pods have used it.
         self.keep_end().await;
         if self.pod.status.reason != EVICTED {
-            return;
+            return Next::Finished;
         }
         if let Ok(containers) = self.tools.cri.list_containers(Some(self.uid())).await {
             for container in containers {
@@ -71,6 +72,7 @@ impl Worker {
                 }
             }
         }
+        Next::Finished
     }
 
     async fn try_end_failed(&mut self) -> Result<(), String> {

@@ -25,12 +25,13 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use crate::clients::cri::Cri;
 use crate::objects::{EventType, ObjectRef, Pod, Probe, ProbeKind, Time};
 use crate::pod_state::observed::{Observed, name_of, time};
+use crate::pod_state::plan::{Cause, Target};
 use crate::pod_state::probe_results::{ProbeResults, Run};
 use crate::sink::Sinks;
 use answer::Answer;
 use check::Check;
 pub(crate) use check::port_number;
-use kept::Kept;
+use kept::{Kept, KeptDecisions};
 
 /// kubelet's maxProbeRetries: tries of a check that cannot be made.
 const TRIES: usize = 3;
@@ -60,8 +61,7 @@ pub(crate) struct Asking {
 struct Shared {
     asking: Asking,
     results: Mutex<ProbeResults>,
-    started: Kept,
-    ready: Kept,
+    kept: KeptDecisions,
 }
 
 /// A running task; it ends when this is dropped.
@@ -77,14 +77,8 @@ impl Drop for Task {
 impl Probes {
     /// `pod_dir` may have what an earlier kubelet knew.
     pub(crate) fn new(asking: Asking, pod_dir: &Path) -> Self {
-        let [started, ready] = [kept::STARTED, kept::READY].map(|file| Kept::read(pod_dir, file));
-        let mut results = ProbeResults::default();
-        for (kept, kind) in [(&started, ProbeKind::Startup), (&ready, ProbeKind::Readiness)] {
-            for id in kept.ids() {
-                results.set(&id, kind, true);
-            }
-        }
-        let shared = Shared { asking, results: Mutex::new(results), started, ready };
+        let kept = KeptDecisions::read(pod_dir);
+        let shared = Shared { asking, results: Mutex::new(kept.results()), kept };
         Self { shared: Arc::new(shared), tasks: BTreeMap::new(), has_adopted: false, is_ending: false }
     }
 
@@ -98,9 +92,7 @@ impl Probes {
     pub(crate) fn follow(&mut self, pod: &Pod, observed: &Observed, host_ip: &str) {
         let ids: BTreeSet<&str> = observed.containers.iter().map(|c| c.id.as_str()).collect();
         self.shared.results().retain(&ids);
-        for kept in [&self.shared.started, &self.shared.ready] {
-            kept.retain(&ids);
-        }
+        self.shared.kept.retain(&ids);
         let running: BTreeMap<&str, &ContainerStatus> =
             observed.running().map(|c| (c.id.as_str(), c)).collect();
         self.tasks.retain(|(id, _), _| running.contains_key(id.as_str()));
@@ -130,11 +122,31 @@ impl Probes {
         }
     }
 
+    /// Writes which containers are stopped for a failed probe, before they are. Blocks.
+    pub(crate) fn note_kills(&self, targets: &[Target]) {
+        for target in targets {
+            match target.cause {
+                Cause::Probe(ProbeKind::Startup) => self.shared.kept.failed_startup.set(&target.id, true),
+                Cause::Probe(ProbeKind::Liveness) => self.shared.kept.failed_liveness.set(&target.id, true),
+                Cause::Probe(ProbeKind::Readiness)
+                | Cause::End
+                | Cause::Changed
+                | Cause::Resized
+                | Cause::SandboxLost => {}
+            }
+        }
+    }
+
     /// Stops what would end a container: the pod ends. Readiness is still probed.
     pub(crate) fn stop_restarts(&mut self) {
         self.is_ending = true;
         self.tasks.retain(|(_, kind), _| *kind == ProbeKind::Readiness);
     }
+}
+
+/// What the probes of an earlier kubelet have decided.
+pub(super) fn kept_results(pod_dir: &Path) -> ProbeResults {
+    KeptDecisions::read(pod_dir).results()
 }
 
 impl Shared {
@@ -144,8 +156,8 @@ impl Shared {
 
     fn kept(&self, kind: ProbeKind) -> Option<&Kept> {
         match kind {
-            ProbeKind::Startup => Some(&self.started),
-            ProbeKind::Readiness => Some(&self.ready),
+            ProbeKind::Startup => Some(&self.kept.started),
+            ProbeKind::Readiness => Some(&self.kept.ready),
             ProbeKind::Liveness => None,
         }
     }

@@ -181,6 +181,7 @@ impl Worker {
                 let dir = self.tools.volumes.pod_dir(self.uid());
                 super::replaced::add(&mut self.replaced, targets, &dir)
                     .map_err(|error| self.failed("FailedKillPod", &linux::chain(&error)))?;
+                self.probes.note_kills(targets);
                 self.kill(targets, *grace).await?;
             }
             Action::Finish => return Err(Stop::Finished),

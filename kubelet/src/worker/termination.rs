@@ -100,6 +100,10 @@ impl Worker {
                     continue;
                 }
             };
+            if self.pod.status.pod_ip.is_empty() {
+                // An earlier kubelet started the pod: the hooks of its containers need its address.
+                self.publish_status(&observed).await;
+            }
             let plan = plan::end(&observed, self.grace());
             let [Action::Kill { targets, grace }] = plan.as_slice() else { return };
             if !std::mem::replace(&mut announced, true) {

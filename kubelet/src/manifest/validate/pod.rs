@@ -7,15 +7,19 @@ use super::{
     Findings, MAX_IMAGE_BYTES, MAX_PATH_BYTES, all_containers, lifecycle, names, network, sources, storage,
 };
 use crate::objects::{
-    Container, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodSpec, Quantity, SeccompProfile,
-    SeccompProfileType, Volume, VolumeMount, VolumeSource,
+    Container, DEFAULT_NAMESPACE, DnsPolicy, MountPropagation, ObjectMeta, Pod, PodSpec, Quantity,
+    SeccompProfile, SeccompProfileType, Volume, VolumeMount, VolumeSource,
 };
 use crate::pod::huge_pages;
 
 /// A kubelet's usual 110 pods cannot take all mounts of the node then (fs.mount-max: 100,000).
 const MOST_VOLUMES: usize = 500;
 
+/// NAME_MAX of the directory of a pod's logs, `<namespace>_<name>_<uid>`, without its uid.
+const MOST_NAME_BYTES: usize = 255 - "__".len() - "12345678-1234-1234-1234-123456789012".len();
+
 pub(super) fn check(pod: &Pod, findings: &mut Findings) {
+    check_log_directory(pod, findings);
     let at = FieldPath::root().key("spec");
     let spec = &pod.spec;
     check_volumes(&at.key("volumes"), &spec.volumes, findings);
@@ -36,6 +40,20 @@ pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     check_dns(&at, spec, findings);
     check_os(&at, spec, findings);
     check_seccomp(&at, spec.security_context.seccomp_profile.as_ref(), findings);
+}
+
+/// In Kubernetes such a pod is accepted, and its kubelet cannot start it.
+fn check_log_directory(pod: &Pod, findings: &mut Findings) {
+    let ObjectMeta { namespace, name, .. } = &pod.metadata;
+    let namespace = if namespace.is_empty() { DEFAULT_NAMESPACE } else { namespace };
+    let bytes = namespace.len() + name.len();
+    if bytes > MOST_NAME_BYTES {
+        let message = format!(
+            "Too long: may not be more than {MOST_NAME_BYTES} bytes together with the namespace, has {bytes}: \
+             both are in the name of the directory of the pod's logs"
+        );
+        findings.add(FieldPath::root().key("metadata").key("name"), message);
+    }
 }
 
 fn check_volumes(at: &FieldPath, volumes: &[Volume], findings: &mut Findings) {

@@ -88,15 +88,33 @@ fn release(store: &Store, volume: &PersistentVolume) -> Result<(), store::Error>
          delete the volume, or set persistentVolumeReclaimPolicy: Retain",
         volume.metadata.name
     );
+    fail(store, volume, &message)
+}
+
+/// Records that the volume was applied with the uid of a claim that does not exist. If it was made for a claim,
+/// Kubernetes deletes its data. The manifest may be a copy that is to restore the volume, so its data stay here.
+fn release_unclaimed(store: &Store, volume: &PersistentVolume) -> Result<(), store::Error> {
+    let Some(holder) = volume.spec.claim_ref.as_ref().filter(|_| goes_with_its_claim(volume)) else {
+        return release(store, volume);
+    };
+    let message = format!(
+        "volume {} is kept: it was applied for claim {}/{} with uid {}, which does not exist; \
+         to use the volume, delete it, and apply it without spec.claimRef.uid",
+        volume.metadata.name, holder.namespace, holder.name, holder.uid
+    );
+    fail(store, volume, &message)
+}
+
+fn fail(store: &Store, volume: &PersistentVolume, message: &str) -> Result<(), store::Error> {
     let mut has_failed = false;
     let fail = |volume: &mut PersistentVolume| {
         has_failed = volume.status.phase != VolumePhase::Failed;
         volume.status.phase = VolumePhase::Failed;
-        volume.status.message.clone_from(&message);
+        message.clone_into(&mut volume.status.message);
     };
     store.update_volume(volume, fail)?;
     if has_failed {
-        store.record(&volume.reference(), EventType::Warning, "VolumeFailedDelete", &message);
+        store.record(&volume.reference(), EventType::Warning, "VolumeFailedDelete", message);
     }
     Ok(())
 }
@@ -194,25 +212,30 @@ fn retry_once_unstaged(shared: &Arc<Shared>, csi: &CsiVolumeSource, subject: &st
 
 /// Removes volumes that are marked deleted once no claim is bound to them; their data stays. A volume
 /// that goes with its claim is left to [`delete`]. Releases volumes of claims whose deletion on a full
-/// disk was not recorded. Returns false while the disk is still full.
+/// disk was not recorded, and volumes that were applied for a claim that does not exist. Returns false while
+/// the disk is still full.
 pub(super) fn settle_volumes(store: &Store) -> bool {
     let mut is_settled = true;
     for volume in store.volumes() {
         let name = &volume.metadata.name;
-        let is_bound = volume.status.phase == VolumePhase::Bound && !has_lost_its_claim(store, &volume);
-        if volume.metadata.is_deleted() && !is_bound {
-            if !has_begun_to_go(&volume)
-                && let Err(error) = store.remove_volume(name)
-            {
-                warn!(volume = name, error = linux::chain(&error), "volume object not removed");
-            }
-        } else if volume.status.phase == VolumePhase::Bound
-            && !is_bound
-            && !goes_with_its_claim(&volume)
-            && let Err(error) = release(store, &volume)
-        {
+        let claim_is_gone = has_lost_its_claim(store, &volume);
+        let is_bound = volume.status.phase == VolumePhase::Bound && !claim_is_gone;
+        let released = match volume.status.phase {
+            _ if !claim_is_gone || volume.metadata.is_deleted() => Ok(()),
+            VolumePhase::Bound if !goes_with_its_claim(&volume) => release(store, &volume),
+            VolumePhase::Available | VolumePhase::Pending => release_unclaimed(store, &volume),
+            VolumePhase::Bound | VolumePhase::Released | VolumePhase::Failed => Ok(()),
+        };
+        if let Err(error) = released {
             debug!(volume = name, error = linux::chain(&error), "volume not released yet");
             is_settled = false;
+        }
+        if volume.metadata.is_deleted()
+            && !is_bound
+            && !has_begun_to_go(&volume)
+            && let Err(error) = store.remove_volume(name)
+        {
+            warn!(volume = name, error = linux::chain(&error), "volume object not removed");
         }
     }
     is_settled

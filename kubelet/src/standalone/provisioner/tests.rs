@@ -822,6 +822,39 @@ async fn a_volume_whose_claim_is_gone_follows_its_policy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_volume_applied_for_a_claim_that_does_not_exist_is_not_available_and_keeps_its_data() {
+    let fixture = Fixture::start();
+    fixture.apply(
+        "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: other}\nspec: {storageClassName: \"\", \
+         accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}\n",
+    );
+    for (name, policy, annotation, claim) in [
+        ("by-hand", "Delete", "note", "gone"),
+        ("kept", "Retain", "pv.kubernetes.io/provisioned-by", "other"),
+        ("made", "Delete", "pv.kubernetes.io/provisioned-by", "gone"),
+    ] {
+        fixture.apply(&format!(
+            "apiVersion: v1\nkind: PersistentVolume\n\
+             metadata: {{name: {name}, annotations: {{{annotation}: \"{DRIVER}\"}}}}\n\
+             spec: {{capacity: {{storage: 1Gi}}, accessModes: [ReadWriteOnce], csi: {{driver: {DRIVER}, \
+             volumeHandle: {name}}}, persistentVolumeReclaimPolicy: {policy}, \
+             claimRef: {{namespace: default, name: {claim}, uid: old}}}}\n"
+        ));
+    }
+    let expected = [VolumePhase::Failed, VolumePhase::Released, VolumePhase::Failed];
+    let phases = |store: &Store| store.volumes().iter().map(|v| v.status.phase).collect::<Vec<_>>();
+    fixture.until("none is available", |store| (phases(store) == expected).then_some(())).await;
+    fixture.event("VolumeFailedDelete", "volume made is kept: it was applied for claim default/gone").await;
+    fixture.event("VolumeFailedDelete", "volume by-hand is kept: it was not made for a claim").await;
+    assert_eq!(fixture.store.claim("default", "other").unwrap().status.phase, ClaimPhase::Pending);
+    for name in ["by-hand", "kept", "made"] {
+        fixture.store.mark_volume_deleted(name).unwrap();
+    }
+    fixture.until("no volume is left", |store| store.volumes().is_empty().then_some(())).await;
+    assert!(fixture.driver.of("DeleteVolume").is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_volume_that_goes_with_its_claim_is_deleted_by_the_driver_before_its_record_goes() {
     for loses_its_claim in [false, true] {
         let fixture = Fixture::start();

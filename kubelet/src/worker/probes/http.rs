@@ -219,13 +219,15 @@ impl Url {
         if let Some(absolute) = location.strip_prefix("//") {
             return Self::parse(&format!("{scheme}//{absolute}"));
         }
-        if location.contains("://") {
+        if location.split_once("://").is_some_and(|(scheme, _)| is_scheme(scheme)) {
             return Self::parse(location);
         }
+        let path = self.path.split('?').next().unwrap_or_default();
         let path = if location.starts_with('/') {
             location.to_owned()
+        } else if location.starts_with('?') {
+            format!("{path}{location}")
         } else {
-            let path = self.path.split('?').next().unwrap_or_default();
             let directory = path.rfind('/').map_or("/", |slash| &path[..=slash]);
             format!("{directory}{location}")
         };
@@ -247,6 +249,12 @@ impl Url {
             path: if path.starts_with('/') { path.to_owned() } else { format!("/{path}") },
         })
     }
+}
+
+/// RFC 3986, 3.1. Other text before `://` is part of a relative reference.
+fn is_scheme(text: &str) -> bool {
+    let is_inner = |letter: char| letter.is_ascii_alphanumeric() || "+-.".contains(letter);
+    text.starts_with(|first: char| first.is_ascii_alphabetic()) && text.chars().all(is_inner)
 }
 
 #[cfg(test)]
@@ -398,5 +406,8 @@ mod tests {
         assert_eq!(join("//h/x").unwrap(), "http://h:80/x");
         assert_eq!(join("https://h").unwrap(), "https://h:443/");
         assert_eq!(join("ftp://h/"), None);
+        assert_eq!(join("/x?to=http://h/").unwrap(), "http://[fd00::2]:8080/x?to=http://h/");
+        assert_eq!(join("x?to=http://h/").unwrap(), "http://[fd00::2]:8080/a/x?to=http://h/");
+        assert_eq!(join("?to=http://h/").unwrap(), "http://[fd00::2]:8080/a/b?to=http://h/");
     }
 }
