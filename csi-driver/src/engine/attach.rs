@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::config::Config;
-use crate::engine::health::{Health, health, is_served};
+use crate::engine::health::is_in_use;
 use crate::engine::locks::Locks;
 use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step};
@@ -31,6 +31,25 @@ pub(crate) struct Attachments {
     pub(crate) stages: Arc<Stages>,
     /// Held from counting a node's attachments until the new one is in the journal.
     pub(crate) counting: Mutex<()>,
+}
+
+/// What an attachment allows its node (CSI: PUBLISH_READONLY).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Allowed {
+    read_only: bool,
+}
+
+impl Allowed {
+    /// The access that a publish gets.
+    pub(crate) fn limit(self, access: Access) -> Access {
+        Access { read_only: access.read_only || self.read_only, ..access }
+    }
+
+    /// The access that a stage gets. The stage itself stays writable, since a volume has one mount for
+    /// all publishes, but a node that only reads does not change the files' group.
+    pub(crate) fn limit_stage(self, access: Access) -> Access {
+        Access { group: access.group.filter(|_| !self.read_only), ..access }
+    }
 }
 
 impl Attachments {
@@ -98,19 +117,20 @@ impl Attachments {
     }
 
     /// For stage and publish: the caller must present the number of this node's attachment. Without
-    /// --attach, every call passes.
+    /// --attach, every call passes. Returns what the attachment allows.
     pub(crate) fn check_attachment(
         &self,
         volume_id: &VolumeId,
         publish_context: &HashMap<String, String>,
-    ) -> Result<()> {
+    ) -> Result<Allowed> {
         if !self.config.attach {
-            return Ok(());
+            return Ok(Allowed { read_only: false });
         }
         let (record, node_id) = (self.journal.get(volume_id)?, &self.config.node_id);
-        let attached = record.attachments.get(node_id).map(|attachment| &attachment.nonce);
-        if attached.is_some() && attached == publish_context.get(ATTACHMENT_KEY) {
-            return Ok(());
+        if let Some(attachment) = record.attachments.get(node_id)
+            && publish_context.get(ATTACHMENT_KEY) == Some(&attachment.nonce)
+        {
+            return Ok(Allowed { read_only: attachment.access.read_only });
         }
         let (volume_id, node_id) = (volume_id.clone(), node_id.clone());
         Err(Error::NotAttached { volume_id, node_id, key: ATTACHMENT_KEY })
@@ -142,16 +162,11 @@ impl Attachments {
             }
         }
         let Some(stage) = &record.stage else { return Ok(()) };
-        match health(volume_id, stage)? {
-            // Left by a reboot or by a killed stage: not in use.
-            Health::HalfDone => Ok(()),
-            Health::Unmounted if !is_served(stage)? => Ok(()),
-            // Served but mounted nowhere: processes with open files still write to it.
-            Health::Unmounted | Health::Serving(_) | Health::Displaced(_) | Health::DaemonDead => {
-                let path = stage.staging_path.clone();
-                Err(Error::StillStaged { volume_id: volume_id.clone(), path })
-            }
+        if is_in_use(volume_id, stage)? {
+            let path = stage.staging_path.clone();
+            return Err(Error::StillStaged { volume_id: volume_id.clone(), path });
         }
+        Ok(())
     }
 }
 

@@ -44,6 +44,8 @@ const LOOKS: u32 = 10;
 /// Probes of one daemon at the same time. The second one shows whether the daemon only lost the
 /// first request.
 const MOST_PROBES: u64 = 2;
+/// Without a deadline, killed daemons that cannot end are looked for this often.
+const KILLED_LOOK: Duration = Duration::from_secs(10);
 /// Retry interval while another operation holds a hung volume's lock.
 const LOCK_RETRY: Duration = Duration::from_millis(200);
 
@@ -104,14 +106,14 @@ pub(crate) struct HangWatch {
     pub(crate) stages: Arc<Stages>,
     pub(crate) locks: Locks,
     pub(crate) counts: Arc<Counts>,
-    /// `None`: no volume is watched (`--daemon-deadline 0`).
+    /// `None`: no daemon is killed (`--daemon-deadline 0`).
     pub(crate) deadline: Option<Duration>,
 }
 
 impl HangWatch {
     /// Checks all volumes in a loop without end.
     pub(crate) async fn run(self: Arc<Self>) {
-        let Some(deadline) = self.deadline else { return };
+        let Some(deadline) = self.deadline else { return self.follow_killed().await };
         loop {
             tokio::time::sleep(deadline / 2).await;
             let looking = self.clone();
@@ -133,6 +135,38 @@ impl HangWatch {
                 Err(_panicked) => {}
             }
         }
+    }
+
+    /// Without a deadline: starts other daemons for those that were killed and cannot end, in a loop without
+    /// end. The kernel reports no end of them.
+    async fn follow_killed(self: Arc<Self>) {
+        if !self.daemons.keeper.keeps_connections() {
+            return;
+        }
+        loop {
+            tokio::time::sleep(KILLED_LOOK).await;
+            let looking = self.clone();
+            let looked = tokio::task::spawn_blocking(move || looking.report_killed()).await;
+            // A panic is in the log already.
+            if let Ok(Err(error)) = looked {
+                tracing::warn!(error = chain(&error), "look for killed daemons");
+            }
+        }
+    }
+
+    fn report_killed(&self) -> Result<()> {
+        for (volume_id, serving) in self.awaited()? {
+            if self.awaits_successor(&volume_id, serving)? {
+                self.daemons.watch.report_killed(&volume_id, serving.daemon);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the daemon cannot end, and another one can follow.
+    fn awaits_successor(&self, volume_id: &VolumeId, serving: Serving) -> Result<bool> {
+        let cannot_end = serving.daemon.cannot_end().step("look at daemon")?;
+        Ok(cannot_end && self.stages.has_successor(volume_id)?)
     }
 
     /// The volumes whose users wait for their daemons now.
@@ -404,8 +438,7 @@ impl Examination {
     /// Whether the daemon cannot end, and another one can follow. Otherwise the connection is aborted after three
     /// deadlines.
     fn awaits_successor(&self) -> Result<bool> {
-        let cannot_end = self.serving.daemon.cannot_end().step("look at daemon")?;
-        Ok(cannot_end && self.watch.stages.has_successor(&self.volume_id)?)
+        self.watch.awaits_successor(&self.volume_id, self.serving)
     }
 
     fn users_wait(&self) -> Result<bool> {

@@ -42,6 +42,17 @@ pub(crate) fn health(volume_id: &VolumeId, stage: &StageRecord) -> Result<Health
     })
 }
 
+/// Whether processes may use what the stage serves.
+pub(crate) fn is_in_use(volume_id: &VolumeId, stage: &StageRecord) -> Result<bool> {
+    match health(volume_id, stage)? {
+        // Left by a reboot or by a killed stage.
+        Health::HalfDone => Ok(false),
+        // Served but mounted nowhere: processes with open files still write to it.
+        Health::Unmounted => is_served(stage),
+        Health::Serving(_) | Health::Displaced(_) | Health::DaemonDead => Ok(true),
+    }
+}
+
 /// Whether a daemon answers requests to the volume, wherever it is mounted.
 pub(crate) fn is_served(stage: &StageRecord) -> Result<bool> {
     match stage.serving {

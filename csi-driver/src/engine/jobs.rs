@@ -2,6 +2,7 @@
 //! next call with the same key finds the copy and continues to wait.
 
 use std::collections::{BTreeMap, HashMap};
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -90,6 +91,12 @@ impl Jobs {
         // Every critical section is one call of the map.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The result of a copy; a panic is a failure like others.
+pub(crate) fn caught(copy: impl FnOnce() -> Result<()>) -> Result<()> {
+    // Of what the copy changed, only the reason of its failure is used.
+    std::panic::catch_unwind(AssertUnwindSafe(copy)).unwrap_or(Err(Error::Panicked { operation: "copy" }))
 }
 
 /// Completes the job however its thread ends.
@@ -201,6 +208,12 @@ mod tests {
         let job = jobs.start("copy", "original", 0, |_| panic!("on purpose")).unwrap();
         assert!(matches!(job.wait("x", TIMEOUT), Err(Error::Panicked { .. })));
         assert!(jobs.find("copy").is_none());
+    }
+
+    #[test]
+    fn a_panic_of_a_copy_is_a_result() {
+        assert!(matches!(caught(|| panic!("on purpose")), Err(Error::Panicked { .. })));
+        caught(|| Ok(())).unwrap();
     }
 
     #[test]

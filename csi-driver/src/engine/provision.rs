@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::backend::VolumeBackend;
 use crate::engine::attach::Attachments;
-use crate::engine::health::{Health, health};
+use crate::engine::health::is_in_use;
 use crate::engine::jobs::Jobs;
 use crate::engine::locks::Locks;
 use crate::engine::snapshots::Snapshots;
@@ -120,17 +120,14 @@ impl Provisioner {
         if let Some(path) = record.targets.keys().next() {
             return Err(Error::StillPublished { volume_id: volume_id.clone(), path: path.clone() });
         }
-        if let Some(stage) = record.stage.clone() {
-            match health(volume_id, &stage)? {
-                // Left by a reboot or by a killed stage: not in use.
-                Health::HalfDone | Health::Unmounted => self.stages.tear_down(volume_id, &mut record)?,
-                Health::Serving(_) | Health::Displaced(_) | Health::DaemonDead => {
-                    let path = stage.staging_path;
-                    return Err(Error::StillStaged { volume_id: volume_id.clone(), path });
-                }
-            }
-        }
         self.locks.check_not_copied(volume_id)?;
+        if let Some(stage) = &record.stage {
+            if is_in_use(volume_id, stage)? {
+                let path = stage.staging_path.clone();
+                return Err(Error::StillStaged { volume_id: volume_id.clone(), path });
+            }
+            self.stages.tear_down(volume_id, &mut record)?;
+        }
         self.stages.end_parked(volume_id, &mut record)?;
         self.snapshots.stop_filling(volume_id)?;
         if !record.deleting {

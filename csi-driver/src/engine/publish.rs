@@ -30,7 +30,7 @@ pub(crate) struct PublishSpec {
     pub(crate) target_path: PathBuf,
     /// The path in the request, if links led from it to `target_path`.
     pub(crate) asked: Option<PathBuf>,
-    /// Read-only where the request or the capability says so.
+    /// Read-only if the request, the capability or the attachment is.
     pub(crate) access: Access,
 }
 
@@ -177,6 +177,17 @@ impl Targets {
         let resolved = self.paths.resolve_anew(path, |known| record.targets.contains_key(known));
         let is_known = !record.targets_asked_at(path.as_asked()).is_empty();
         resolved.map_err(|e| if is_known { Error::uncleared(volume_id, e) } else { e })
+    }
+
+    /// Whether the journal records this target with exactly this access.
+    pub(crate) fn is_published_with(
+        &self,
+        volume_id: &VolumeId,
+        target: &Path,
+        access: Access,
+    ) -> Result<bool> {
+        let record = self.journal.get(volume_id)?;
+        Ok(record.targets.get(target).is_some_and(|found| found.published && found.access == access))
     }
 
     /// The mount to publish, repaired if necessary.

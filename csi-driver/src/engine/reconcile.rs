@@ -129,7 +129,11 @@ impl Reconciler {
                     }
                 }
             }
-            // Another program may start it later.
+            // Another program may start it later. On a node without volumes, as at its first start, it holds
+            // nothing of them.
+            Err(error) if error.errno() == Errno::ENOTCONN && self.journal.ids().is_empty() => {
+                tracing::info!(error = chain(&error), "no keeper answers");
+            }
             Err(error) if error.errno() == Errno::ENOTCONN => {
                 tracing::warn!(
                     error = chain(&error),

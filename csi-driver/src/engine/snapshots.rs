@@ -19,7 +19,7 @@ use crate::backend::copies::{Count, Progress};
 use crate::daemon::control::{Control, PassingWrites, Paused, Quiesced};
 use crate::engine::daemons::Daemons;
 use crate::engine::hang::{flush, write_back};
-use crate::engine::jobs::{Job, Jobs};
+use crate::engine::jobs::{self, Job, Jobs};
 use crate::engine::locks::{Lock, Locks, VolumeGuard};
 use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step, chain};
@@ -161,10 +161,10 @@ impl Snapshots {
         let (source, total_bytes, allowed) = (record.source.clone(), record.used_bytes, volume.allowance());
         self.jobs.start(id.clone().as_str(), source.as_str(), total_bytes, move |progress| {
             progress.bound(allowed);
-            let copied = this.copy(&id, &mut record, pause, progress);
+            let copied = jobs::caught(|| this.copy(&id, &mut record, pause, progress));
             if let Err(error) = &copied {
                 record.phase = SnapshotPhase::Failed { reason: chain(error) };
-                this.journal.snapshots().put_finding(&id, &record)?;
+                this.journal.snapshots().put_finding(&id, &record);
                 this.backend.delete_snapshot(&id)?;
             }
             copied
@@ -338,7 +338,7 @@ impl Snapshots {
             SnapshotPhase::Begun => self.finish_snapshot_deletion(id),
             SnapshotPhase::Copying => {
                 record.phase = SnapshotPhase::Failed { reason: ENDED.to_owned() };
-                self.journal.snapshots().put_finding(id, &record)?;
+                self.journal.snapshots().put_finding(id, &record);
                 self.backend.delete_snapshot(id)
             }
             SnapshotPhase::Failed { .. } if !record.phase.is_lost() => self.backend.delete_snapshot(id),
@@ -364,7 +364,8 @@ impl Snapshots {
             tracing::info!(snapshot_id = %id, "the snapshot has its data again");
         }
         record.phase = found;
-        self.journal.snapshots().put_finding(id, &record)
+        self.journal.snapshots().put_finding(id, &record);
+        Ok(())
     }
 
     fn known_volume(&self, volume_id: &str) -> Result<VolumeId> {

@@ -226,15 +226,13 @@ impl<I: Key, R: Record> Store<I, R> {
         Ok(())
     }
 
-    /// [`Self::put`] of a result that each start finds again: on a full disk it is kept in memory
-    /// only.
-    pub(crate) fn put_finding(&self, id: &I, record: &R) -> Result<()> {
-        match self.put(id, record) {
-            Err(error) if is_disk_full(&error) => {
-                self.remember(id, record);
-                Ok(())
-            }
-            outcome => outcome,
+    /// [`Self::put`] of a result that each start finds again: if the disk does not take it, it is kept in
+    /// memory only.
+    pub(crate) fn put_finding(&self, id: &I, record: &R) {
+        if let Err(error) = self.put(id, record) {
+            let (path, error) = (self.path(id), crate::error::chain(&error));
+            tracing::warn!(path = %path.display(), error, "the journal could not record a result: only this driver has it");
+            self.remember(id, record);
         }
     }
 

@@ -41,6 +41,7 @@ use crate::model::launch::{LaunchId, LaunchKey};
 use crate::model::limits;
 use crate::model::records::{SnapshotPhase, SnapshotRecord, StageRecord, VolumeRecord};
 use crate::operations::admin::client::ask;
+use crate::operations::sub_paths::{self, SubPath};
 use crate::operations::views::{Format, NoJournal, Row};
 
 /// Operations under way in a running driver are no finding: they are gone after this time.
@@ -209,13 +210,16 @@ impl World {
 
 /// Two drivers of this kind may serve a node under two names. kubelet's paths show whose a mount
 /// is: `plugins/kubernetes.io/csi/<driver>/<hash>/globalmount` for a staged volume, and
-/// `vol_data.json` beside `mount` for a published one.
+/// `vol_data.json` beside `mount` for a published one, also for a part of it.
 fn is_of_another_driver(config: &Config, mount_point: &Path) -> bool {
     let staged = mount_point.strip_prefix(staged_by_kubelet(config)).ok();
     if let Some(driver) = staged.and_then(|below| below.components().next()) {
         return driver.as_os_str() != config.driver_name.as_str();
     }
-    let published = mount_point.parent().map(|dir| vol_data(dir, "driverName"));
+    let volume_dir = SubPath::parse(mount_point)
+        .map(SubPath::volume_dir)
+        .or_else(|| mount_point.parent().map(Path::to_owned));
+    let published = volume_dir.map(|dir| vol_data(&dir, "driverName"));
     matches!(published, Some(Some(Ok(driver))) if driver != config.driver_name)
 }
 
@@ -388,8 +392,9 @@ fn of_mount(world: &World, mount: &MountEntry) -> Option<Finding> {
         Some(Ok(record)) => {
             let is_staged = record.stage.as_ref().is_some_and(|s| s.staging_path == mount.mount_point);
             let is_named = is_staged || record.targets.contains_key(&mount.mount_point);
+            let is_healthy = is_named || sub_paths::is_of_published(record, mount);
             // The volume's pods may use the same connection.
-            (!is_named).then_some(finding)
+            (!is_healthy).then_some(finding)
         }
         None if world.ended.contains(&mount.mount_point) => {
             Some(Finding { repair: Some(UNMOUNT), unmount: Some(mount.mount_point.clone()), ..finding })

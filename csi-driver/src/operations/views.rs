@@ -6,12 +6,14 @@
 //! pings the daemons.
 
 mod daemons;
+mod legends;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand, ValueEnum};
+use linux::mountinfo::MountEntry;
 use proto::admin::admin_client::AdminClient;
 use proto::admin::{ListMountsRequest, ListSnapshotsRequest, ListVolumesRequest, Mount, Snapshot, Volume};
 use serde::Serialize;
@@ -28,6 +30,7 @@ use crate::model::ids::{SnapshotId, VolumeId};
 use crate::model::launch::ProcessId;
 use crate::model::records::{SnapshotPhase, SnapshotRecord, VolumeRecord};
 use crate::operations::admin::client::ask;
+use crate::operations::sub_paths;
 use daemons::Daemon;
 
 /// FUSE_NOTIFY_RESEND: without it, a connection that is held makes requests of a dead daemon wait for
@@ -38,10 +41,13 @@ const OLD_KERNEL: &str = "kernel before 6.9";
 #[derive(Debug, Clone, Subcommand)]
 pub enum View {
     /// Shows the volumes, and whether those that are staged are served.
+    #[command(after_long_help = legends::VOLUMES)]
     Volumes(Look),
     /// Shows the snapshots.
+    #[command(after_long_help = legends::SNAPSHOTS)]
     Snapshots(Look),
     /// Shows where volumes are mounted, and whether the journal knows.
+    #[command(after_long_help = legends::MOUNTS)]
     Mounts(Look),
 }
 
@@ -387,7 +393,7 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Re
     let serving = daemons.iter().filter(|(_, daemon)| **daemon == Daemon::Serves).map(|(id, _)| id);
     let counted = control::counting(run_dir, serving);
     let all = linux::mountinfo::read().step("read mountinfo")?;
-    let row = |mount: linux::mountinfo::MountEntry| {
+    let row = |mount: MountEntry| {
         let volume = mount.source.to_string_lossy().into_owned();
         let id = VolumeId::parse(&volume);
         let record = id.as_ref().and_then(|id| journal.find(id).ok().flatten());
@@ -407,10 +413,7 @@ pub(crate) fn mounts(journal: &Journal, run_dir: &Path, holders: &Holders) -> Re
             _ => None,
         };
         Mount {
-            state: record
-                .as_ref()
-                .map_or("unknown", |record| mount_state(record, &mount.mount_point))
-                .to_owned(),
+            state: record.as_ref().map_or("unknown", |record| mount_state(record, &mount)).to_owned(),
             daemon: daemon.map(|daemon| daemon.as_str().to_owned()),
             read_only: mount.is_read_only(),
             connection: mount.minor,
@@ -443,11 +446,14 @@ fn holders_of(volume_id: &VolumeId, daemon: Option<Daemon>, holders: &Holders) -
     all.into_iter().filter(|(_, holds)| *holds).map(|(name, _)| name.to_owned()).collect()
 }
 
-fn mount_state(record: &VolumeRecord, path: &Path) -> &'static str {
-    if record.stage.as_ref().is_some_and(|stage| stage.staging_path == path) {
+fn mount_state(record: &VolumeRecord, mount: &MountEntry) -> &'static str {
+    let path = &mount.mount_point;
+    if record.stage.as_ref().is_some_and(|stage| stage.staging_path == *path) {
         "staged"
     } else if record.targets.contains_key(path) {
         "published"
+    } else if sub_paths::is_of_published(record, mount) {
+        "subpath"
     } else {
         "unknown"
     }

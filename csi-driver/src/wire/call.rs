@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tonic::Status;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::engine::driver::Driver;
 use crate::engine::locks::{Lock, VolumeGuard};
 use crate::error::{Error, Result, chain};
 use crate::model::limits;
+use crate::model::sizes::MAX_STRING_BYTES;
 use crate::wire::status::status;
 
 /// The span of NodeUnpublishVolume.
@@ -26,6 +27,28 @@ pub(crate) async fn run<T: Send + 'static>(
     operation: impl FnOnce(&Arc<Driver>) -> Result<T> + Send + 'static,
 ) -> std::result::Result<T, Status> {
     let span = tracing::info_span!("csi", span = name, volume_id = lock.id());
+    run_in(span, driver, name, lock, operation).await
+}
+
+/// [`run`] of a call that creates an object: the log also shows the name in the request, which the
+/// caller knows, unlike the id.
+pub(crate) async fn run_creation<T: Send + 'static>(
+    driver: &Arc<Driver>,
+    name: &'static str,
+    (lock, created): (Lock<'_>, &str),
+    operation: impl FnOnce(&Arc<Driver>) -> Result<T> + Send + 'static,
+) -> std::result::Result<T, Status> {
+    let span = tracing::info_span!("csi", span = name, volume_id = lock.id(), name = created);
+    run_in(span, driver, name, lock, operation).await
+}
+
+async fn run_in<T: Send + 'static>(
+    span: Span,
+    driver: &Arc<Driver>,
+    name: &'static str,
+    lock: Lock<'_>,
+    operation: impl FnOnce(&Arc<Driver>) -> Result<T> + Send + 'static,
+) -> std::result::Result<T, Status> {
     let result = locked(driver, name, lock, operation).instrument(span.clone()).await;
     result.map_err(|error| span.in_scope(|| refused(name, &error)))
 }
@@ -35,6 +58,13 @@ pub(crate) fn refused(name: &'static str, error: &Error) -> Status {
     let status = status(error);
     tracing::warn!(rpc = name, code = ?status.code(), error = chain(error), "refused");
     status
+}
+
+/// [`refused`] before [`run_creation`], for a request that could not be parsed.
+pub(crate) fn refused_creation(name: &'static str, created: &str, error: &Error) -> Status {
+    // Also of a name that is refused since it is longer.
+    let created: String = created.chars().take(MAX_STRING_BYTES).collect();
+    tracing::info_span!("csi", span = name, name = created).in_scope(|| refused(name, error))
 }
 
 /// Waits while the volume's lock is held for the start of a daemon. Such starts follow each other

@@ -4,6 +4,7 @@ mod attach;
 mod expand;
 mod list;
 pub(crate) mod snapshots;
+mod validate;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +12,6 @@ use std::time::Duration;
 
 use proto::csi::controller_server::Controller;
 use proto::csi::controller_service_capability::{Rpc, Type, rpc};
-use proto::csi::validate_volume_capabilities_response::Confirmed;
 use proto::csi::volume_content_source::{self, SnapshotSource, VolumeSource};
 use proto::csi::{
     ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
@@ -38,7 +38,7 @@ use crate::model::parameters::Parameters;
 use crate::model::records::{Source, VolumeRecord};
 use crate::model::sizes;
 use crate::model::topology::{self, Segment};
-use crate::wire::call::{refused, run};
+use crate::wire::call::{refused, refused_creation, run, run_creation};
 
 /// A pool that does not answer within this time is away.
 const CAPACITY_LIMIT: Duration = Duration::from_secs(5);
@@ -84,10 +84,12 @@ impl Controller for ControllerService {
         request: Request<CreateVolumeRequest>,
     ) -> std::result::Result<Response<CreateVolumeResponse>, Status> {
         let name = "csi.CreateVolume";
-        let spec = parse_create(request.into_inner(), &self.0).map_err(|e| refused(name, &e))?;
+        let request = request.into_inner();
+        let created = request.name.clone();
+        let spec = parse_create(request, &self.0).map_err(|e| refused_creation(name, &created, &e))?;
         let id = VolumeId::for_name(&spec.name);
         let volume_id = id.clone();
-        let record = run(&self.0, name, Lock::Volume(id.as_str()), move |driver| {
+        let record = run_creation(&self.0, name, (Lock::Volume(id.as_str()), &created), move |driver| {
             driver.provisioner.create(&volume_id, spec)
         })
         .await?;
@@ -114,7 +116,7 @@ impl Controller for ControllerService {
         &self,
         request: Request<ValidateVolumeCapabilitiesRequest>,
     ) -> std::result::Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
-        let result = validate(&self.0, request.into_inner());
+        let result = validate::validate(&self.0, request.into_inner());
         result.map(Response::new).map_err(|e| refused("csi.ValidateVolumeCapabilities", &e))
     }
 
@@ -299,40 +301,6 @@ fn check_topology(requirement: Option<&TopologyRequirement>, own: &topology::Top
         }
         topology::Topology::OneNode(_) | topology::Topology::EveryNode => Ok(()),
     }
-}
-
-fn validate(
-    driver: &Driver,
-    request: ValidateVolumeCapabilitiesRequest,
-) -> Result<ValidateVolumeCapabilitiesResponse> {
-    let volume_id = required_id("volume_id", request.volume_id)?;
-    for (field, map) in [
-        ("volume_context", &request.volume_context),
-        ("parameters", &request.parameters),
-        ("secrets", &request.secrets),
-    ] {
-        sizes::bounded_map(field, map)?;
-    }
-    if request.volume_capabilities.is_empty() {
-        return Err(Error::MissingField { field: "volume_capabilities" });
-    }
-    find_volume(driver, &volume_id)?;
-    let unsupported = Access::parse_all(&request.volume_capabilities)
-        .map(drop)
-        .and_then(|()| Parameters::parse(&request.parameters).map(drop))
-        .err();
-    Ok(match unsupported {
-        Some(reason) => ValidateVolumeCapabilitiesResponse { confirmed: None, message: reason.to_string() },
-        None => ValidateVolumeCapabilitiesResponse {
-            confirmed: Some(Confirmed {
-                volume_context: request.volume_context,
-                volume_capabilities: request.volume_capabilities,
-                parameters: request.parameters,
-                mutable_parameters: HashMap::new(),
-            }),
-            message: String::new(),
-        },
-    })
 }
 
 /// The id of an existing volume.

@@ -71,8 +71,9 @@ impl Node for NodeService {
         let volume_id = stage.volume_id.clone();
         run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
             let id = find_volume(driver, &stage.volume_id)?;
-            driver.attachments.check_attachment(&id, &stage.publish_context)?;
-            driver.stages.stage(&id, &driver.stages.staging_path(&id, &stage.staging_path)?, &stage.how)
+            let allowed = driver.attachments.check_attachment(&id, &stage.publish_context)?;
+            let how = Parsed { access: allowed.limit_stage(stage.how.access), ..stage.how };
+            driver.stages.stage(&id, &driver.stages.staging_path(&id, &stage.staging_path)?, &how)
         })
         .await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
@@ -103,7 +104,7 @@ impl Node for NodeService {
         let volume_id = publish.volume_id.clone();
         run(&self.0, name, Lock::Volume(&volume_id), move |driver| {
             let id = find_volume(driver, &publish.volume_id)?;
-            driver.attachments.check_attachment(&id, &publish.publish_context)?;
+            let allowed = driver.attachments.check_attachment(&id, &publish.publish_context)?;
             let staging_path = match &publish.staging_path {
                 Some(path) => driver.stages.staging_path(&id, path)?,
                 None => return Err(Error::NotStaged { volume_id: id, path: PathBuf::new() }),
@@ -112,9 +113,14 @@ impl Node for NodeService {
             publish::check_apart(&staging_path, &asked)?;
             let target_path = driver.targets.target_path(&id, &publish.target_path)?;
             let asked = (asked != target_path).then_some(asked);
-            driver
-                .targets
-                .publish(&id, &PublishSpec { staging_path, target_path, asked, access: publish.access })
+            // Earlier drivers did not limit a publish by its attachment: what they published stays so
+            // until its pod ends.
+            let access = if driver.targets.is_published_with(&id, &target_path, publish.access)? {
+                publish.access
+            } else {
+                allowed.limit(publish.access)
+            };
+            driver.targets.publish(&id, &PublishSpec { staging_path, target_path, asked, access })
         })
         .await?;
         Ok(Response::new(NodePublishVolumeResponse {}))

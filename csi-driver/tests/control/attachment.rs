@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 
 use proto::csi::volume_capability::access_mode::Mode;
+use proto::csi::volume_capability::{AccessType, MountVolume};
 use proto::csi::{
     ControllerPublishVolumeRequest, ControllerUnpublishVolumeRequest, ListVolumesRequest,
-    NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, VolumeCapability,
 };
 use tests::csi::scene::{Caller, Flags, NODE, Scene, capability, text};
 use tonic::{Code, Status};
@@ -54,16 +57,32 @@ fn detach(caller: &Caller, volume_id: &str, node_id: &str) -> Result<(), Status>
 }
 
 fn stage(caller: &Caller, volume_id: &str, context: &Context) -> Result<(), Status> {
+    stage_with(caller, volume_id, capability(Mode::SingleNodeWriter), context)
+}
+
+fn stage_with(
+    caller: &Caller,
+    volume_id: &str,
+    how: VolumeCapability,
+    context: &Context,
+) -> Result<(), Status> {
     let path = caller.staging_path(volume_id);
     fs::create_dir_all(&path).unwrap();
     let request = NodeStageVolumeRequest {
         volume_id: volume_id.into(),
         staging_target_path: text(&path),
-        volume_capability: Some(capability(Mode::SingleNodeWriter)),
+        volume_capability: Some(how),
         publish_context: context.clone(),
         ..Default::default()
     };
     caller.node(async |mut n| n.node_stage_volume(request).await).map(drop)
+}
+
+/// Makes it a request for a writable mount, with an attachment.
+fn writable(request: &mut NodePublishVolumeRequest, mode: Mode, context: &Context) {
+    request.volume_capability = Some(capability(mode));
+    request.readonly = false;
+    request.publish_context = context.clone();
 }
 
 fn attached_to(caller: &Caller) -> Vec<Vec<String>> {
@@ -188,6 +207,84 @@ fn a_volume_that_a_pod_writes_to_is_not_detached() {
     linux::mount::unmount(&caller.staging_path(&id), linux::mount::UnmountMode::Detach).unwrap();
     assert_refused(detach(&caller, &id, NODE), Code::FailedPrecondition, "still published at");
     caller.unpublish(&id, "pod").unwrap();
+    caller.unstage(&id).unwrap();
+    detach(&caller, &id, NODE).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// PUBLISH_READONLY: neither NodeStageVolume nor NodePublishVolume asks for a read-only volume here.
+#[test]
+fn a_volume_that_is_attached_read_only_is_published_read_only() {
+    let scene = Scene::start(attaching(&[]));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let mode = Mode::SingleNodeWriter;
+    let context = attach_with(&caller, &id, NODE, mode, true).unwrap();
+    stage(&caller, &id, &context).unwrap();
+    let publish = || caller.publish_with(&id, "pod", |request| writable(request, mode, &context));
+    for _call in ["first", "repeated"] {
+        publish().unwrap();
+        let refused = fs::write(caller.target_path("pod").join("file"), "x").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem, "{refused}");
+    }
+    caller.unpublish(&id, "pod").unwrap();
+    caller.unstage(&id).unwrap();
+    detach(&caller, &id, NODE).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// A node that only reads does not change the files' group.
+#[test]
+fn a_volume_that_is_attached_read_only_keeps_its_group() {
+    let scene = Scene::start(attaching(&[]));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let mode = Mode::SingleNodeWriter;
+    let of_group = || {
+        let mount = MountVolume { volume_mount_group: "4242".to_owned(), ..Default::default() };
+        VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..capability(mode) }
+    };
+    let context = attach_with(&caller, &id, NODE, mode, true).unwrap();
+    stage_with(&caller, &id, of_group(), &context).unwrap();
+    let publish = |request: &mut NodePublishVolumeRequest| {
+        writable(request, mode, &context);
+        request.volume_capability = Some(of_group());
+    };
+    caller.publish_with(&id, "pod", publish).unwrap();
+    assert_ne!(fs::metadata(caller.target_path("pod")).unwrap().gid(), 4242);
+    caller.unpublish(&id, "pod").unwrap();
+    caller.unstage(&id).unwrap();
+    detach(&caller, &id, NODE).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// An earlier driver did not limit a publish by its attachment: kubelet repeats publishes of running
+/// pods.
+#[test]
+fn a_repeated_publish_of_a_target_that_an_earlier_driver_made_writable_succeeds() {
+    let mut scene = Scene::start(attaching(&[]));
+    let caller = scene.caller();
+    let id = caller.create_named("pvc-1").unwrap();
+    let mode = Mode::SingleNodeWriter;
+    let context = attach(&caller, &id, NODE, mode).unwrap();
+    stage(&caller, &id, &context).unwrap();
+    let publish = |pod: &str| caller.publish_with(&id, pod, |request| writable(request, mode, &context));
+    publish("pod").unwrap();
+    scene.kill_driver();
+    let entry = fs::read_to_string(scene.journal_path(&id)).unwrap();
+    assert_eq!(entry.matches("\"read_only\": false").count(), 1, "{entry}");
+    fs::write(scene.journal_path(&id), entry.replace("\"read_only\": false", "\"read_only\": true")).unwrap();
+    scene.start_driver();
+    publish("pod").unwrap();
+    fs::write(caller.target_path("pod").join("file"), "x").unwrap();
+    caller.unpublish(&id, "pod").unwrap();
+    publish("next").unwrap();
+    let refused = fs::write(caller.target_path("next").join("file"), "x").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem, "{refused}");
+    caller.unpublish(&id, "next").unwrap();
     caller.unstage(&id).unwrap();
     detach(&caller, &id, NODE).unwrap();
     caller.delete(&id).unwrap();

@@ -10,6 +10,7 @@ mod expansion;
 mod limits;
 mod listing;
 mod settings;
+mod validation;
 
 use tonic::{Code, Status};
 

@@ -324,6 +324,43 @@ fn mounts_in_another_view_of_kubelets_directory_are_not_found() {
     scene.assert_nothing_left();
 }
 
+/// kubelet mounts a part of a volume (subPath) itself, and unmounts it before it unpublishes the volume.
+#[test]
+fn a_part_of_a_volume_is_found_only_if_it_is_not_of_a_pod_that_the_volume_serves_now() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let volume = caller.bring_up("pvc-1", &["one"]).unwrap();
+    let mount_part = |pod: &str| {
+        let part = scene.sandbox.make_dir(&format!("k/pods/{pod}/volume-subpaths/pv/main/0")).unwrap();
+        linux::mount::bind(&caller.target_path("one").join("dir"), &part).unwrap();
+        part
+    };
+    let unmount = |pod: &str, part: &Path| {
+        linux::mount::unmount(part, linux::mount::UnmountMode::Plain).unwrap();
+        fs::remove_dir_all(scene.sandbox.path(&format!("k/pods/{pod}/volume-subpaths"))).unwrap();
+    };
+    let unknown = |part: &Path| ("unknown mount", part.to_str().unwrap().to_owned());
+    fs::create_dir(caller.target_path("one").join("dir")).unwrap();
+    let part = mount_part("one");
+    assert_eq!(found(&scene, &[]), (0, vec![]));
+    // Of a pod for which the volume is not published.
+    let left = mount_part("two");
+    let (what, object) = unknown(&left);
+    assert_eq!(found(&scene, &[]), (1, expected(&[(what, &object)])));
+    unmount("two", &left);
+    fs::remove_dir(scene.sandbox.path("k/pods/two")).unwrap();
+    // Of a connection that has ended.
+    scene.kill_daemon();
+    retried(&scene, "publish", || caller.publish(&volume, "three"));
+    let (what, object) = unknown(&part);
+    let wanted = [("target of a daemon that died", volume.as_str()), (what, &object)];
+    assert_eq!(found(&scene, &[]), (1, expected(&wanted)));
+    unmount("one", &part);
+    caller.unpublish(&volume, "one").unwrap();
+    caller.take_down(&volume, &["three"]).unwrap();
+    scene.assert_nothing_left();
+}
+
 #[test]
 fn what_another_driver_serves_and_what_may_be_in_use_stays() {
     let mut scene = Scene::start(Flags::process());
@@ -333,8 +370,9 @@ fn what_another_driver_serves_and_what_may_be_in_use_stays() {
     let published = scene.sandbox.make_dir("k/pods/1/volumes/kubernetes.io~csi/pv/mount").unwrap();
     let data = r#"{"driverName":"other.example.com","volumeHandle":"x"}"#;
     fs::write(published.with_file_name("vol_data.json"), data).unwrap();
+    let part = scene.sandbox.make_dir("k/pods/1/volume-subpaths/pv/main/0").unwrap();
     let mut connections: Vec<OwnedFd> =
-        [&nobodys, &staged, &published].map(|path| mount_nobodys(path)).into();
+        [&nobodys, &staged, &published, &part].map(|path| mount_nobodys(path)).into();
     scene.kill_driver();
     // Its daemon may be stopped only: it does not answer.
     let wanted = expected(&[("unknown mount", nobodys.to_str().unwrap())]);
@@ -343,7 +381,7 @@ fn what_another_driver_serves_and_what_may_be_in_use_stays() {
     connections.clear();
     assert_eq!(found(&scene, &["--repair"]), (0, vec![]));
     assert!(mounted(&nobodys).is_none());
-    for path in [&staged, &published] {
+    for path in [&staged, &published, &part] {
         assert!(mounted(path).is_some(), "{}", path.display());
         linux::mount::unmount(path, linux::mount::UnmountMode::Plain).unwrap();
     }

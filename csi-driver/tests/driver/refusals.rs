@@ -8,8 +8,8 @@ use std::path::Path;
 use proto::csi::volume_capability::access_mode::Mode;
 use proto::csi::volume_capability::{AccessType, MountVolume};
 use proto::csi::{
-    CapacityRange, CreateVolumeRequest, NodeStageVolumeRequest, Topology, TopologyRequirement,
-    VolumeCapability,
+    CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, NodeStageVolumeRequest, Topology,
+    TopologyRequirement, VolumeCapability,
 };
 use tests::Sandbox;
 use tests::csi::scene::{
@@ -25,6 +25,40 @@ fn assert_refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, wor
     assert_eq!(status.code(), code, "{status:?}");
     assert!(status.message().contains(words), "{:?} in {:?}", words, status.message());
     assert!(status.details().is_empty());
+}
+
+/// The claim's events show the name, not the id.
+#[test]
+fn a_refused_creation_is_logged_with_the_name_in_its_request() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let mut unparsable = create_request("pvc-unparsable");
+    unparsable.parameters = HashMap::from([("bakend".to_owned(), "local".to_owned())]);
+    let mut too_large = create_request("pvc-large");
+    too_large.capacity_range = Some(CapacityRange { required_bytes: 11 * GI, limit_bytes: 0 });
+    for request in [unparsable, too_large] {
+        caller.create(request).unwrap_err();
+    }
+    let snapshot = |name: &str, source: &str| {
+        let request = CreateSnapshotRequest {
+            name: name.into(),
+            source_volume_id: source.into(),
+            ..Default::default()
+        };
+        caller.controller(async |mut c| c.create_snapshot(request).await).unwrap_err()
+    };
+    snapshot("snapshot-unparsable", "");
+    snapshot("snapshot-unknown", UNKNOWN);
+    let long = "n".repeat(4096);
+    caller.create(create_request(&long)).unwrap_err();
+    let log = scene.log();
+    let refused: Vec<&str> = log.lines().filter(|line| line.contains(" refused ")).collect();
+    let names = ["pvc-unparsable", "pvc-large", "snapshot-unparsable", "snapshot-unknown", &long[..128]];
+    assert_eq!(refused.len(), names.len(), "{log}");
+    for (line, name) in refused.iter().zip(names) {
+        assert!(line.contains(&format!(" name=\"{name}\"")), "{name} in {line}");
+    }
+    scene.assert_nothing_left();
 }
 
 #[test]

@@ -77,6 +77,25 @@ fn a_first_start_says_that_it_made_the_pool_and_where() {
     scene.assert_nothing_left();
 }
 
+/// A keeper that comes later could hold something only of volumes that the node has.
+#[test]
+fn only_a_node_with_volumes_warns_that_no_keeper_answers() {
+    let flags = Flags::process().with(&["--keeper-binary", "service"].map(str::to_owned));
+    let mut scene = Scene::start(flags);
+    let lines = |scene: &Scene| -> Vec<String> {
+        let log = scene.log_of_this_driver();
+        log.lines().filter(|line| line.contains("no keeper answers")).map(str::to_owned).collect()
+    };
+    let [first] = &lines(&scene)[..] else { panic!("once:\n{}", scene.log()) };
+    assert!(first.contains(" INFO "), "{first}");
+    let volume = scene.caller().create_named("pvc-1").unwrap();
+    scene.restart_driver();
+    let [second] = &lines(&scene)[..] else { panic!("once:\n{}", scene.log()) };
+    assert!(second.contains(" WARN ") && second.contains("keeps the descriptors"), "{second}");
+    scene.caller().delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
 /// All nodes that start before they have a name would have one topology value. A node that has volumes under
 /// this name keeps it.
 #[test]

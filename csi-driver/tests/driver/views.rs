@@ -67,6 +67,16 @@ fn views_show_volumes_and_their_mounts_and_a_daemon_that_is_dead() {
         "{table}"
     );
 
+    // kubelet's mount of a part of the volume, for the same pod.
+    fs::create_dir(target.join("dir")).unwrap();
+    let part = scene.sandbox.make_dir("k/pods/one/volume-subpaths/pv/main/0").unwrap();
+    linux::mount::bind(&target.join("dir"), &part).unwrap();
+    let seen = json(&scene, "mounts");
+    let mount = row(&seen, "path", part.to_str().unwrap());
+    assert_eq!((&mount["state"], &mount["daemon"]), (&"subpath".into(), &"serves".into()));
+    linux::mount::unmount(&part, linux::mount::UnmountMode::Plain).unwrap();
+    fs::remove_dir_all(scene.sandbox.path("k/pods/one/volume-subpaths")).unwrap();
+
     // Somebody else's, by its looks ours.
     let stranger = scene.sandbox.make_dir("stranger").unwrap();
     linux::mount::bind(&staged, &stranger).unwrap();

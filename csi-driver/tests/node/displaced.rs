@@ -85,6 +85,26 @@ fn a_displaced_volume_is_measured_and_expanded() {
     scene.assert_nothing_left();
 }
 
+/// Mounted nowhere in the driver's namespace, and a process still writes to it.
+#[test]
+fn a_volume_with_open_files_that_is_mounted_nowhere_is_not_deleted() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let id = create(&caller, "pvc-1", 8 * MI);
+    caller.stage(&id).unwrap();
+    let mut open = fs::File::create_new(caller.staging_path(&id).join("file")).unwrap();
+    linux::mount::unmount(&caller.staging_path(&id), UnmountMode::Detach).unwrap();
+    let refused = caller.delete(&id).unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+    assert!(refused.message().contains("is still staged at"), "{refused:?}");
+    assert_eq!(scene.daemons().len(), 1);
+    open.write_all(b"still written").unwrap();
+    drop(open);
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
 #[test]
 fn what_is_mounted_on_a_target_or_a_stage_does_not_make_the_volume_free() {
     let mut scene = Scene::start(Flags::process());

@@ -193,6 +193,50 @@ fn a_copy_whose_end_cannot_be_written_down_has_failed_and_takes_no_space() {
     drop(scene);
 }
 
+/// The journal's own directory becomes read-only while a copy runs, as after an error of its disk.
+#[test]
+fn a_copy_whose_end_the_journal_refuses_has_failed_and_takes_no_space() {
+    let sandbox = Sandbox::new();
+    let entries = sandbox.make_dir("state/snapshots").unwrap();
+    linux::mount::bind(&entries, &entries).unwrap();
+    let read_only = |read_only| {
+        let flags = linux::mount::MountFlags { read_only, ..Default::default() };
+        linux::mount::remount_bind(&entries, flags).unwrap();
+    };
+    let scene = Scene::start_in(sandbox, Flags::process());
+    let caller = scene.caller();
+    let volume = caller.create(with(create_request("pvc-1"), &[BLOCKING_COPY])).unwrap().volume_id;
+    write_large(&scene, &volume);
+    // The copy may be over before the directory is read-only: then another one.
+    let met = (0..20).any(|_| {
+        let made =
+            retried(&scene, "snapshot", || snapshot_with(&caller, "snap-1", &volume, &[BLOCKING_COPY]));
+        read_only(true);
+        let look = || match get_snapshot(&caller, &made.snapshot_id) {
+            Ok(snapshot) if !snapshot.ready_to_use => anyhow::bail!("{snapshot:?}"),
+            ended => Ok(ended),
+        };
+        let ended = tests::eventually("the copy ends", TIMEOUT, look).unwrap();
+        let has_failed = ended.is_err_and(|failed| {
+            assert!(failed.message().contains("Read-only file system"), "{failed}");
+            // It is removed while the failure is shown already.
+            let gone = || {
+                anyhow::ensure!(!data(&scene, &made.snapshot_id).exists());
+                Ok(())
+            };
+            tests::eventually("its data are removed", TIMEOUT, gone).unwrap();
+            true
+        });
+        read_only(false);
+        delete_snapshot(&caller, &made.snapshot_id).unwrap();
+        has_failed
+    });
+    assert!(met, "no copy was under way long enough");
+    retried(&scene, "delete", || caller.delete(&volume));
+    linux::mount::unmount(&entries, linux::mount::UnmountMode::Detach).unwrap();
+    drop(scene);
+}
+
 /// Gives back some of what [`take_bytes`] took.
 fn free_bytes(dir: &Path) {
     let filler = File::options().write(true).open(dir.join("filler")).unwrap();

@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use linux::btrfs::quota::{self as groups, Quotas};
 use linux::btrfs::subvolume::{self, SubvolumeId};
+use linux::mountinfo::MountEntry;
 use linux::project_quota::{self as projects, Limits};
 use rustix::fs::fstat;
 use rustix::io::Errno;
@@ -63,17 +64,8 @@ pub(super) fn kind(pool: &Path) -> linux::Result<Result<Kind, Missing>> {
             ),
         },
         "ext4" | "xfs" if projects::is_enforced(&dir)? => Ok(Ok(Kind::Projects)),
-        "ext4" => missing(
-            format!("{fs_type} without project quotas"),
-            format!(
-                "unmount it, run \"tune2fs -O quota,project {}\", and mount it with the option prjquota",
-                device(&dir)
-            ),
-        ),
-        "xfs" => missing(
-            format!("{fs_type} without project quotas"),
-            "unmount it, and mount it with the option prjquota".to_owned(),
-        ),
+        "ext4" => missing(format!("{fs_type} without project quotas"), remedy_of_ext4(&mounts_of(&dir))),
+        "xfs" => missing(format!("{fs_type} without project quotas"), remedy_of_xfs(&mounts_of(&dir))),
         _ => missing(
             format!("{fs_type}, which limits no directories"),
             "use a pool on Btrfs, ext4 or XFS".to_owned(),
@@ -88,16 +80,45 @@ pub(super) fn why_inexact(kind: Kind, pool: &Path) -> Option<String> {
     is_wrong.then(|| format!("limits are not exact until \"btrfs quota rescan -w {}\" ends", pool.display()))
 }
 
-/// The device of a directory's file system, for messages.
-fn device(dir: &OwnedFd) -> String {
-    let find = || {
-        let device = fstat(dir).ok()?.st_dev;
-        let device = (rustix::fs::major(device), rustix::fs::minor(device));
-        let mounts = linux::mountinfo::read().ok()?;
-        let mount = mounts.into_iter().find(|mount| (mount.major, mount.minor) == device)?;
-        mount.source.into_string().ok()
-    };
-    find().unwrap_or_else(|| "DEVICE".to_owned())
+/// How an administrator turns project quotas on. The root file system cannot be unmounted.
+fn remedy_of_ext4(mounts: &[MountEntry]) -> String {
+    let device = device(mounts);
+    match is_root(mounts) {
+        true => format!(
+            "use a pool on a file system of its own, or run \"tune2fs -O quota,project {device}\" in another system \
+             and boot with rootflags=prjquota"
+        ),
+        false => format!(
+            "unmount it, run \"tune2fs -O quota,project {device}\", and mount it with the option prjquota"
+        ),
+    }
+}
+
+/// [`remedy_of_ext4`], for XFS.
+fn remedy_of_xfs(mounts: &[MountEntry]) -> String {
+    match is_root(mounts) {
+        true => "use a pool on a file system of its own, or boot with rootflags=prjquota",
+        false => "unmount it, and mount it with the option prjquota",
+    }
+    .to_owned()
+}
+
+/// The mounts of a directory's file system.
+fn mounts_of(dir: &OwnedFd) -> Vec<MountEntry> {
+    let Ok(found) = fstat(dir) else { return Vec::new() };
+    let device = (rustix::fs::major(found.st_dev), rustix::fs::minor(found.st_dev));
+    let mut mounts = linux::mountinfo::read().unwrap_or_default();
+    mounts.retain(|mount| (mount.major, mount.minor) == device);
+    mounts
+}
+
+fn is_root(mounts: &[MountEntry]) -> bool {
+    mounts.iter().any(|mount| mount.mount_point == Path::new("/"))
+}
+
+/// The device of a file system, for messages.
+fn device(mounts: &[MountEntry]) -> &str {
+    mounts.first().and_then(|mount| mount.source.to_str()).unwrap_or("DEVICE")
 }
 
 /// Limits a new `data`, which is empty or a snapshot. `name` is that of its volume. One process at a
@@ -305,6 +326,19 @@ mod tests {
             candidates("vol-0123456789abcdef0123456789abcdee").next().map(NonZeroU32::get),
             Some(some[0])
         );
+    }
+
+    #[test]
+    fn the_root_file_system_is_not_to_be_unmounted() {
+        let other = mounts_of(&open_root(Path::new("/proc")).unwrap());
+        assert!(!other.is_empty() && other.iter().all(|mount| mount.fs_type == "proc"), "{other:?}");
+        let mut root = linux::mountinfo::read().unwrap();
+        root.retain(|mount| mount.mount_point == Path::new("/"));
+        for remedy in [remedy_of_ext4, remedy_of_xfs] {
+            assert!(remedy(&root).starts_with("use a pool on a file system of its own, or "));
+            assert!(remedy(&root).contains("boot with rootflags=prjquota"));
+            assert!(remedy(&other).starts_with("unmount it, "));
+        }
     }
 
     #[test]

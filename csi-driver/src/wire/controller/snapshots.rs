@@ -22,7 +22,7 @@ use crate::model::parameters::{KUBERNETES_PREFIX, parse_snapshot_mode};
 use crate::model::records::{SnapshotPhase, SnapshotRecord, Source};
 use crate::model::sizes;
 use crate::model::snapshot_mode::SnapshotMode;
-use crate::wire::call::{refused, run};
+use crate::wire::call::{refused, refused_creation, run, run_creation};
 use crate::wire::pages;
 
 type Reply<T> = std::result::Result<Response<T>, Status>;
@@ -32,11 +32,12 @@ pub(super) async fn create(
     request: CreateSnapshotRequest,
 ) -> Reply<CreateSnapshotResponse> {
     let name = "csi.CreateSnapshot";
-    let spec = parse_create(request).map_err(|e| refused(name, &e))?;
+    let created = request.name.clone();
+    let spec = parse_create(request).map_err(|e| refused_creation(name, &created, &e))?;
     let id = SnapshotId::for_name(&spec.name);
     let snapshot_id = id.clone();
     let make = move |driver: &Arc<Driver>| driver.snapshots.create_snapshot(&snapshot_id, spec);
-    let record = run(driver, name, Lock::Snapshot(id.as_str()), make).await?;
+    let record = run_creation(driver, name, (Lock::Snapshot(id.as_str()), &created), make).await?;
     Ok(Response::new(CreateSnapshotResponse { snapshot: Some(wire_snapshot(&id, &record)) }))
 }
 

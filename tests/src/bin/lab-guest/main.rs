@@ -40,8 +40,13 @@ const FALLBACK: [Test; 1] = [(
     fallback::killed_daemon_ends_io_and_the_next_pod_has_the_data,
 )];
 
-const TAKEOVER: [Test; 1] =
-    [("a_killed_daemon_that_cannot_end_is_followed_by_another_one", takeover::from_a_daemon_that_cannot_end)];
+const TAKEOVER: [Test; 2] = [
+    ("a_killed_daemon_that_cannot_end_is_followed_by_another_one", takeover::from_a_daemon_that_cannot_end),
+    (
+        "a_killed_daemon_that_cannot_end_is_followed_also_without_a_deadline",
+        takeover::from_a_daemon_that_cannot_end_without_a_deadline,
+    ),
+];
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();

@@ -20,9 +20,18 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// While the pool is frozen, a change waits in a directory that the kernel has locked for it, and the
 /// daemon asks the kernel to forget files of that directory. Killed then, it does not end.
 pub(super) fn from_a_daemon_that_cannot_end() -> Result<()> {
+    takes_over(DEADLINE)
+}
+
+/// The driver kills no daemon then, but follows one that is killed.
+pub(super) fn from_a_daemon_that_cannot_end_without_a_deadline() -> Result<()> {
+    takes_over(Duration::ZERO)
+}
+
+fn takes_over(deadline: Duration) -> Result<()> {
     let sandbox = Sandbox::new();
     let pool = LoopMount::new(&sandbox, "pool", FileSystem::Ext4, IMAGE_BYTES)?;
-    let deadline = DEADLINE.as_secs().to_string();
+    let deadline = deadline.as_secs().to_string();
     let flags = Flags::process_with_keeper().with(&["--daemon-deadline".to_owned(), deadline]);
     let scene = Scene::start_in(sandbox, flags);
     let caller = scene.caller();
