@@ -367,7 +367,8 @@ impl Worker {
         let is_new = self.pod.status.start_time.is_none();
         self.keep_status(status);
         if is_new && self.pod.spec.active_deadline_seconds.is_some() {
-            // The deadline counts from here, also if a restart of the kubelet comes before the first sandbox.
+            // The deadline counts from here, also if a restart of the kubelet comes before the first sandbox. On a full
+            // disk it then begins anew.
             self.tools.store.keep_pod_status(self.uid());
         }
     }

@@ -3,14 +3,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
+use std::ffi::{CString, c_void};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linux::cgroup::{Cgroup, Hierarchies, Limits, remove_dirs, v2};
 use linux::mountinfo;
 use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
 use rustix::fs::{Mode, OFlags};
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -113,6 +118,55 @@ fn a_group_ends_with_the_groups_below_it() {
     group.end(DEADLINE).unwrap();
     assert!(!sleeper.wait().unwrap().success(), "it was killed");
     assert!(!under(&nested).exists());
+}
+
+/// A process in the group `path` whose first thread has ended, and whose second one waits.
+#[expect(unsafe_code, reason = "no safe call ends a process's first thread alone")]
+fn without_its_first_thread(path: &Path) -> i32 {
+    extern "C" fn wait(_: *mut c_void) -> *mut c_void {
+        loop {
+            // SAFETY: it only waits.
+            unsafe { libc::pause() };
+        }
+    }
+    let procs = CString::new(under(path).join("cgroup.procs").into_os_string().into_vec()).unwrap();
+    // SAFETY: the child calls only functions that may be called after fork(2), and pthread_create(3), which glibc
+    // allows there.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let mut thread = 0;
+        // SAFETY: as above. The pointers are valid, and `wait` needs no argument.
+        unsafe {
+            let file = libc::open(procs.as_ptr(), libc::O_WRONLY);
+            libc::write(file, c"0".as_ptr().cast(), 1);
+            libc::pthread_create(&raw mut thread, std::ptr::null(), wait, std::ptr::null_mut());
+            libc::syscall(libc::SYS_exit, 0);
+            libc::_exit(1);
+        }
+    }
+    assert!(pid > 0, "fork");
+    let begun = Instant::now();
+    while !std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ") {
+        assert!(begun.elapsed() < DEADLINE, "the first thread has not ended");
+        std::thread::yield_now();
+    }
+    pid
+}
+
+/// The kernel's own way to kill all processes of a group passes over it.
+#[test]
+fn a_process_whose_first_thread_has_ended_ends_with_its_group() {
+    let own = path("leaderless");
+    v2::ensure_dirs(&root(), &own, &[]).unwrap();
+    let pid = without_its_first_thread(&own);
+    let group = Cgroup::find(&Hierarchies::detect().unwrap(), &own);
+    assert_eq!(group.pids().unwrap(), [pid]);
+    let ended = group.end(DEADLINE);
+    // Also after a failure, which leaves it.
+    let _ended_or_not = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    waitpid(Pid::from_raw(pid), None).unwrap();
+    remove_dirs(&[under(&own)]);
+    ended.unwrap();
 }
 
 /// 5,000 bytes of names below `dir`; the deepest group.

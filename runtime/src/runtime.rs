@@ -318,6 +318,8 @@ impl Runtime {
 
     /// Removes those of our groups that no pod needs.
     pub(crate) fn remove_unused_cgroups(&self) {
+        // First: a pod whose group was made since then would not be among those below.
+        let mut created = locked(&self.created_cgroups);
         // All groups above it too, without the leading slash.
         let mut needed: HashSet<PathBuf> = HashSet::new();
         for sandbox in self.sandboxes() {
@@ -331,7 +333,7 @@ impl Runtime {
             let mut names = dir.components();
             std::iter::from_fn(|| names.next().map(|_| names.as_path())).any(|rest| needed.contains(rest))
         };
-        locked(&self.created_cgroups).remove_unused(is_needed);
+        created.remove_unused(is_needed);
     }
 
     /// Sends an event to all receivers.
@@ -399,8 +401,8 @@ impl Runtime {
 
 /// Whether rename(2) fails for what is at the new path.
 fn is_in_the_way(error: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{DirectoryNotEmpty, IsADirectory, NotADirectory};
-    matches!(error.kind(), DirectoryNotEmpty | IsADirectory | NotADirectory)
+    use std::io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, IsADirectory, NotADirectory};
+    matches!(error.kind(), AlreadyExists | DirectoryNotEmpty | IsADirectory | NotADirectory)
 }
 
 fn insert(sandboxes: &mut Objects<Sandbox>, labels: &HashMap<String, String>, sandbox: Arc<Sandbox>) {

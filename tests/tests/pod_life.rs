@@ -399,14 +399,14 @@ fn hooks_run_within_the_grace_period() {
     // A deletion while the hook runs before a restart: it runs again.
     let drains = ", livenessProbe: {exec: {command: [/demo-app, cat, /tmp/alive]}, periodSeconds: 1, \
                   timeoutSeconds: 20, failureThreshold: 1}, lifecycle: {postStart: {exec: {command: \
-                  [/demo-app, write, /tmp/alive, here]}}, preStop: {sleep: {seconds: 6}}}";
+                  [/demo-app, write, /tmp/alive, here]}}, preStop: {sleep: {seconds: 12}}}";
     let drains = container("c", &["sleep", "forever"], drains);
     apply("drains", &format!("  terminationGracePeriodSeconds: 60\n  containers:\n{drains}"));
     wait_for(&node, "drains", "it is ready", is_ready);
     exec(&node, "drains", &["remove", "/tmp/alive"]);
     node.wait_for_event("Killing", &["Container c failed liveness probe"]).expect("killed");
     let took = timed(&node, &["delete", "pod", "drains"]).expect("deleted");
-    assert!((6..30).contains(&took.as_secs()), "{took:?}");
+    assert!((12..30).contains(&took.as_secs()), "{took:?}");
 
     // postStart: one that fails ends the container, one that hangs ends with the pod.
     let fails = ", lifecycle: {postStart: {exec: {command: [/demo-app, exit, \"7\"]}}}";

@@ -38,7 +38,7 @@ impl Store {
             tracing::warn!(
                 pod = key.name,
                 error = linux::chain(error),
-                "cannot write a pod's final status to disk yet"
+                "cannot write a pod's status to disk yet"
             );
         }
         kept.is_ok()

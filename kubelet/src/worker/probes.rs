@@ -108,9 +108,14 @@ impl Probes {
             for kind in ProbeKind::ALL {
                 let Some(probe) = container.probe(kind) else { continue };
                 let key = (status.id.clone(), kind);
-                let has_started = self.shared.results().is_started(container, &status.id);
+                let (has_started, has_failed) = {
+                    let results = self.shared.results();
+                    (results.is_started(container, &status.id), results.failed(&status.id).is_some())
+                };
                 let is_its_turn = has_started != (kind == ProbeKind::Startup);
-                let is_due = is_its_turn && (!self.is_ending || kind == ProbeKind::Readiness);
+                // A container that an earlier kubelet was stopping for a failed probe is stopped all the same.
+                let ends = self.is_ending || has_failed;
+                let is_due = is_its_turn && (!ends || kind == ProbeKind::Readiness);
                 if self.tasks.contains_key(&key) || !is_due {
                     continue;
                 }
@@ -324,6 +329,17 @@ mod tests {
         assert!(next.results().is_started(container, "x") && next.results().is_ready(container, "x"));
         next.follow(&pod, &observed, "127.0.0.1");
         assert!(next.tasks.len() == 2 && !next.tasks.contains_key(&("x".to_owned(), ProbeKind::Startup)));
+        // Nor whether a container lives that is being stopped since it does not.
+        probes.note_kills(&[Target {
+            id: "x".to_owned(),
+            name: "c".to_owned(),
+            full_name: "default/p/c".to_owned(),
+            cause: Cause::Probe(ProbeKind::Liveness),
+            grace: None,
+        }]);
+        let mut next = new();
+        next.follow(&pod, &observed, "127.0.0.1");
+        assert_eq!(next.tasks.keys().map(|(_, kind)| *kind).collect::<Vec<_>>(), [ProbeKind::Readiness]);
         probes.follow(&pod, &Observed::default(), "127.0.0.1");
         assert!(probes.tasks.is_empty() && probes.results() == ProbeResults::default());
     }

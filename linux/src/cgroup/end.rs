@@ -7,11 +7,12 @@
 use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Statx};
 
 use super::{Cgroup, Version, v1, v2};
@@ -20,13 +21,23 @@ use crate::{Error, Result, process};
 
 /// Interval between rounds of [`Cgroup::kill`]: a process may have frozen the group again.
 const ROUND: Duration = Duration::from_millis(100);
-/// Limit of the descriptors that [`Cgroup::kill`] has open.
-const HELD_AT_ONCE: usize = 64;
+/// Limit of the descriptors that [`Cgroup::kill`] has open. For each such part, it lists the group again.
+const HELD_AT_ONCE: usize = 1024;
 
 impl Cgroup {
     /// The processes in it and below, as pids in the reader's namespace.
     pub fn pids(&self) -> Result<Vec<i32>> {
-        pids_of(self.dirs.iter().map(|(_, dir)| dir.as_path()))
+        let mut pids = Vec::new();
+        for (_, dir) in &self.dirs {
+            each_group(dir, |group| {
+                let Some(text) = read_in(group, c"cgroup.procs")? else { return Ok(()) };
+                pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+                Ok(())
+            })?;
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        Ok(pids)
     }
 
     /// Removes its directories; a missing group is a success. `EBUSY` while it has processes.
@@ -38,10 +49,8 @@ impl Cgroup {
     /// has stopped ends only then (kernel/cgroup/legacy_freezer.c). A process forked meanwhile
     /// survives and may freeze the group again, so repeat this until the group is empty.
     pub fn kill(&self) -> Result<()> {
-        let killed = self.kill_all_at_once().and_then(|others| {
-            let members = || pids_of(others.iter().copied());
-            kill_members(&members()?, members)
-        });
+        let killed = self.kill_all_at_once();
+        let killed = killed.and_then(|()| kill_members(&self.pids()?, || self.pids()));
         self.thaw().and(killed)
     }
 
@@ -81,43 +90,21 @@ impl Cgroup {
         }
     }
 
-    /// On cgroup v2: without a race against fork(2). Returns the directories in which the kernel cannot do
-    /// that.
-    fn kill_all_at_once(&self) -> Result<Vec<&Path>> {
-        let mut others = Vec::new();
-        for (version, dir) in &self.dirs {
-            let is_done = *version == Version::V2 && (!dir.is_dir() || v2::kill(dir)?);
-            others.extend((!is_done).then_some(dir.as_path()));
-        }
-        Ok(others)
+    /// On cgroup v2: without a race against fork(2). This reaches no process whose first thread has ended
+    /// (kernel/cgroup/cgroup.c, `__cgroup_kill`).
+    fn kill_all_at_once(&self) -> Result<()> {
+        self.dirs_of(Version::V2).filter(|dir| dir.is_dir()).try_for_each(|dir| v2::kill(dir).map(drop))
     }
-}
-
-/// The processes in these directories and below, sorted.
-fn pids_of<'a>(dirs: impl Iterator<Item = &'a Path>) -> Result<Vec<i32>> {
-    let mut pids = Vec::new();
-    for dir in dirs {
-        each_group(dir, |group| {
-            let Some(text) = read_in(group, c"cgroup.procs")? else { return Ok(()) };
-            pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
-            Ok(())
-        })?;
-    }
-    pids.sort_unstable();
-    pids.dedup();
-    Ok(pids)
 }
 
 /// Sends SIGKILL to those of `pids` that `members` still lists while their pidfds are open: a process may
 /// have ended since `pids` were listed, and its pid may belong to one outside the group. Not by
 /// /proc/PID/cgroup: on v1, a process whose first thread has ended is in the root group there
 /// (`proc_cgroup_show`), and a container can have such processes.
-fn kill_members(pids: &[i32], members: impl Fn() -> Result<Vec<i32>>) -> Result<()> {
-    for pids in pids.chunks(HELD_AT_ONCE) {
-        let mut held = Vec::new();
-        for pid in pids {
-            held.extend(process::open_pidfd(*pid)?.map(|pidfd| (pid, pidfd)));
-        }
+fn kill_members(mut pids: &[i32], members: impl Fn() -> Result<Vec<i32>>) -> Result<()> {
+    while !pids.is_empty() {
+        let (held, rest) = open_pidfds(pids)?;
+        pids = rest;
         if held.is_empty() {
             continue;
         }
@@ -127,6 +114,22 @@ fn kill_members(pids: &[i32], members: impl Fn() -> Result<Vec<i32>>) -> Result<
         }
     }
     Ok(())
+}
+
+type Held = Vec<(i32, OwnedFd)>;
+
+/// Pidfds of the first of `pids` that still exist, as many as can be open, and the rest of `pids`.
+fn open_pidfds(pids: &[i32]) -> Result<(Held, &[i32])> {
+    let mut held = Vec::new();
+    for (at, &pid) in pids.iter().enumerate().take(HELD_AT_ONCE) {
+        match process::open_pidfd(pid) {
+            Err(e) if matches!(e.errno(), Errno::EMFILE | Errno::ENFILE) && !held.is_empty() => {
+                return Ok((held, &pids[at..]));
+            }
+            opened => held.extend(opened?.map(|pidfd| (pid, pidfd))),
+        }
+    }
+    Ok((held, pids.get(HELD_AT_ONCE..).unwrap_or_default()))
 }
 
 fn is_removed(dir: &Path) -> bool {

@@ -121,21 +121,18 @@ async fn release(runtime: Arc<Runtime>, remains: Remains) {
 
 async fn adopt_sandbox(runtime: &Arc<Runtime>, id: &str) -> Result<Rest> {
     let dir = runtime.root_dir.join("sandboxes").join(id);
+    let end = async |why| Rest::Release(unreadable::end_sandbox(runtime, id, &dir, why).await);
     let mut found = match record::examine::<SandboxRecord>(&dir.join("sandbox.json"))? {
         Found::Intact(found) => found,
         // The record is written first: without it nothing else exists.
         Found::Missing => return Ok(discard(runtime, &dir)),
-        Found::Damaged(why) => {
-            return Ok(Rest::Release(unreadable::end_sandbox(runtime, id, &dir, why).await));
-        }
+        Found::Damaged(why) => return Ok(end(why).await),
     };
     let containers = match record::examine_names(&dir.join("containers"))? {
         Found::Intact(names) => names,
         // Killed during the sandbox's removal.
         Found::Missing => Vec::new(),
-        Found::Damaged(why) => {
-            return Ok(Rest::Release(unreadable::end_sandbox(runtime, id, &dir, why).await));
-        }
+        Found::Damaged(why) => return Ok(end(why).await),
     };
     found.network = found.network.map(|network| runtime.shared_network(Arc::unwrap_or_clone(network)));
     let sandbox = Arc::new(Sandbox::new(dir, found));
