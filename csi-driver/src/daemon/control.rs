@@ -334,9 +334,12 @@ pub(crate) struct Paused {
 }
 
 impl Quiesced {
-    /// Starts the lease anew.
+    /// Starts the lease anew, unless it has ended.
     pub(crate) fn renew(&self, lease: Duration) -> Result<()> {
-        self.control.hold(lease, self.passing).map(drop)
+        match self.control.hold(lease, self.passing) {
+            Err(Error::ControlRefused { volume_id, .. }) => Err(Error::LeaseLost { volume_id }),
+            renewed => renewed.map(drop),
+        }
     }
 
     pub(crate) fn resume(self) -> Result<Paused> {

@@ -180,14 +180,14 @@ impl Targets {
     }
 
     /// Whether the journal records this target with exactly this access.
-    pub(crate) fn is_published_with(
+    pub(crate) fn is_recorded_with(
         &self,
         volume_id: &VolumeId,
         target: &Path,
         access: Access,
     ) -> Result<bool> {
         let record = self.journal.get(volume_id)?;
-        Ok(record.targets.get(target).is_some_and(|found| found.published && found.access == access))
+        Ok(record.targets.get(target).is_some_and(|found| found.access == access))
     }
 
     /// The mount to publish, repaired if necessary.

@@ -162,9 +162,7 @@ impl World {
         let held: BTreeSet<VolumeId> = holders.keeper.union(&holders.driver).cloned().collect();
         alive.extend(control::answering(&config.run_dir, held.difference(&alive)));
         let mut mounts = linux::mountinfo::read().step("read mountinfo")?;
-        mounts.retain(|mount| {
-            mount.fs_type == mounts::FS_TYPE && !is_of_another_driver(config, &mount.mount_point)
-        });
+        mounts.retain(|mount| mount.fs_type == mounts::FS_TYPE && !is_of_another_driver(config, mount));
         let views = other_views(&config.kubelet_dir, &mounts);
         mounts.retain(|mount| !views.iter().any(|view| mount.mount_point.starts_with(view)));
         let unknown = mounts.iter().filter(|mount| {
@@ -211,16 +209,19 @@ impl World {
 /// Two drivers of this kind may serve a node under two names. kubelet's paths show whose a mount
 /// is: `plugins/kubernetes.io/csi/<driver>/<hash>/globalmount` for a staged volume, and
 /// `vol_data.json` beside `mount` for a published one, also for a part of it.
-fn is_of_another_driver(config: &Config, mount_point: &Path) -> bool {
-    let staged = mount_point.strip_prefix(staged_by_kubelet(config)).ok();
+fn is_of_another_driver(config: &Config, mount: &MountEntry) -> bool {
+    let path = &mount.mount_point;
+    let staged = path.strip_prefix(staged_by_kubelet(config)).ok();
     if let Some(driver) = staged.and_then(|below| below.components().next()) {
         return driver.as_os_str() != config.driver_name.as_str();
     }
-    let volume_dir = SubPath::parse(mount_point)
-        .map(SubPath::volume_dir)
-        .or_else(|| mount_point.parent().map(Path::to_owned));
-    let published = volume_dir.map(|dir| vol_data(&dir, "driverName"));
-    matches!(published, Some(Some(Ok(driver))) if driver != config.driver_name)
+    let is_its = |dir: &PathBuf| matches!(vol_data(dir, "volumeHandle"), Some(Ok(id)) if mount.source == *id);
+    let volume_dir = match SubPath::parse(path) {
+        Some(part) => part.volume_dirs().find(is_its),
+        None => path.parent().map(Path::to_owned),
+    };
+    let published = volume_dir.and_then(|dir| vol_data(&dir, "driverName"));
+    matches!(published, Some(Ok(driver)) if driver != config.driver_name)
 }
 
 /// Other paths of kubelet's directory, for example after `mount --rbind`: the mounts there are

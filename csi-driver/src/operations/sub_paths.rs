@@ -1,7 +1,6 @@
 //! Mounts of parts of volumes (`subPath` in a pod's volumeMounts). kubelet makes and unmounts them
 //! itself, so the journal names none of them.
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use linux::mountinfo::MountEntry;
@@ -12,22 +11,22 @@ use crate::model::records::VolumeRecord;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SubPath<'a> {
     pod_dir: &'a Path,
-    volume: &'a OsStr,
 }
 
 impl<'a> SubPath<'a> {
     pub(crate) fn parse(mount_point: &'a Path) -> Option<Self> {
-        let of_volume = mount_point.parent()?.parent()?;
-        let of_pod = of_volume.parent()?;
+        let of_pod = mount_point.parent()?.parent()?.parent()?;
         let pod_dir = of_pod.parent()?;
         let is_kubelets =
             of_pod.file_name()? == "volume-subpaths" && pod_dir.parent()?.file_name()? == "pods";
-        is_kubelets.then_some(Self { pod_dir, volume: of_volume.file_name()? })
+        is_kubelets.then_some(Self { pod_dir })
     }
 
-    /// kubelet's directory of the volume in this pod, with its `vol_data.json`.
-    pub(crate) fn volume_dir(self) -> PathBuf {
-        self.pod_dir.join("volumes/kubernetes.io~csi").join(self.volume)
+    /// kubelet's directories of the pod's volumes, with their `vol_data.json`. A part's own directory has the name
+    /// of the PersistentVolume, or that of the volume in the pod.
+    pub(crate) fn volume_dirs(self) -> impl Iterator<Item = PathBuf> {
+        let entries = std::fs::read_dir(self.pod_dir.join("volumes/kubernetes.io~csi"));
+        entries.into_iter().flatten().flatten().map(|entry| entry.path())
     }
 }
 
@@ -48,10 +47,7 @@ mod tests {
     #[test]
     fn only_the_place_where_kubelet_mounts_a_part_is_one() {
         let part = Path::new("/k/pods/u/volume-subpaths/pv/main/0");
-        assert_eq!(
-            SubPath::parse(part),
-            Some(SubPath { pod_dir: Path::new("/k/pods/u"), volume: OsStr::new("pv") })
-        );
+        assert_eq!(SubPath::parse(part), Some(SubPath { pod_dir: Path::new("/k/pods/u") }));
         for other in [
             "/",
             "/k/pods/u/volumes/kubernetes.io~csi/pv/mount",

@@ -115,7 +115,7 @@ impl Node for NodeService {
             let asked = (asked != target_path).then_some(asked);
             // Earlier drivers did not limit a publish by its attachment: what they published stays so
             // until its pod ends.
-            let access = if driver.targets.is_published_with(&id, &target_path, publish.access)? {
+            let access = if driver.targets.is_recorded_with(&id, &target_path, publish.access)? {
                 publish.access
             } else {
                 allowed.limit(publish.access)

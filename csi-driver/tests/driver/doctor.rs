@@ -368,9 +368,10 @@ fn what_another_driver_serves_and_what_may_be_in_use_stays() {
     let staged = "k/plugins/kubernetes.io/csi/other.example.com/1/globalmount";
     let staged = scene.sandbox.make_dir(staged).unwrap();
     let published = scene.sandbox.make_dir("k/pods/1/volumes/kubernetes.io~csi/pv/mount").unwrap();
-    let data = r#"{"driverName":"other.example.com","volumeHandle":"x"}"#;
+    let data = format!(r#"{{"driverName":"other.example.com","volumeHandle":"vol-{NOBODYS}"}}"#);
     fs::write(published.with_file_name("vol_data.json"), data).unwrap();
-    let part = scene.sandbox.make_dir("k/pods/1/volume-subpaths/pv/main/0").unwrap();
+    // As a kubelet that has the volume's name in the pod there.
+    let part = scene.sandbox.make_dir("k/pods/1/volume-subpaths/data/main/0").unwrap();
     let mut connections: Vec<OwnedFd> =
         [&nobodys, &staged, &published, &part].map(|path| mount_nobodys(path)).into();
     scene.kill_driver();

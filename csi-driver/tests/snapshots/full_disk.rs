@@ -201,7 +201,9 @@ fn a_copy_whose_end_the_journal_refuses_has_failed_and_takes_no_space() {
     linux::mount::bind(&entries, &entries).unwrap();
     let read_only = |read_only| {
         let flags = linux::mount::MountFlags { read_only, ..Default::default() };
-        linux::mount::remount_bind(&entries, flags).unwrap();
+        // EBUSY: the journal has a file there open for writing.
+        let remount = || Ok(linux::mount::remount_bind(&entries, flags)?);
+        tests::eventually("the directory is remounted", TIMEOUT, remount).unwrap();
     };
     let scene = Scene::start_in(sandbox, Flags::process());
     let caller = scene.caller();
