@@ -21,8 +21,9 @@ use crate::{Error, Result, process};
 
 /// Interval between rounds of [`Cgroup::kill`]: a process may have frozen the group again.
 const ROUND: Duration = Duration::from_millis(100);
-/// Limit of the descriptors that [`Cgroup::kill`] has open. For each such part, it lists the group again.
-const HELD_AT_ONCE: usize = 1024;
+/// Limit of the descriptors that [`Cgroup::kill`] has open: other threads need some too. For each such part,
+/// it lists the group again.
+const HELD_AT_ONCE: usize = 128;
 
 impl Cgroup {
     /// The processes in it and below, as pids in the reader's namespace.
@@ -103,33 +104,43 @@ impl Cgroup {
 /// (`proc_cgroup_show`), and a container can have such processes.
 fn kill_members(mut pids: &[i32], members: impl Fn() -> Result<Vec<i32>>) -> Result<()> {
     while !pids.is_empty() {
-        let (held, rest) = open_pidfds(pids)?;
-        pids = rest;
-        if held.is_empty() {
-            continue;
-        }
-        let members = members()?;
-        for (_, pidfd) in held.iter().filter(|(pid, _)| members.binary_search(pid).is_ok()) {
+        let (mut held, mut tried) = open_pidfds(pids)?;
+        let members = loop {
+            if held.is_empty() {
+                break Vec::new();
+            }
+            match members() {
+                Err(e) if lacks_descriptors(&e) && held.len() > 1 => {
+                    held.truncate(held.len() / 2);
+                    tried = held.last().map_or(0, |(at, _)| at + 1);
+                }
+                listed => break listed?,
+            }
+        };
+        for (_, pidfd) in held.iter().filter(|(at, _)| members.binary_search(&pids[*at]).is_ok()) {
             process::signal_pidfd(pidfd, libc::SIGKILL)?;
         }
+        pids = &pids[tried..];
     }
     Ok(())
 }
 
-type Held = Vec<(i32, OwnedFd)>;
-
-/// Pidfds of the first of `pids` that still exist, as many as can be open, and the rest of `pids`.
-fn open_pidfds(pids: &[i32]) -> Result<(Held, &[i32])> {
+/// Pidfds of the first of `pids` that still exist, each with its place in `pids`, as many as can be open; and
+/// how many of `pids` were tried.
+fn open_pidfds(pids: &[i32]) -> Result<(Vec<(usize, OwnedFd)>, usize)> {
     let mut held = Vec::new();
-    for (at, &pid) in pids.iter().enumerate().take(HELD_AT_ONCE) {
+    let tried = pids.len().min(HELD_AT_ONCE);
+    for (at, &pid) in pids[..tried].iter().enumerate() {
         match process::open_pidfd(pid) {
-            Err(e) if matches!(e.errno(), Errno::EMFILE | Errno::ENFILE) && !held.is_empty() => {
-                return Ok((held, &pids[at..]));
-            }
-            opened => held.extend(opened?.map(|pidfd| (pid, pidfd))),
+            Err(e) if lacks_descriptors(&e) && !held.is_empty() => return Ok((held, at)),
+            opened => held.extend(opened?.map(|pidfd| (at, pidfd))),
         }
     }
-    Ok((held, pids.get(HELD_AT_ONCE..).unwrap_or_default()))
+    Ok((held, tried))
+}
+
+fn lacks_descriptors(error: &Error) -> bool {
+    matches!(error.errno(), Errno::EMFILE | Errno::ENFILE)
 }
 
 fn is_removed(dir: &Path) -> bool {

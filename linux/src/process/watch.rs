@@ -34,12 +34,15 @@ pub fn signal_pidfd(pidfd: impl AsFd, signal: i32) -> Result<bool> {
     }
 }
 
-/// A pidfd of a process that is not our child; `None` if no process has this pid.
+/// A pidfd of a process that is not our child; `None` if no process has this pid. A thread may have it: the
+/// kernel numbers threads and processes together.
 pub fn open_pidfd(pid: i32) -> Result<Option<OwnedFd>> {
+    use rustix::io::Errno;
     let Some(rustix_pid) = rustix::process::Pid::from_raw(pid) else { return Ok(None) };
     match rustix::process::pidfd_open(rustix_pid, rustix::process::PidfdFlags::empty()) {
         Ok(fd) => Ok(Some(fd)),
-        Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => Ok(None),
+        // INVAL, or NOENT on newer kernels (seen on 6.18): the number of a thread that is not the first.
+        Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => Ok(None),
         Err(e) => Err(Error::new("pidfd_open", pid, e)),
     }
 }
@@ -184,6 +187,20 @@ mod tests {
     use std::process::Stdio;
 
     use super::*;
+
+    #[test]
+    fn the_number_of_a_thread_is_no_process() {
+        let (send, receive) = std::sync::mpsc::channel();
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            send.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            let _closed = wait.recv();
+        });
+        let opened = open_pidfd(receive.recv().unwrap());
+        drop(end);
+        thread.join().unwrap();
+        assert!(opened.unwrap().is_none());
+    }
 
     #[test]
     fn a_process_is_known_though_its_name_is_no_text() {

@@ -142,20 +142,22 @@ fn is_free(content: &VolumeSnapshotContent, store: &Store, running: &HashSet<Str
         return false;
     }
     let Some(snapshot) = snapshot_calls::snapshot_of(store, content) else { return true };
-    snapshot.metadata.is_deleted() && claims_that_keep(&snapshot, store, running).is_empty()
+    snapshot.metadata.is_deleted() && claims_that_keep(&snapshot, Some(content), store, running).is_empty()
 }
 
-/// The claims that a deleted snapshot waits for. One that is not ready gets no further calls, so it waits
-/// only for CreateVolume calls that have begun.
+/// The claims that a deleted snapshot waits for. No volume can be made from a snapshot that is not ready or
+/// whose content is gone, so such a snapshot waits only for CreateVolume calls that have begun.
 fn claims_that_keep(
     snapshot: &VolumeSnapshot,
+    content: Option<&VolumeSnapshotContent>,
     store: &Store,
     running: &HashSet<String>,
 ) -> Vec<Arc<PersistentVolumeClaim>> {
     let VolumeSnapshot { metadata, status, .. } = snapshot;
     let mut claims = claims_from(store, "VolumeSnapshot", &metadata.namespace, &metadata.name, running);
     let has_begun = |claim: &PersistentVolumeClaim| is_noted(claim) || running.contains(&claim.metadata.uid);
-    claims.retain(|claim| status.ready_to_use == Some(true) || has_begun(claim));
+    let is_usable = status.ready_to_use == Some(true) && content.is_some();
+    claims.retain(|claim| is_usable || has_begun(claim));
     claims
 }
 
@@ -188,7 +190,7 @@ fn decide_deletion(
     store: &Store,
     running: &HashSet<String>,
 ) -> Step {
-    if let Some(claim) = claims_that_keep(snapshot, store, running).first() {
+    if let Some(claim) = claims_that_keep(snapshot, content.as_deref(), store, running).first() {
         return Step::Wait {
             event_type: EventType::Normal,
             reason: "SnapshotDeletePending",
@@ -347,6 +349,10 @@ mod tests {
         assert!(is_free(&content, &store, &idle));
         store.put_claim(claim.clone()).unwrap();
         assert!(!is_free(&content, &store, &idle));
+        assert_eq!(decide(&snapshot, &store, &idle), Step::Remove, "the content is gone");
+        assert!(matches!(decide(&snapshot, &store, &running), Step::Wait { .. }));
+        store.put_snapshot_content(content.clone()).unwrap();
+        assert!(matches!(decide(&snapshot, &store, &idle), Step::Wait { .. }));
         snapshot.status.ready_to_use = Some(false);
         store.put_snapshot(snapshot).unwrap();
         assert!(is_free(&content, &store, &idle) && !is_free(&content, &store, &running));
