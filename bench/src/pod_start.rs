@@ -37,8 +37,8 @@ impl Kind {
         }
     }
 
-    /// The direction of issue 2, in ms.
-    fn direction(self) -> u32 {
+    /// What the figure is to reach, in ms.
+    fn to_reach(self) -> u32 {
         match self {
             Self::NoVolume => 40,
             Self::StagedVolume => 60,
@@ -153,7 +153,7 @@ const CLAIM_SIZE: &str = "64Mi";
 /// A Markdown table, as docs/BENCHMARKS.md takes it.
 fn table(rows: &[(Kind, Vec<f64>)]) -> String {
     let mut text =
-        "\n| manifest renamed into place -> first statement | runs | median ms | min..max ms | direction ms |
+        "\n| manifest renamed into place -> first statement | runs | median ms | min..max ms | to reach ms |
 |---|---|---|---|---|"
             .to_owned();
     for (kind, samples) in rows {
@@ -163,7 +163,7 @@ fn table(rows: &[(Kind, Vec<f64>)]) -> String {
             kind.title(),
             samples.len(),
             median(&mut samples.clone()),
-            kind.direction()
+            kind.to_reach()
         );
         text.push_str(&row);
     }

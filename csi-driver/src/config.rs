@@ -78,7 +78,7 @@ pub struct Flags {
     /// Directory of the driver's journal; must survive a reboot.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/hawser-csi")]
     pub state_dir: PathBuf,
-    /// Directory of the daemons' dial sockets; at most 64 bytes long.
+    /// Directory of the sockets on which daemons connect to the driver; at most 64 bytes long.
     #[arg(long, value_name = "DIR", default_value = "/run/hawser")]
     pub run_dir: PathBuf,
     /// How volume daemons are started.
@@ -107,7 +107,7 @@ pub struct Flags {
     /// for a start. 0: none
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=MAX_WARM_DAEMONS))]
     pub warm_daemons: u8,
-    /// How long a daemon may take to dial in, up to 80 [default: 30 for a process, 80 for a pod]
+    /// How long a daemon may take to connect to the driver, up to 80 [default: 30 for a process, 80 for a pod]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_START_TIMEOUT_SECONDS))]
     pub start_timeout: Option<u64>,
     /// Interval of the check for hung daemons. A daemon that answers no request of its volume for three
@@ -125,9 +125,9 @@ pub struct Flags {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LauncherName {
-    /// A static pod a volume, run by a kubelet that watches --manifests.
+    /// One static pod for each volume; a kubelet that watches --manifests runs it.
     Manifest,
-    /// A child process a volume.
+    /// One child process for each volume.
     Process,
 }
 
@@ -137,7 +137,7 @@ pub enum Mode {
     Both,
     /// The node service alone: no volume is made, deleted, copied or expanded.
     Node,
-    /// The controller service alone, which volumes of a pool do not allow.
+    /// Refused: only the node that has the pool can make its volumes.
     Controller,
 }
 

@@ -362,7 +362,7 @@ pub struct DescribeArgs {
     pub scope: Scope,
     #[command(flatten)]
     pub selection: Selection,
-    /// pod, pvc, pv, sc, csidriver, configmap, secret, vs, vsc or vsclass; or KIND/NAME
+    /// pod, pvc, pv, sc, csidriver, configmap, secret, vs, vsc, vsclass or node; or KIND/NAME
     #[arg(value_name = "KIND")]
     pub kind: String,
     #[arg(value_name = "NAME")]
@@ -413,7 +413,7 @@ pub struct AttachArgs {
     /// Pass stdin to the container
     #[arg(short = 'i', long)]
     pub stdin: bool,
-    /// Stdin is a terminal, as the container's is
+    /// Use this terminal for a container with tty: true
     #[arg(short, long)]
     pub tty: bool,
     /// Print only what the container writes

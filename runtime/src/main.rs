@@ -34,7 +34,7 @@ struct Args {
     /// Directory with cached CNI results
     #[arg(long, default_value = "/var/lib/cni")]
     cni_cache_dir: PathBuf,
-    /// OCI runtime (runc, crun, youki) to start containers with, instead of the native launcher
+    /// Start containers with this OCI runtime (runc, crun, youki) instead of the built-in one
     #[arg(long)]
     oci_runtime: Option<PathBuf>,
     /// Where the kernel refuses to restrict a container's devices, start it without CAP_MKNOD

@@ -40,18 +40,18 @@ enum Task {
     Up(local_node::UpArguments),
     /// Remove the node of `up` without a trace: pods, volumes, network, directory
     Down(local_node::Directory),
-    /// rustfmt, clippy and rustdoc, warnings as errors; licences and sources of dependencies
+    /// Run rustfmt, clippy and rustdoc with warnings as errors; check licences and sources of dependencies
     Check {
         /// Also fetch the advisory database from github.com, and fail for vulnerable, unsound,
         /// unmaintained or yanked dependencies. Run it before each release; CI does not
         #[arg(long)]
         advisories: bool,
     },
-    /// Everything that needs Rust, root and this kernel: unit, kernel and end-to-end tests
+    /// Run all tests: unit, kernel and end-to-end tests. Needs root
     Test {
         /// Only tests whose name contains this
         filter: Option<String>,
-        /// Kill daemon, keeper and driver 300 times instead of 40, and soak for ten minutes
+        /// Kill daemon, keeper and driver five times as often, and run the load test for ten minutes
         #[arg(long)]
         long: bool,
         /// Which CRI runtime the nodes of the end-to-end tests have. `containerd`: only the tests of the
@@ -59,17 +59,18 @@ enum Task {
         #[arg(long, value_enum, default_value_t = RuntimeName::Embedded, conflicts_with = "long")]
         runtime: RuntimeName,
     },
-    /// Against third-party software; installs it or reports what is missing
+    /// Run the conformance tests against third-party software; install it, or report what is missing
     #[command(disable_help_flag = true)]
     Conformance(Passed),
-    /// On kernels of distributions, booted under QEMU with cgroup v2 alone (docs/LAB.md)
+    /// Run the tests on kernels of distributions, under QEMU, with cgroup v2 alone (docs/LAB.md)
     #[command(disable_help_flag = true)]
     Lab(Passed),
-    /// Measure
+    /// Measure speed and memory (docs/BENCHMARKS.md)
     #[command(disable_help_flag = true)]
     Bench(Passed),
     /// Put the CNI plugins into a node's plugin directory; those that are there are kept beside them
     Install {
+        /// The node's plugin directory
         #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
         cni_bin_dir: PathBuf,
         /// Undo it: restore what was there before
@@ -93,7 +94,7 @@ struct DemoArguments {
     /// Take bridge, host-local and loopback from here [default: ours]
     #[arg(long, value_name = "DIR")]
     cni_bin_dir: Option<PathBuf>,
-    /// Start containers with this OCI runtime, as runc [default: the native launcher]
+    /// Start containers with this OCI runtime, such as runc [default: the built-in one]
     #[arg(long, value_name = "PROGRAM")]
     oci_runtime: Option<PathBuf>,
     /// How the driver starts the volume's daemon

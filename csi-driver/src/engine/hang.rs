@@ -116,25 +116,24 @@ impl HangWatch {
         let Some(deadline) = self.deadline else { return self.follow_killed().await };
         loop {
             tokio::time::sleep(deadline / 2).await;
-            let looking = self.clone();
-            let found = tokio::task::spawn_blocking(move || looking.awaited()).await;
-            match found {
-                Ok(Ok(awaited)) => {
-                    for (volume_id, serving) in awaited {
-                        if let Some(noted) = self.daemons.hangs.examining(&volume_id) {
-                            let watch = self.clone();
-                            tokio::spawn(async move {
-                                let _until_examined = noted;
-                                Examination { watch, volume_id, serving, deadline }.run().await;
-                            });
-                        }
-                    }
+            for (volume_id, serving) in self.look(Self::awaited).await.unwrap_or_default() {
+                if let Some(noted) = self.daemons.hangs.examining(&volume_id) {
+                    let watch = self.clone();
+                    tokio::spawn(async move {
+                        let _until_examined = noted;
+                        Examination { watch, volume_id, serving, deadline }.run().await;
+                    });
                 }
-                Ok(Err(error)) => tracing::warn!(error = chain(&error), "look for hung daemons"),
-                // The panic is in the log already.
-                Err(_panicked) => {}
             }
         }
+    }
+
+    /// `None` after an error, which is in the log.
+    async fn look<T: Send + 'static>(self: &Arc<Self>, how: fn(&Self) -> Result<T>) -> Option<T> {
+        let looking = self.clone();
+        // A panic is in the log already.
+        let found = tokio::task::spawn_blocking(move || how(&looking)).await.ok()?;
+        found.inspect_err(|error| tracing::warn!(error = chain(error), "look for hung daemons")).ok()
     }
 
     /// Without a deadline: starts other daemons for those that were killed and cannot end, in a loop without
@@ -145,12 +144,7 @@ impl HangWatch {
         }
         loop {
             tokio::time::sleep(KILLED_LOOK).await;
-            let looking = self.clone();
-            let looked = tokio::task::spawn_blocking(move || looking.report_killed()).await;
-            // A panic is in the log already.
-            if let Ok(Err(error)) = looked {
-                tracing::warn!(error = chain(&error), "look for killed daemons");
-            }
+            self.look(Self::report_killed).await;
         }
     }
 

@@ -36,13 +36,14 @@ pub enum Command {
     /// Takes the same flags as the driver. Exits with 0 if nothing is left to repair, 1 if
     /// something is, and 2 if it could not look.
     Doctor(Box<Doctor>),
-    /// Replaces daemons by ones of the program that the running driver is configured with.
+    /// Replaces daemons by daemons of the program or image that the running driver is configured with.
     ///
-    /// For after an upgrade of the driver and of hawser-volume, or of the mount image. The new daemon
-    /// starts and checks what it gets while the earlier one serves: if it cannot continue, the earlier
-    /// one is not stopped. Then it follows, and users see a pause of some milliseconds and no error. If
-    /// it does not serve then, a daemon of the earlier program does. Exits with 0 if each volume's
-    /// daemon is of the configured program, and 1 if one is not.
+    /// Use it after an upgrade of hawser-volume or of the mount image. The new daemon starts while the
+    /// earlier daemon serves. If the new daemon cannot continue the connection, the earlier one is not
+    /// stopped. Otherwise it replaces the earlier daemon: users see a pause of some milliseconds and no
+    /// error. If the new daemon then does not serve, a daemon of the earlier program continues. Exits
+    /// with 0 if each volume's daemon is of the configured program, and with 1 if one is not, or if no
+    /// driver answers.
     Upgrade(Upgrade),
 }
 

@@ -48,7 +48,7 @@ pub struct LogsArgs {
     /// Begin each line with its pod and container
     #[arg(long)]
     pub prefix: bool,
-    /// At most so many bytes of each log
+    /// Maximum number of bytes of each log
     #[arg(long, value_name = "BYTES", value_parser = |text: &str| numbers::whole::<u64>(text, 1))]
     pub limit_bytes: Option<u64>,
     /// How many logs may be followed at the same time

@@ -4,7 +4,7 @@
 //! The applications are processes of their own (`tests/workload`). So this process has no file of a
 //! volume open, and none of its own calls can wait for a daemon without a time limit.
 //!
-//! `HAWSER_TEST_LONG=1` (`cargo xtask test --long`) makes it long: 300 kills, and ten minutes of soak.
+//! `HAWSER_TEST_LONG=1` (`cargo xtask test --long`) makes it long: five times as many kills, and ten minutes of soak.
 //! `HAWSER_CHAOS_SEED=<number>` repeats the choices of an earlier run. `HAWSER_CHAOS_POOL` is described in
 //! `limited`.
 
