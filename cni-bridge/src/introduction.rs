@@ -3,7 +3,9 @@
 //! An address that is used again with another MAC needs an announcement: hosts that keep the old
 //! MAC in their neighbour tables do not reach the container for up to a minute. An announcement is a
 //! broadcast, which each container of the bridge handles: beside 300 of them, one takes 1.7 ms.
-//! Hence a container's MAC follows from its IPv4 address where possible.
+//! Hence a container's MAC follows from its IPv4 address where possible. If the host has no address
+//! on the bridge, it does not know which MACs the containers remember, for example the random one
+//! that the reference gave to an earlier owner of the address.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -39,7 +41,8 @@ impl Introduction {
     pub(crate) fn new(config: &Config, ips: &[IpConfig], known: Known) -> Self {
         let derived = derived_mac(config, ips);
         let mac = derived.unwrap_or(known.current);
-        let is_certain = derived.is_some() && known.earlier.is_none_or(|earlier| earlier == mac);
+        let is_certain =
+            derived.is_some() && config.is_gateway() && known.earlier.is_none_or(|earlier| earlier == mac);
         let is_silent = known.has_ipv6 && (is_certain || first_ipv4(ips).is_none());
         Self { mac, announced: !is_silent }
     }
@@ -75,8 +78,8 @@ fn ipv4(ips: &[IpConfig]) -> impl Iterator<Item = Ipv4Addr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Container;
     use crate::config::tests::plain;
+    use crate::config::{Container, Role};
 
     const RANDOM: Mac = [2, 1, 2, 3, 4, 5];
 
@@ -85,7 +88,8 @@ mod tests {
             .iter()
             .map(|text| IpConfig { interface: None, address: text.parse().unwrap(), gateway: None })
             .collect();
-        let mut config = Config { container: Container::Layer3 { ipam: "host-local".to_owned() }, ..plain() };
+        let container = Container::Layer3 { ipam: "host-local".to_owned() };
+        let mut config = Config { container, role: Role::Gateway, ..plain() };
         let mut known = Known { current: RANDOM, earlier: None, has_ipv6: true };
         change(&mut config, &mut known);
         Introduction::new(&config, &ips, known)
@@ -119,5 +123,13 @@ mod tests {
             known.current = given;
         });
         assert_eq!(named, Introduction { mac: given, announced: true });
+    }
+
+    #[test]
+    fn without_an_address_of_the_host_on_the_bridge_every_ipv4_address_is_announced() {
+        let as_switch = |addresses: &[&str]| introduced(addresses, |config, _| config.role = Role::Switch);
+        let derived = [0x0a, 0x58, 10, 1, 0, 2];
+        assert_eq!(as_switch(&["10.1.0.2/24"]), Introduction { mac: derived, announced: true });
+        assert_eq!(as_switch(&["fd00::2/64"]), Introduction { mac: RANDOM, announced: false });
     }
 }

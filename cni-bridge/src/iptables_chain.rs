@@ -8,12 +8,16 @@ use std::net::IpAddr;
 
 use cni_plugin::{ValidAttachments, sha512_hex};
 use ipnetwork::IpNetwork;
-use netfilter::nftables::{Batch, CmpOp, Expression, Family, Rule};
+use netfilter::nftables::{Batch, CmpOp, Expression, Family, PayloadBase, Rule};
 
 /// The table, by its name in iptables and ip6tables.
 pub(crate) const TABLE: &str = "nat";
 pub(crate) const POSTROUTING: &str = "POSTROUTING";
 pub(crate) const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
+
+/// Where the source address begins in the IP header.
+const SOURCE_V4: u32 = 12;
+const SOURCE_V6: u32 = 8;
 
 /// `CNI-` and 24 digits: iptables allows 28 bytes.
 pub(crate) fn chain_name(network: &str, container_id: &str) -> String {
@@ -52,19 +56,33 @@ pub(crate) struct Addresses {
     pub(crate) complete: bool,
 }
 
+impl Addresses {
+    /// Whether the attachment may have an address of the IP version.
+    pub(crate) fn may_include(&self, v4: bool) -> bool {
+        !self.complete || self.known.is_empty() || self.known.iter().any(|address| address.is_ipv4() == v4)
+    }
+}
+
 /// The attachment's own jumps among those from each family's addresses to a container's chain; the
 /// others belong to another interface. If its addresses of a family are unknown, all are its own,
-/// unless the other family shows another interface.
+/// unless the other family shows another interface. Before v0.8.0, the reference made one jump from the
+/// whole network, which belongs to an address without a jump of its own. `source_of`: the addresses
+/// from which one jumps.
 pub(crate) fn own_jumps<'a, J>(
     addresses: &Addresses,
     jumps: [&'a [J]; 2],
-    is_from: impl Fn(&J, IpAddr) -> bool,
+    source_of: impl Fn(&J) -> Option<IpNetwork>,
 ) -> [Vec<&'a J>; 2] {
     let known = FAMILIES.map(|family| {
         let of_family = |address: &&IpAddr| address.is_ipv4() == (family == Family::Ipv4);
         addresses.known.iter().filter(of_family).copied().collect::<Vec<IpAddr>>()
     });
-    let is_own = |at: usize, jump: &J| known[at].iter().any(|address| is_from(jump, *address));
+    let is_from = |at: usize, jump: &J, address: IpAddr| {
+        let alone = IpNetwork::from(address);
+        let has_its_own = || jumps[at].iter().any(|jump| source_of(jump) == Some(alone));
+        source_of(jump).is_some_and(|from| from == alone || from.contains(address) && !has_its_own())
+    };
+    let is_own = |at: usize, jump: &J| known[at].iter().any(|address| is_from(at, jump, *address));
     let shows_another = |at: usize| !known[at].is_empty() && !jumps[at].iter().all(|jump| is_own(at, jump));
     let is_shared = [0, 1].into_iter().any(shows_another);
     [0, 1].map(|at| {
@@ -84,7 +102,7 @@ pub(crate) fn plan_removal(
 ) {
     let is_jump = |rule: &&Rule| rule.chain != chain && rule.target_chain() == Some(chain);
     let jumps = found.each_ref().map(|rules| rules.iter().flatten().filter(is_jump).collect::<Vec<_>>());
-    let own = own_jumps(addresses, jumps.each_ref().map(Vec::as_slice), |rule, ip| compares_with(rule, ip));
+    let own = own_jumps(addresses, jumps.each_ref().map(Vec::as_slice), |rule| source_of(rule));
     for (at, family) in FAMILIES.into_iter().enumerate() {
         for rule in &own[at] {
             batch.delete_rule(family, TABLE, &rule.chain, rule.handle);
@@ -122,6 +140,33 @@ fn compares_with(rule: &Rule, address: IpAddr) -> bool {
     rule.expressions.iter().any(same)
 }
 
+/// The addresses from which a rule jumps. iptables-nft compares their first bytes, or all under a
+/// mask.
+fn source_of(rule: &Rule) -> Option<IpNetwork> {
+    rule.expressions.iter().enumerate().find_map(|(at, expression)| {
+        let Expression::Payload { base: PayloadBase::Network, offset, .. } = expression else { return None };
+        match rule.expressions.get(at + 1..)? {
+            [Expression::Cmp { op: CmpOp::Eq, value, .. }, ..] => source(*offset, value, 8 * value.len()),
+            [Expression::Bitwise { mask, .. }, Expression::Cmp { op: CmpOp::Eq, value, .. }, ..] => {
+                source(*offset, value, mask.iter().map(|byte| byte.count_ones() as usize).sum())
+            }
+            _ => None,
+        }
+    })
+}
+
+/// The network at `offset` of the IP header, from its first bytes.
+fn source(offset: u32, first_bytes: &[u8], prefix: usize) -> Option<IpNetwork> {
+    let mut octets = [0; 16];
+    octets.get_mut(..first_bytes.len())?.copy_from_slice(first_bytes);
+    let address = match offset {
+        SOURCE_V4 => IpAddr::from(*octets.first_chunk::<4>()?),
+        SOURCE_V6 => IpAddr::from(octets),
+        _ => return None,
+    };
+    IpNetwork::new(address, u8::try_from(prefix).ok()?).ok()
+}
+
 /// The chains of containers of `network` without any valid interface.
 pub(crate) fn stale_chains(network: &str, valid: &ValidAttachments, rules: &[Rule]) -> Vec<String> {
     let prefix = comment_prefix(network);
@@ -154,7 +199,7 @@ mod tests {
         let own = |known: &[&str], complete: bool, v4: &[&'static str]| {
             let known = known.iter().map(|ip| ip.parse().unwrap()).collect();
             let jumps = [v4, &["fd00::2"][..]];
-            let own = own_jumps(&Addresses { known, complete }, jumps, |jump, ip| *jump == ip.to_string());
+            let own = own_jumps(&Addresses { known, complete }, jumps, |jump| jump.parse().ok());
             own.concat().into_iter().copied().collect::<Vec<&str>>()
         };
         let both = ["10.0.0.2", "10.0.0.3"];

@@ -2,13 +2,12 @@
 //! legacy tables have rules that nf_tables does not show.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 use cni_plugin::{CniError, Invocation, ValidAttachments};
 use ipnetwork::IpNetwork;
 use netfilter::iptables::{IpTables, IpVersion, legacy_tables, quote};
 
-use crate::error::Error;
+use crate::error::{Error, Failures};
 use crate::iptables_chain::{Addresses, TABLE, chain_name, comment, own_jumps, rules_of};
 use crate::keys::KEYS;
 
@@ -31,22 +30,33 @@ pub(crate) fn ensure(call: &Invocation, addresses: &[IpNetwork]) -> Result<(), E
 }
 
 /// Removes the attachment's jumps to its chain from the legacy tables and, if none is left, the
-/// chain.
+/// chain. After a failure for one IP version, the rules of the other are still removed. Without
+/// `ipMasq` it starts no program.
 pub(crate) fn remove(call: &Invocation, addresses: &dyn Fn() -> Addresses) -> Result<(), Error> {
-    let chain = chain_name(&call.conf.name, &call.container_id);
-    let [v4, v6] = VERSIONS.map(|version| Listed::read(version, call));
-    let listed = [v4?, v6?];
-    if listed.iter().all(Option::is_none) {
+    if !is_masqueraded(call) {
         return Ok(());
     }
+    let mut failures = Failures::default();
+    let with_table = VERSIONS.map(|version| failures.keep(has_table(version)) == Some(true));
+    if with_table == [false; 2] {
+        return failures.into_result();
+    }
+    let mut addresses = addresses();
+    let listed = [0, 1].map(|at| {
+        let is_read = with_table[at] && addresses.may_include(VERSIONS[at] == IpVersion::V4);
+        is_read.then(|| failures.keep(Listed::read(VERSIONS[at], call)).flatten()).flatten()
+    });
+    // Rules that were not read may show a second interface of the container.
+    addresses.complete |= !failures.is_empty();
+    let chain = chain_name(&call.conf.name, &call.container_id);
     let there = listed.each_ref().map(|listed| listed.as_ref().map_or(&[][..], |listed| &listed.lines));
-    let commands = removal(&chain, &addresses(), there);
+    let commands = removal(&chain, &addresses, there);
     for (listed, commands) in listed.iter().zip(&commands) {
         if let Some(Listed { tool, .. }) = listed {
-            tool.apply(TABLE, commands)?;
+            failures.keep(tool.apply(TABLE, commands));
         }
     }
-    Ok(())
+    failures.into_result()
 }
 
 /// A program and its output for the table: lines of `-S`.
@@ -63,14 +73,25 @@ impl Listed {
     }
 }
 
-/// Removes the legacy chains of this network's containers without any valid interface.
+/// Removes the legacy chains of this network's containers without any valid interface, for each IP
+/// version on its own. Without `ipMasq`, there may be rules of an earlier configuration: a failure is
+/// only a warning then.
 pub(crate) fn collect(call: &Invocation, valid: &ValidAttachments) -> Result<(), Error> {
+    let mut failures = Failures::default();
     for version in VERSIONS {
-        let Some(Listed { tool, lines }) = Listed::read(version, call)? else { continue };
-        for chain in stale_chains(&call.conf.name, valid, &lines) {
-            let [commands, _] = removal(&chain, &Addresses::default(), [&lines, &[]]);
-            tool.apply(TABLE, &commands)?;
+        match collect_version(version, call, valid) {
+            Err(e) if !is_masqueraded(call) => warn_of_rest(version, &e),
+            outcome => drop(failures.keep(outcome)),
         }
+    }
+    failures.into_result()
+}
+
+fn collect_version(version: IpVersion, call: &Invocation, valid: &ValidAttachments) -> Result<(), Error> {
+    let Some(Listed { tool, lines }) = Listed::read(version, call)? else { return Ok(()) };
+    for chain in stale_chains(&call.conf.name, valid, &lines) {
+        let [commands, _] = removal(&chain, &Addresses::default(), [&lines, &[]]);
+        tool.apply(TABLE, &commands)?;
     }
     Ok(())
 }
@@ -90,25 +111,39 @@ pub(crate) fn is_complete(call: &Invocation, addresses: &[IpNetwork]) -> Result<
     Ok(true)
 }
 
+/// Whether the configuration masquerades. Also if the key has a wrong type: an earlier configuration
+/// may have masqueraded.
+fn is_masqueraded(call: &Invocation) -> bool {
+    call.conf.fields(KEYS).bool("ipMasq").unwrap_or(true)
+}
+
+/// Starts no program.
+fn has_table(version: IpVersion) -> Result<bool, Error> {
+    let tables = legacy_tables(version)
+        .map_err(|source| linux::Error::new("list legacy tables", version.program(), source))?;
+    Ok(tables.iter().any(|table| table == TABLE))
+}
+
 /// `None` if the kernel has no legacy table, since running the program would create one, or if
 /// there is a table but no program for it.
 fn legacy_tool(version: IpVersion, call: &Invocation) -> Result<Option<IpTables>, Error> {
-    let tables = legacy_tables(version)
-        .map_err(|source| linux::Error::new("list legacy tables", version.program(), source))?;
-    if !tables.iter().any(|table| table == TABLE) {
+    if !has_table(version)? {
         return Ok(None);
     }
     match IpTables::find_legacy(version) {
         Ok(tool) => Ok(Some(tool)),
         Err(e) => {
-            let asked = call.conf.fields(KEYS).bool("ipMasq").unwrap_or(true);
-            if asked {
-                let what = format!("the legacy table {TABLE} of {} is left as it is", version.program());
-                cni_plugin::warn("bridge", format_args!("{what}: {}", CniError::chain(&e).msg));
+            if is_masqueraded(call) {
+                warn_of_rest(version, &e);
             }
             Ok(None)
         }
     }
+}
+
+fn warn_of_rest(version: IpVersion, e: &dyn std::error::Error) {
+    let what = format!("the legacy table {TABLE} of {} is left as it is", version.program());
+    cni_plugin::warn("bridge", format_args!("{what}: {}", CniError::chain(e).msg));
 }
 
 fn of_version(addresses: &[IpNetwork], version: IpVersion) -> Vec<IpNetwork> {
@@ -149,11 +184,7 @@ fn removal(chain: &str, addresses: &Addresses, there: [&[String]; 2]) -> [Vec<St
     let target = format!("-j {chain}");
     let is_jump = |line: &&String| line.ends_with(&target) && line.starts_with("-A ");
     let jumps = there.map(|lines| lines.iter().filter(is_jump).collect::<Vec<_>>());
-    let is_from = |line: &&String, address: IpAddr| {
-        let bits = if address.is_ipv4() { 32 } else { 128 };
-        line.contains(&format!(" -s {address}/{bits} "))
-    };
-    let own = own_jumps(addresses, jumps.each_ref().map(Vec::as_slice), is_from);
+    let own = own_jumps(addresses, jumps.each_ref().map(Vec::as_slice), |line| source_of(line));
     [0, 1].map(|at| {
         let mut commands: Vec<String> = own[at].iter().map(|line| line.replacen("-A ", "-D ", 1)).collect();
         if own[at].len() == jumps[at].len() && there[at].contains(&format!("-N {chain}")) {
@@ -161,6 +192,11 @@ fn removal(chain: &str, addresses: &Addresses, there: [&[String]; 2]) -> [Vec<St
         }
         commands
     })
+}
+
+/// The addresses from which a line jumps.
+fn source_of(line: &str) -> Option<IpNetwork> {
+    line.split_once(" -s ")?.1.split(' ').next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -197,5 +233,21 @@ mod tests {
         assert_eq!(removal("CNI-x", first), [vec![delete.to_owned()], vec![]]);
         assert_eq!(removal("CNI-x", Addresses::default())[0][2..], ["-F CNI-x", "-X CNI-x"]);
         assert_eq!(removal("CNI-y", Addresses::default()), [[""; 0]; 2]);
+    }
+
+    #[test]
+    fn a_jump_from_the_network_is_that_of_an_address_without_its_own() {
+        let there = ["-N CNI-x", "-A POSTROUTING -s 10.0.0.0/24 -j CNI-x"].map(str::to_owned).to_vec();
+        let removal = |address: &str, there: &[String]| {
+            let addresses = Addresses { known: vec![address.parse().unwrap()], complete: true };
+            let [commands, _] = removal("CNI-x", &addresses, [there, &[]]);
+            commands
+        };
+        let all = ["-D POSTROUTING -s 10.0.0.0/24 -j CNI-x", "-F CNI-x", "-X CNI-x"];
+        assert_eq!(removal("10.0.0.2", &there), all);
+        assert_eq!(removal("10.0.1.2", &there), [""; 0]);
+        let with_its_own = [there, vec!["-A POSTROUTING -s 10.0.0.3/32 -j CNI-x".to_owned()]].concat();
+        assert_eq!(removal("10.0.0.3", &with_its_own), ["-D POSTROUTING -s 10.0.0.3/32 -j CNI-x"]);
+        assert_eq!(removal("10.0.0.2", &with_its_own), all[..1]);
     }
 }

@@ -5,6 +5,7 @@ mod plan;
 mod rules;
 mod script;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
@@ -15,7 +16,7 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::family::Family;
 use plan::{Found, Shared};
-use rules::{LOCALNET_GUARD, Wanted, container_rules, family_of, hook_rules};
+use rules::{HOSTPORTS, LOCALNET_GUARD, Wanted, container_rules, family_of, hook_rules};
 
 pub(crate) use rules::{Effect, Owner, TABLE};
 
@@ -119,11 +120,13 @@ pub(crate) fn missing(config: &Config, owner: &Owner) -> Result<Option<Error>, E
         let found = find(&mut kernel, family, owner).map_err(failed)?;
         // The reference's rules for the same attachment are accepted too.
         let there = found.effects(owner);
-        let missing = wanted.iter().find(|wanted| wanted.common && !there.include(wanted));
+        let missing = wanted.iter().find(|wanted| wanted.common && there.chain_with(wanted).is_none());
         if let Some(wanted) = missing {
             return Ok(Some(Error::MissingRules { chain: wanted.chain, missing: wanted.text.clone() }));
         }
-        if let Some((chain, missing)) = found.broken_path().filter(|_| !wanted.is_empty()) {
+        let forwards = wanted.iter().filter(|wanted| wanted.chain == HOSTPORTS);
+        let chains: BTreeSet<_> = forwards.filter_map(|wanted| there.chain_with(wanted)).collect();
+        if let Some((chain, missing)) = chains.into_iter().find_map(|chain| found.broken_path(chain)) {
             return Ok(Some(Error::MissingRules { chain, missing: missing.to_owned() }));
         }
         let missing_guard = found.missing_guard().next().filter(|_| guarded);

@@ -34,6 +34,8 @@ use socket::{Socket, Undecodable};
 
 /// A dump during which the tables changed is repeated this often; then the last result is used.
 const DUMP_ATTEMPTS: usize = 5;
+/// As [`DUMP_ATTEMPTS`], for dumps of links. Links may be missing from the last result, so there is none.
+const LINK_DUMP_ATTEMPTS: usize = 20;
 /// Limit of a bridge's learned addresses, each about 125 bytes that the kernel charges to no
 /// control group. Frames to further addresses go to all ports.
 pub const MOST_LEARNED_ADDRESSES: u32 = 65_536;
@@ -230,24 +232,23 @@ impl Netlink {
     }
 
     /// All links of the namespace, except those with texts that are not UTF-8: one such link, of any
-    /// program, must not hide all others.
+    /// program, must not hide all others. `EINTR` if links always change meanwhile.
     pub fn links(&self) -> Result<Vec<Link>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-        let answers = self
-            .dump(RouteNetlinkMessage::GetLink(message), Undecodable::LeftOut)
-            .map_err(|e| Error::new("list links", "all", e))?;
+        let answers =
+            self.dump_links(message, Undecodable::LeftOut).map_err(|e| Error::new("list links", "all", e))?;
         Ok(answers.into_iter().filter_map(link_of).collect())
     }
 
     /// The ports of the bridge (or other master) `master`. Fails if one of them has a text that is not
-    /// UTF-8: without it, the bridge would look unused.
+    /// UTF-8: without it, the bridge would look unused. `EINTR` if links always change meanwhile.
     pub fn ports_of(&self, master: u32) -> Result<Vec<Link>> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::Controller(master));
         message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         let answers = self
-            .dump(RouteNetlinkMessage::GetLink(message), Undecodable::Refused)
+            .dump_links(message, Undecodable::Refused)
             .map_err(|e| Error::new("list ports of link", master, e))?;
         // Without strict checking the kernel may send all links.
         let links = answers.into_iter().filter_map(link_of);
@@ -491,16 +492,39 @@ impl Netlink {
         message: RouteNetlinkMessage,
         undecodable: Undecodable,
     ) -> io::Result<Vec<RouteNetlinkMessage>> {
-        let mut answers = Vec::new();
-        for _ in 0..DUMP_ATTEMPTS {
-            let consistent;
-            (answers, consistent) = self.socket.dump(message.clone(), undecodable)?;
-            if consistent {
-                break;
-            }
-        }
-        Ok(answers)
+        let dump = || self.socket.dump(message.clone(), undecodable);
+        until_consistent(DUMP_ATTEMPTS, dump).map(|(answers, _)| answers)
     }
+
+    fn dump_links(
+        &self,
+        message: LinkMessage,
+        undecodable: Undecodable,
+    ) -> io::Result<Vec<RouteNetlinkMessage>> {
+        let message = RouteNetlinkMessage::GetLink(message);
+        let dump = || self.socket.dump(message.clone(), undecodable);
+        until_consistent(LINK_DUMP_ATTEMPTS, dump).and_then(refuse_inconsistent)
+    }
+}
+
+/// Repeats `dump`, which returns a result and whether that is one consistent state. Returns the last of
+/// them.
+fn until_consistent<T>(
+    attempts: usize,
+    mut dump: impl FnMut() -> io::Result<(T, bool)>,
+) -> io::Result<(T, bool)> {
+    let mut last = dump()?;
+    for _ in 1..attempts {
+        if last.1 {
+            break;
+        }
+        last = dump()?;
+    }
+    Ok(last)
+}
+
+fn refuse_inconsistent<T>((answers, consistent): (T, bool)) -> io::Result<T> {
+    if consistent { Ok(answers) } else { Err(io::Error::from_raw_os_error(nix::libc::EINTR)) }
 }
 
 #[cfg(test)]
@@ -556,6 +580,24 @@ mod tests {
     }
 
     const MAC: Mac = [0x02, 1, 2, 3, 4, 5];
+
+    #[test]
+    fn a_dump_is_repeated_until_nothing_changes_meanwhile() {
+        let dump_until = |consistent: usize| {
+            let mut calls = 0;
+            let dumped = until_consistent(5, || {
+                calls += 1;
+                Ok((calls, calls == consistent))
+            });
+            dumped.unwrap()
+        };
+        assert_eq!(dump_until(1), (1, true));
+        assert_eq!(dump_until(3), (3, true));
+        assert_eq!(dump_until(9), (5, false));
+        assert_eq!(refuse_inconsistent(dump_until(3)).ok(), Some(3));
+        let refused = refuse_inconsistent(dump_until(9)).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(nix::libc::EINTR));
+    }
 
     #[test]
     fn a_veth_joins_a_bridge_and_its_peer_gets_addresses_and_routes() {

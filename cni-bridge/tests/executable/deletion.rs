@@ -367,6 +367,47 @@ fn del_and_a_retry_heal_after_kill_9_in_the_middle_of_add() {
     sandbox.assert_detached();
 }
 
+/// The reference before v0.8.0 masqueraded the whole network.
+#[test]
+fn a_jump_from_the_network_goes_with_the_attachment() {
+    let sandbox = Sandbox::new().with_host_local();
+    for (program, subnet) in [
+        ("iptables-nft", "10.1.0.0/24"),
+        ("iptables-nft", "10.1.0.0/20"),
+        ("ip6tables-nft", "fd00:1::/64"),
+        ("ip6tables-nft", "fd00:1::/60"),
+    ] {
+        let mut attachment = sandbox.attachment("c1", r#"{"ipMasq": true, "ipMasqBackend": "iptables"}"#);
+        attachment.conf["ipam"] = json!({
+            "type": "host-local", "subnet": subnet, "dataDir": sandbox.dir.path().join("leases")
+        });
+        let attachment = attachment.added();
+        let listed = run_in(&sandbox.host, &format!("{program} -t nat -S POSTROUTING"));
+        let jump = listed.lines().find(|line| line.contains("-j CNI-")).unwrap();
+        let chain = jump.rsplit(' ').next().unwrap();
+        run_in(&sandbox.host, &format!("{program} -t nat -F POSTROUTING"));
+        run_in(&sandbox.host, &format!("{program} -t nat -A POSTROUTING -s {subnet} -j {chain}"));
+        attachment.del();
+        sandbox.assert_detached();
+    }
+}
+
+fn move_to_legacy_table(sandbox: &Sandbox, program: &str) {
+    let rules = run_in(&sandbox.host, &format!("{program}-nft -t nat -S"));
+    let rules = rules.lines().filter(|line| line.contains("CNI-"));
+    let script = rules.fold(String::from("*nat\n"), |script, line| script + line + "\n") + "COMMIT\n";
+    run_in(&sandbox.host, &format!("{program}-nft -t nat -F"));
+    run_in(&sandbox.host, &format!("{program}-nft -t nat -X"));
+    let file = sandbox.dir.path().join("rules");
+    std::fs::write(&file, script).unwrap();
+    run_in(&sandbox.host, &format!("{program}-legacy-restore --noflush {}", file.display()));
+}
+
+/// How often the legacy table names our chains.
+fn in_legacy_table(sandbox: &Sandbox, program: &str) -> usize {
+    run_in(&sandbox.host, &format!("{program}-legacy -t nat -S")).matches("CNI-").count()
+}
+
 /// The kernel's old tables, which nf_tables does not show.
 #[test]
 fn legacy_rules_are_checked_and_deleted_and_collected() {
@@ -374,22 +415,9 @@ fn legacy_rules_are_checked_and_deleted_and_collected() {
     let mut attachment = attachment(&sandbox, "iptables");
     attachment.conf["macspoofchk"] = json!(false);
     let attachment = attachment.added();
-    let moved = |program: &str| {
-        let rules = run_in(&sandbox.host, &format!("{program}-nft -t nat -S"));
-        let rules = rules.lines().filter(|line| line.contains("CNI-"));
-        let script = rules.fold(String::from("*nat\n"), |script, line| script + line + "\n") + "COMMIT\n";
-        run_in(&sandbox.host, &format!("{program}-nft -t nat -F"));
-        run_in(&sandbox.host, &format!("{program}-nft -t nat -X"));
-        let file = sandbox.dir.path().join("rules");
-        std::fs::write(&file, script).unwrap();
-        run_in(&sandbox.host, &format!("{program}-legacy-restore --noflush {}", file.display()));
-    };
-    let left = || {
-        let programs = ["iptables", "ip6tables"];
-        let rules = programs.map(|program| run_in(&sandbox.host, &format!("{program}-legacy -t nat -S")));
-        rules.concat().matches("CNI-").count()
-    };
+    let moved = |program: &str| move_to_legacy_table(&sandbox, program);
     let programs = ["iptables", "ip6tables"];
+    let left = || programs.map(|program| in_legacy_table(&sandbox, program)).iter().sum::<usize>();
     programs.iter().for_each(|program| moved(program));
     assert!(left() > 0);
     attachment.is_fine("CHECK");
@@ -407,5 +435,54 @@ fn legacy_rules_are_checked_and_deleted_and_collected() {
     programs.iter().for_each(|program| moved(program));
     attachment.collect(&[]);
     assert_eq!(left(), 0);
+    sandbox.assert_detached();
+}
+
+/// Answers `--version` only, and records all other calls.
+const FAILS: &str = "[ \"$1\" = --version ] && echo 'ip6tables v1.8.9 (legacy)' && exit
+    echo \"$@\" >> \"$0.calls\"; echo 'no such thing' >&2; exit 1";
+
+#[test]
+fn a_failing_legacy_program_keeps_no_rule_of_the_other_ip_version() {
+    let sandbox = Sandbox::new().with_host_local();
+    let mut masqueraded = attachment(&sandbox, "iptables");
+    masqueraded.conf["macspoofchk"] = json!(false);
+    let masqueraded = masqueraded.added();
+    ["iptables", "ip6tables"].iter().for_each(|program| move_to_legacy_table(&sandbox, program));
+    sandbox.add_program("ip6tables-legacy", FAILS);
+    let (_, msg) = masqueraded.fails("DEL");
+    assert!(msg.ends_with("no such thing"), "{msg}");
+    assert_eq!(in_legacy_table(&sandbox, "iptables"), 0);
+    assert_ne!(in_legacy_table(&sandbox, "ip6tables"), 0);
+    assert_eq!(sandbox.leases().len(), 2, "the addresses stay reserved");
+
+    std::fs::remove_dir_all(sandbox.programs()).unwrap();
+    masqueraded.del();
+    assert_eq!(in_legacy_table(&sandbox, "ip6tables"), 0);
+    sandbox.assert_detached();
+}
+
+#[test]
+fn a_legacy_program_that_concerns_no_rule_of_the_attachment_is_not_started() {
+    let sandbox = Sandbox::new().with_host_local();
+    for program in ["iptables-legacy", "ip6tables-legacy"] {
+        run_in(&sandbox.host, &format!("{program} -t nat -S"));
+    }
+    sandbox.add_program("ip6tables-legacy", FAILS);
+    let v4 = r#"{"ipMasq": true, "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}"#;
+    sandbox.attachment("c1", v4).added().del();
+    sandbox.assert_detached();
+
+    sandbox.add_program("iptables-legacy", FAILS);
+    let plain = sandbox.attachment("c1", DUAL).added();
+    plain.collect(&[("c1", "eth0")]);
+    let calls = |program: &str| sandbox.programs().join(format!("{program}.calls"));
+    assert!(calls("ip6tables-legacy").exists(), "GC looks for rules of an earlier configuration");
+    ["iptables-legacy", "ip6tables-legacy"]
+        .iter()
+        .for_each(|name| std::fs::remove_file(calls(name)).unwrap());
+    plain.del();
+    let started = ["iptables-legacy", "ip6tables-legacy"].map(|name| calls(name).exists());
+    assert_eq!(started, [false; 2]);
     sandbox.assert_detached();
 }

@@ -106,11 +106,27 @@ fn a_mac_of_the_caller_and_a_container_without_ipv6_are_announced() {
     attached.del();
 
     run_in(&c1, "sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
-    let v4 = r#"{"ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}"#;
+    let v4 = r#"{"isGateway": true, "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}"#;
     remember(&c2, "10.1.0.4", "eth0");
     let attached = sandbox.attachment("c1", v4).added();
     assert_eq!(mac(&attached), "0a:58:0a:01:00:04");
     wait_until_known(&c2, "10.1.0.4", &mac(&attached));
+    attached.del();
+    neighbour.del();
+    sandbox.assert_detached();
+}
+
+/// The host has no neighbour table for a bridge on which it has no address.
+#[test]
+fn every_address_is_announced_on_a_bridge_without_an_address_of_the_host() {
+    let sandbox = with_two_containers();
+    let switch = r#"{"ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}"#;
+    let neighbour = sandbox.attachment("c2", switch).added();
+    let c2 = sandbox.netns("c2");
+    remember(&c2, "10.1.0.3", "eth0");
+    let attached = sandbox.attachment("c1", switch).added();
+    assert_eq!(mac(&attached), "0a:58:0a:01:00:03");
+    wait_until_known(&c2, "10.1.0.3", &mac(&attached));
     attached.del();
     neighbour.del();
     sandbox.assert_detached();

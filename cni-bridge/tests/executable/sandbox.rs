@@ -99,6 +99,20 @@ impl Sandbox {
         self.dir.path().join("bin")
     }
 
+    /// Where plugins search for programs before all other places.
+    pub(crate) fn programs(&self) -> PathBuf {
+        self.dir.path().join("programs")
+    }
+
+    /// A program that does `what` in the shell: a link to a script that is never written (ETXTBSY).
+    pub(crate) fn add_program(&self, name: &str, what: &str) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../netfilter/tests/programs/scripted");
+        let programs = self.programs();
+        std::fs::create_dir_all(&programs).unwrap();
+        std::fs::write(programs.join(format!("{name}.says")), what).unwrap();
+        std::os::unix::fs::symlink(script, programs.join(name)).unwrap();
+    }
+
     pub(crate) fn ipam_calls(&self) -> Vec<String> {
         let calls = std::fs::read_to_string(self.bin().join("calls")).unwrap_or_default();
         calls.lines().map(str::to_owned).collect()
@@ -251,7 +265,9 @@ pub(crate) fn try_run_in(netns: &NetNs, command: &str) -> Output {
 impl Attachment<'_> {
     pub(crate) fn spawn(&self, command: &str) -> Child {
         let mut process = Command::new(env!("CARGO_BIN_EXE_bridge"));
+        let path = std::env::var("PATH").unwrap_or_default();
         process
+            .env("PATH", format!("{}:{path}", self.sandbox.programs().display()))
             .env("CNI_COMMAND", command)
             .env("CNI_CONTAINERID", &self.id)
             .env("CNI_NETNS", &self.netns)

@@ -79,6 +79,14 @@ impl<'a> Effects<'a> {
     pub(super) fn include(&self, wanted: &Wanted) -> bool {
         self.has(wanted.chain, Some(wanted.effect), &wanted.expressions)
     }
+
+    /// The chain with a rule of this effect: its own, or where old versions of the reference put it.
+    pub(super) fn chain_with(&self, wanted: &Wanted) -> Option<&'static str> {
+        let chains: &[&'static str] =
+            if wanted.chain == HOSTPORTS { &[HOSTPORTS, HOSTIP_HOSTPORTS] } else { &[wanted.chain] };
+        let has = |chain: &&&'static str| self.has(chain, Some(wanted.effect), &wanted.expressions);
+        chains.iter().find(has).copied()
+    }
 }
 
 /// The wanted content of the shared chains.
@@ -217,10 +225,13 @@ pub(super) fn is_stale(network: &str, is_valid: impl Fn(&str, &str) -> bool, rul
 }
 
 impl Found {
-    /// The chain from which packets do not reach `hostports`, and the chain that it should lead to.
-    pub(super) fn broken_path(&self) -> Option<(&'static str, &'static str)> {
-        let path = [(PREROUTING, HOSTPORTS_ALL), (OUTPUT, HOSTPORTS_ALL), (HOSTPORTS_ALL, HOSTPORTS)];
-        path.into_iter()
-            .find(|(chain, next)| !self.in_chain(chain).any(|rule| rule.target_chain() == Some(next)))
+    /// The chain from which packets do not reach `last`, and the chain that it should lead to. In old
+    /// versions of the reference, `prerouting` and `output` lead to `last` directly.
+    pub(super) fn broken_path(&self, last: &'static str) -> Option<(&'static str, &'static str)> {
+        let leads = |from: &str, to: &str| self.in_chain(from).any(|rule| rule.target_chain() == Some(to));
+        let indirect = [PREROUTING, OUTPUT].into_iter().filter(|hook| !leads(hook, last)).collect::<Vec<_>>();
+        let path = indirect.iter().map(|hook| (*hook, HOSTPORTS_ALL));
+        let path = path.chain((!indirect.is_empty()).then_some((HOSTPORTS_ALL, last)));
+        path.into_iter().find(|(chain, next)| !leads(chain, next))
     }
 }

@@ -323,6 +323,59 @@ fn check_misses_every_rule_that_is_taken_away() {
     assert_eq!(none.refused("CHECK").1, "Required prevResult missing");
 }
 
+/// The reference's v1.6.1 to v1.8.0: the hooks lead to both chains directly, and rules with a host
+/// address are in a chain of their own.
+#[test]
+fn rules_of_old_versions_of_the_reference_are_accepted_by_check() {
+    let sandbox = Sandbox::bare();
+    let rules = |family: &str, with_host_ip: &str, ip: &str| {
+        let hostport = |port: u16, protocol: &str| {
+            format!(
+                "{protocol} dport {port} dnat to {ip}:{} comment \"cid\"",
+                if port == 8080 { 80 } else { port }
+            )
+        };
+        let bare = ip.trim_matches(['[', ']']);
+        let (tcp, udp, sctp) = (hostport(8080, "tcp"), hostport(53, "udp"), hostport(132, "sctp"));
+        let with_host_ip = with_host_ip.replace("UDP", &udp);
+        let masquerade =
+            |from: &str| format!("{family} saddr {from} {family} daddr {bare} masquerade comment \"cid\"");
+        let localhost = if family == "ip" { masquerade("127.0.0.1") } else { String::new() };
+        let own = masquerade(bare);
+        format!(
+            "table {family} cni_hostport {{
+                chain hostports {{ {tcp}; {sctp}; }}
+                chain hostip_hostports {{ {with_host_ip}; }}
+                chain prerouting {{
+                    type nat hook prerouting priority -100;
+                    jump hostip_hostports; jump hostports;
+                }}
+                chain output {{
+                    type nat hook output priority -100;
+                    jump hostip_hostports; fib daddr type local jump hostports;
+                }}
+                chain masquerading {{ type nat hook postrouting priority 100; {own}; {localhost}; }}
+            }}\n"
+        )
+    };
+    let both = rules("ip", "ip daddr 192.0.2.1 UDP", "10.7.2.4") + &rules("ip6", "", "[fd00:7::4]");
+    sandbox.nft(&both);
+    let attachment = sandbox.attachment("cid", A, PORTS);
+    attachment.succeeds("CHECK");
+    for (chain, hook) in [("hostip_hostports", "prerouting"), ("hostports", "output")] {
+        sandbox.host_output("nft", "delete table ip cni_hostport");
+        sandbox.host_output("nft", "delete table ip6 cni_hostport");
+        sandbox.nft(&both);
+        let listed = sandbox.host_output("nft", &format!("--handle list chain ip cni_hostport {hook}"));
+        let line = listed.lines().find(|line| line.contains(&format!("jump {chain} "))).unwrap();
+        let handle = line.rsplit(' ').next().unwrap();
+        sandbox.host_output("nft", &format!("delete rule ip cni_hostport {hook} handle {handle}"));
+        assert_eq!(attachment.refused("CHECK").1, format!("missing hostport rules in {hook:?} chain"));
+    }
+    attachment.del();
+    sandbox.assert_no_rules_of("cid");
+}
+
 /// nft shows the rule as it shows its own, so the bytecode is the same or means the same.
 #[test]
 fn conditions_are_compiled_as_nft_does() {
