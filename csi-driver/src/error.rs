@@ -121,6 +121,14 @@ pub enum Error {
         "the volumes of this pool are reachable on {key}={node_id} only, which accessibility_requirements exclude"
     )]
     OutOfTopology { key: String, node_id: String },
+    /// The caller may choose another node, so the code is another one than that of `source`.
+    #[error("the volume cannot be created on {key}={node_id}")]
+    NotOnThisNode {
+        key: String,
+        node_id: String,
+        #[source]
+        source: Box<Error>,
+    },
 
     // Concurrent operations.
     #[error("another operation on {what} is under way")]
@@ -227,9 +235,9 @@ pub enum Error {
     #[error("{operation} ended unexpectedly")]
     Panicked { operation: &'static str },
     /// The earlier call's leftovers still exist, so the caller must retry.
-    #[error("volume {volume_id}: what an earlier call left is still there")]
+    #[error("{what}: what an earlier call left is still there")]
     Uncleared {
-        volume_id: VolumeId,
+        what: String,
         #[source]
         source: Box<Error>,
     },
@@ -249,7 +257,11 @@ impl Error {
 
     /// An earlier call's leftovers still exist because of `source`.
     pub(crate) fn uncleared(volume_id: &VolumeId, source: Self) -> Self {
-        Self::Uncleared { volume_id: volume_id.clone(), source: Box::new(source) }
+        Self::Uncleared { what: format!("volume {volume_id}"), source: Box::new(source) }
+    }
+
+    pub(crate) fn uncleared_snapshot(id: &SnapshotId, source: Self) -> Self {
+        Self::Uncleared { what: format!("snapshot {id}"), source: Box::new(source) }
     }
 
     /// `cause`, with the result of undoing what it left.

@@ -117,10 +117,12 @@ impl Control {
     /// Stops all changes of the volume until [`Quiesced::resume`], until the returned value is
     /// dropped, or until `lease` ends (resolution: 1 ms). `passing`: writes that pass the daemon by.
     pub(crate) fn quiesce(self, lease: Duration, passing: PassingWrites, noted: Noted) -> Result<Quiesced> {
+        let sent = Instant::now();
         let quiesced = self.hold(lease, passing)?;
         let (used_bytes, used_inodes) = (quiesced.used_bytes, quiesced.used_inodes);
         let (at, since) = (Timestamp::now(), Instant::now());
-        Ok(Quiesced { at, since, used_bytes, used_inodes, control: self, passing, _noted: noted })
+        let granted = Granted { sent, lease };
+        Ok(Quiesced { at, since, used_bytes, used_inodes, control: self, passing, granted, _noted: noted })
     }
 
     /// The files of nodes above `after` that are open for writing, by ascending node; none after the last.
@@ -321,8 +323,23 @@ pub(crate) struct Quiesced {
     /// The time of the last change.
     pub(crate) at: Timestamp,
     since: Instant,
+    granted: Granted,
     /// While it is paused, the daemon may answer no FUSE request.
     _noted: Noted,
+}
+
+/// The last request that the daemon has answered with a pause.
+#[derive(Debug, Clone, Copy)]
+struct Granted {
+    /// Just before it was sent: the lease began no earlier.
+    sent: Instant,
+    lease: Duration,
+}
+
+impl Granted {
+    fn has_ended(self) -> bool {
+        self.sent.elapsed() > self.lease
+    }
 }
 
 /// The result of a pause that is over.
@@ -334,12 +351,22 @@ pub(crate) struct Paused {
 }
 
 impl Quiesced {
-    /// Starts the lease anew, unless it has ended.
-    pub(crate) fn renew(&self, lease: Duration) -> Result<()> {
+    /// Starts the lease anew, unless it has ended. Daemons of earlier releases answer a renewal that comes too
+    /// late with another pause: so the driver measures the lease too.
+    pub(crate) fn renew(&mut self, lease: Duration) -> Result<()> {
+        let sent = Instant::now();
         match self.control.hold(lease, self.passing) {
             Err(Error::ControlRefused { volume_id, .. }) => Err(Error::LeaseLost { volume_id }),
-            renewed => renewed.map(drop),
+            Ok(_) if self.granted.has_ended() => {
+                Err(Error::LeaseLost { volume_id: self.control.volume_id.clone() })
+            }
+            renewed => renewed.map(|_| self.granted = Granted { sent, lease }),
         }
+    }
+
+    /// How long the lease lasts already, at most.
+    pub(crate) fn lease_age(&self) -> Duration {
+        self.granted.sent.elapsed()
     }
 
     pub(crate) fn resume(self) -> Result<Paused> {
@@ -349,7 +376,7 @@ impl Quiesced {
                 // one wait.
                 let most = self.since.elapsed() + self.control.limit;
                 let paused = Duration::from_micros(resumed.paused_us).min(most);
-                Ok(Paused { held: resumed.held, paused })
+                Ok(Paused { held: resumed.held && !self.granted.has_ended(), paused })
             }
             other => Err(self.control.unexpected("Resume", &other)),
         }
@@ -413,13 +440,44 @@ mod tests {
         ]);
         let noted =
             std::sync::Arc::new(crate::daemon::notes::Hangs::default()).holding_back(&scene.volume_id);
-        let pause = control.quiesce(Duration::from_secs(30), PassingWrites::Refused, noted).unwrap();
+        let mut pause = control.quiesce(Duration::from_secs(30), PassingWrites::Refused, noted).unwrap();
         assert_eq!(pause.used_bytes, 2);
         pause.renew(Duration::from_secs(15)).unwrap();
         assert_eq!(pause.resume().unwrap(), Paused { held: true, paused: Duration::from_micros(1500) });
         let hold = |lease_ms| request::Kind::Quiesce(Quiesce { lease_ms, passing_may_write: false });
         let asked = daemon.join().unwrap();
         assert_eq!(asked, [hold(30_000), hold(15_000), request::Kind::Resume(Resume {})]);
+    }
+
+    /// As a daemon of an earlier release does: it answers that all is well.
+    #[test]
+    fn a_renewal_or_an_end_that_comes_after_the_lease_is_a_lost_lease() {
+        let lease = Duration::from_secs(15);
+        let quiesced = proto::control::Quiesced { waited_us: 1, used_bytes: 2, used_inodes: 3 };
+        for is_late in [true, false] {
+            let scene = Scene::new();
+            let control = scene.connect().unwrap();
+            let daemon = scene.answer(vec![
+                reply::Kind::Quiesced(quiesced),
+                reply::Kind::Quiesced(quiesced),
+                reply::Kind::Resumed(Resumed { held: true, paused_us: 1500 }),
+            ]);
+            let noted =
+                std::sync::Arc::new(crate::daemon::notes::Hangs::default()).holding_back(&scene.volume_id);
+            let mut pause = control.quiesce(lease, PassingWrites::Refused, noted).unwrap();
+            assert!(pause.lease_age() < lease);
+            let ago = if is_late { lease } else { lease / 2 };
+            pause.granted.sent = pause.granted.sent.checked_sub(ago).unwrap();
+            assert!(pause.lease_age() >= ago);
+            let renewed = pause.renew(lease);
+            match &renewed {
+                Err(Error::LeaseLost { volume_id }) => assert!(is_late && *volume_id == scene.volume_id),
+                other => assert!(!is_late && other.is_ok(), "{other:?}"),
+            }
+            assert_eq!(pause.lease_age() < lease / 2, !is_late, "a renewal begins the lease anew");
+            assert_eq!(pause.resume().unwrap().held, !is_late);
+            daemon.join().unwrap();
+        }
     }
 
     #[test]

@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::config::Config;
-use crate::engine::health::is_in_use;
 use crate::engine::locks::Locks;
 use crate::engine::stage::Stages;
 use crate::error::{Error, Result, Step};
@@ -93,7 +92,7 @@ impl Attachments {
             return Ok(());
         }
         if record.attachments.keys().any(|node| leaves(node) && *node == self.config.node_id) {
-            self.check_unstaged(volume_id, &record)?;
+            self.check_unstaged(volume_id, &mut record)?;
             // A node keeps nothing of a volume that is not attached to it.
             if record.parked.is_some() {
                 self.locks.check_not_copied(volume_id)?;
@@ -155,18 +154,13 @@ impl Attachments {
         Err(Error::TooManyVolumes { node_id: node_id.to_owned(), limit: limit.into() })
     }
 
-    fn check_unstaged(&self, volume_id: &VolumeId, record: &VolumeRecord) -> Result<()> {
+    fn check_unstaged(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         for target in record.targets.keys() {
             if mounts::is_mounted(target, volume_id)? {
                 return Err(Error::StillPublished { volume_id: volume_id.clone(), path: target.clone() });
             }
         }
-        let Some(stage) = &record.stage else { return Ok(()) };
-        if is_in_use(volume_id, stage)? {
-            let path = stage.staging_path.clone();
-            return Err(Error::StillStaged { volume_id: volume_id.clone(), path });
-        }
-        Ok(())
+        self.stages.check_unused(volume_id, record)
     }
 }
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::backend::VolumeBackend;
 use crate::engine::attach::Attachments;
-use crate::engine::health::is_in_use;
 use crate::engine::jobs::Jobs;
 use crate::engine::locks::Locks;
 use crate::engine::snapshots::Snapshots;
@@ -121,11 +120,8 @@ impl Provisioner {
             return Err(Error::StillPublished { volume_id: volume_id.clone(), path: path.clone() });
         }
         self.locks.check_not_copied(volume_id)?;
-        if let Some(stage) = &record.stage {
-            if is_in_use(volume_id, stage)? {
-                let path = stage.staging_path.clone();
-                return Err(Error::StillStaged { volume_id: volume_id.clone(), path });
-            }
+        if record.stage.is_some() {
+            self.stages.check_unused(volume_id, &mut record)?;
             self.stages.tear_down(volume_id, &mut record)?;
         }
         self.stages.end_parked(volume_id, &mut record)?;

@@ -1,9 +1,9 @@
 //! Connects to the daemon of a staged or parked volume.
 
 use crate::daemon::control::Control;
-use crate::engine::health::{Health, health, is_served};
+use crate::engine::health::{Health, health, is_in_use, is_served};
 use crate::engine::stage::Stages;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::ids::VolumeId;
 use crate::model::limits;
 use crate::model::records::VolumeRecord;
@@ -29,6 +29,20 @@ impl Stages {
                 self.daemons.control(volume_id, limits::CONTROL).map(Some)
             }
             Health::HalfDone | Health::DaemonDead => Ok(None),
+        }
+    }
+
+    /// For calls that end a stage which has no user: an error if processes may use it. The volume's lock is
+    /// held.
+    pub(crate) fn check_unused(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
+        // A successor must not begin to serve after its volume counted as unused.
+        self.take_over(volume_id, record)?;
+        match &record.stage {
+            Some(stage) if is_in_use(volume_id, stage)? => {
+                let path = stage.staging_path.clone();
+                Err(Error::StillStaged { volume_id: volume_id.clone(), path })
+            }
+            Some(_) | None => Ok(()),
         }
     }
 

@@ -79,7 +79,7 @@ impl Snapshots {
             if !found.deleting && found.phase != SnapshotPhase::Begun {
                 return found.check_not_failed(id).map(|()| found);
             }
-            self.finish_snapshot_deletion(id)?;
+            self.finish_snapshot_deletion(id).map_err(|e| Error::uncleared_snapshot(id, e))?;
         }
         let source = self.known_volume(&spec.source)?;
         let until_cut_or_begun = self.locks.hold(Lock::Volume(source.as_str()))?;
@@ -512,8 +512,9 @@ impl Snapshots {
         }
     }
 
-    /// Does `work` during a pause, and renews its lease until the work ends. Returns the pause's
-    /// length. If the lease is lost, the work stops.
+    /// Does `work` during a pause, and renews its lease until the work ends: first when the lease is as old
+    /// as between two renewals, since a slow disk may have delayed this call. Returns the pause's length. If the
+    /// lease is lost, the work stops.
     fn renewing(
         &self,
         id: &VolumeId,
@@ -523,9 +524,11 @@ impl Snapshots {
     ) -> Result<(Count, Duration)> {
         let (count, pause) = std::thread::scope(|scope| {
             let (end, ended) = channel::<()>();
+            let mut pause = pause;
             let renew = move || {
-                while let Some(held) = &pause
-                    && ended.recv_timeout(limits::QUIESCE_RENEWAL) == Err(RecvTimeoutError::Timeout)
+                while let Some(held) = &mut pause
+                    && ended.recv_timeout(limits::QUIESCE_RENEWAL.saturating_sub(held.lease_age()))
+                        == Err(RecvTimeoutError::Timeout)
                 {
                     if let Err(error) = held.renew(limits::QUIESCE) {
                         progress.stop.store(true, std::sync::atomic::Ordering::Relaxed);

@@ -115,13 +115,11 @@ impl Stages {
     /// Journals the daemons that the keeper has given volumes to while no driver ran, and ends waiting
     /// daemons of an earlier driver. Before launches that the journal does not know are ended.
     pub(crate) fn adopt_takeovers(&self) -> Result<()> {
-        let takeovers = match self.daemons.keeper.takeovers() {
-            Ok(takeovers) => takeovers,
-            Err(error) => {
-                tracing::error!(error = linux::chain(&error), "the keeper does not list its takeovers");
-                return Ok(());
-            }
-        };
+        // Without the keeper's list, the daemons that serve are found by the connections that they hold.
+        let takeovers = self.daemons.keeper.takeovers().unwrap_or_else(|error| {
+            tracing::error!(error = linux::chain(&error), "the keeper does not list its takeovers");
+            Vec::new()
+        });
         for takeover in takeovers {
             if let Err(error) = self.adopt_takeover(&takeover) {
                 let volume_id = &takeover.volume_id;

@@ -68,9 +68,21 @@ impl Statistics {
             Health::DaemonDead => (Vec::new(), Some(self.after_end(volume_id, &stage))),
             Health::Displaced(None) | Health::Unmounted | Health::HalfDone => (Vec::new(), Some(UNMOUNTED)),
         };
+        let usage = if usage.is_empty() { vec![self.unmeasured(volume_id)?] } else { usage };
         let message = abnormal.map_or_else(|| served_by(&stage), str::to_owned);
         let condition = VolumeCondition { abnormal: abnormal.is_some(), message };
         Ok(NodeGetVolumeStatsResponse { usage, volume_condition: Some(condition) })
+    }
+
+    /// The volume's size (0: nothing limits it), for a volume that cannot be measured: an answer without any
+    /// usage is an error to kubelet, which then never sees the condition.
+    fn unmeasured(&self, volume_id: &VolumeId) -> Result<VolumeUsage> {
+        let volume = self.journal.get(volume_id)?;
+        let total = match volume.policies().capacity {
+            CapacityPolicy::None => 0,
+            CapacityPolicy::Daemon | CapacityPolicy::Kernel => wire(volume.capacity_bytes),
+        };
+        Ok(VolumeUsage { total, unit: Unit::Bytes.into(), ..VolumeUsage::default() })
     }
 
     /// Waits for the daemon that follows one that has ended, as long as for the answer of one that serves.
@@ -220,7 +232,6 @@ fn usage(figures: Figures, limits: VolumeLimits) -> Vec<VolumeUsage> {
     let usage = |unit: Unit, [total, free, available]: [u64; 3], size: u64, limit: u64| {
         let most = clamped(total.saturating_mul(size), limit);
         let used = total.saturating_sub(free).saturating_mul(size).min(most);
-        let wire = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         VolumeUsage {
             available: wire(available.saturating_mul(size).min(most)),
             total: wire(most),
@@ -232,6 +243,10 @@ fn usage(figures: Figures, limits: VolumeLimits) -> Vec<VolumeUsage> {
         usage(Unit::Bytes, figures.blocks, figures.block, limits.bytes),
         usage(Unit::Inodes, figures.files, 1, limits.inodes),
     ]
+}
+
+fn wire(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -86,11 +86,16 @@ impl Controller for ControllerService {
         let name = "csi.CreateVolume";
         let request = request.into_inner();
         let created = request.name.clone();
+        let may_choose = request
+            .accessibility_requirements
+            .as_ref()
+            .is_some_and(|wanted| !wanted.requisite.is_empty() || !wanted.preferred.is_empty());
         let spec = parse_create(request, &self.0).map_err(|e| refused_creation(name, &created, &e))?;
         let id = VolumeId::for_name(&spec.name);
         let volume_id = id.clone();
         let record = run_creation(&self.0, name, (Lock::Volume(id.as_str()), &created), move |driver| {
-            driver.provisioner.create(&volume_id, spec)
+            let made = driver.provisioner.create(&volume_id, spec);
+            made.map_err(|e| if may_choose { on_this_node(e, driver.backend.topology()) } else { e })
         })
         .await?;
         let volume = wire_volume(&id, &record, &self.0);
@@ -231,10 +236,15 @@ impl Driver {
         sizes::bounded_map("parameters", &request.parameters)?;
         let reaches = |wanted: &Topology| self.backend.topology().reaches(&wanted.segments);
         let is_elsewhere = request.accessible_topology.as_ref().is_some_and(|wanted| !reaches(wanted));
-        // Parameters do not change the capacity. CreateVolume reports wrong ones in the claim's
-        // events; 0 here would look like a full pool and hide that.
+        // CreateVolume reports wrong parameters in the claim's events; 0 here would look like a full pool
+        // and hide that. Those that only this pool cannot have, another node's may have.
+        let keeper = self.stages.daemons.keeper.keeps_connections();
+        let wanted = Parameters::parse(&request.parameters).map(|parameters| parameters.wanted_policies());
+        let is_lacking = wanted.is_ok_and(|wanted| {
+            self.backend.policies(wanted, keeper).is_err_and(|error| is_of_this_node(&error))
+        });
         let is_supported = request.volume_capabilities.iter().all(|c| Access::parse(Some(c)).is_ok());
-        if is_elsewhere || !is_supported {
+        if is_elsewhere || is_lacking || !is_supported {
             return Ok(GetCapacityResponse::default());
         }
         let room = self.backend.room()?;
@@ -301,6 +311,28 @@ fn check_topology(requirement: Option<&TopologyRequirement>, own: &topology::Top
         }
         topology::Topology::OneNode(_) | topology::Topology::EveryNode => Ok(()),
     }
+}
+
+/// CreateVolume's error for a caller that chooses nodes: external-provisioner chooses another one after
+/// RESOURCE_EXHAUSTED alone.
+fn on_this_node(error: Error, own: &topology::Topology) -> Error {
+    match own {
+        topology::Topology::OneNode(Segment { key, value }) if is_of_this_node(&error) => {
+            Error::NotOnThisNode { key: key.clone(), node_id: value.clone(), source: Box::new(error) }
+        }
+        topology::Topology::OneNode(_) | topology::Topology::EveryNode => error,
+    }
+}
+
+/// Whether the volume may be created on another node, whose pool, kernel or keeper is another one.
+fn is_of_this_node(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NoKernelQuota { .. }
+            | Error::NoPassthrough { .. }
+            | Error::NoKeeper
+            | Error::LargerThanPool { .. }
+    )
 }
 
 /// The id of an existing volume.

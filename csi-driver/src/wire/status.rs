@@ -51,6 +51,7 @@ pub(crate) fn code(error: &Error) -> Code {
         Error::PoolFull { .. }
         | Error::PoolOutOfInodes { .. }
         | Error::OutOfTopology { .. }
+        | Error::NotOnThisNode { .. }
         | Error::TooManyVolumes { .. } => Code::ResourceExhausted,
         Error::Pending { .. }
         | Error::Crowded { .. }

@@ -58,6 +58,19 @@ fn there_is_no_capacity_for_what_could_not_be_created() {
     assert_eq!(measure(&caller, |r| r.accessible_topology = Some(elsewhere)).available_capacity, 0);
 }
 
+#[test]
+fn there_is_no_capacity_for_what_only_this_pool_lacks() {
+    let scene = Scene::start(Flags::process());
+    let caller = scene.caller();
+    let with = |wanted: &[(&str, &str)]| {
+        let parameters = wanted.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        measure(&caller, |r| r.parameters = parameters).available_capacity
+    };
+    assert_ne!(with(&[("dataPath", "daemon"), ("capacity", "none")]), 0);
+    // The driver has no keeper.
+    assert_eq!(with(&[("dataPath", "passthrough"), ("capacity", "none")]), 0);
+}
+
 /// The scheduler takes 0 for a full pool, and the user never sees the parameter.
 #[test]
 fn a_wrong_parameter_is_named_by_create_volume_and_not_hidden_by_the_capacity() {

@@ -158,6 +158,8 @@ fn a_dead_daemon_is_noticed_and_the_next_pod_gets_a_fresh_mount() {
     .unwrap();
     let sick = caller.stats(&id, &caller.target_path("one")).unwrap();
     assert!(sick.volume_condition.unwrap().abnormal);
+    let figures: Vec<_> = sick.usage.iter().map(|one| (one.total, one.used, one.available)).collect();
+    assert_eq!(figures, [(GI, 0, 0)], "kubelet reads the condition only beside a usage");
 
     // kubelet believes the volume staged: a new pod is a publish alone.
     caller.publish(&id, "two").unwrap();

@@ -98,6 +98,32 @@ fn create_refuses_each_wrong_field_by_name() {
         Code::OutOfRange,
         "claim of 11811160064 bytes is larger than the pool of 10737418240 bytes",
     );
+    // A caller that chooses nodes may choose another one.
+    let here = "the volume cannot be created on topology.csi.hawser.dev/node=node-1: ";
+    assert_refused(
+        with(&|r| {
+            r.capacity_range = range(11 * GI, 0);
+            r.accessibility_requirements = requisite("node-1");
+        }),
+        Code::ResourceExhausted,
+        &format!("{here}claim of 11811160064 bytes is larger than the pool of 10737418240 bytes"),
+    );
+    // The driver has no keeper.
+    let passing = |r: &mut CreateVolumeRequest| {
+        r.parameters = HashMap::from(
+            [("dataPath", "passthrough"), ("capacity", "none")].map(|(k, v)| (k.to_owned(), v.to_owned())),
+        );
+    };
+    let lacking = with(&passing).unwrap_err();
+    assert_eq!(lacking.code(), Code::FailedPrecondition, "{lacking:?}");
+    assert_refused(
+        with(&|r| {
+            passing(r);
+            r.accessibility_requirements = requisite("node-1");
+        }),
+        Code::ResourceExhausted,
+        &format!("{here}{}", lacking.message()),
+    );
     with(&|r| {
         r.parameters = map("csi.storage.k8s.io/pvc/name", "claim");
         r.accessibility_requirements = requisite("node-1");

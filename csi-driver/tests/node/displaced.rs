@@ -5,9 +5,9 @@ use std::fs;
 use std::io::Write;
 
 use linux::mount::{FuseConnections, MountFlags, UnmountMode};
-use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, mounted};
+use tests::csi::scene::{Caller, Flags, Scene, TIMEOUT, mounted, retried};
 use tests::eventually;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::hung::{BOUND, connection_of, within};
 use crate::size::{MI, bytes_of, create, expand};
@@ -79,7 +79,8 @@ fn a_displaced_volume_is_measured_and_expanded() {
     assert_eq!(expand(&caller, &id, 16 * MI).unwrap(), 16 * MI);
     assert_eq!(bytes_of(&caller, &id, &target).0, 16 * MI);
     let elsewhere = caller.stats(&id, &caller.staging_path(&id)).unwrap();
-    assert!(elsewhere.volume_condition.unwrap().abnormal && elsewhere.usage.is_empty());
+    assert!(elsewhere.volume_condition.unwrap().abnormal);
+    crate::hung::assert_unmeasured(&elsewhere.usage, 16 * MI);
     drop(open);
     caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();
@@ -103,6 +104,53 @@ fn a_volume_with_open_files_that_is_mounted_nowhere_is_not_deleted() {
     caller.unstage(&id).unwrap();
     caller.delete(&id).unwrap();
     scene.assert_nothing_left();
+}
+
+/// As above, and its daemon has died: the driver waits before it starts the third and the fourth one, and
+/// holds no lock meanwhile.
+#[test]
+fn a_volume_with_open_files_is_not_deleted_between_two_of_its_daemons() {
+    let scene = Scene::start(crate::keepers::with_keeper());
+    scene.sandbox.switch_fuse_guard_off();
+    let caller = scene.caller();
+    let id = create(&caller, "pvc-1", 8 * MI);
+    caller.stage(&id).unwrap();
+    let mut open = fs::File::create_new(caller.staging_path(&id).join("file")).unwrap();
+    linux::mount::unmount(&caller.staging_path(&id), UnmountMode::Detach).unwrap();
+    for _ in 0..4 {
+        scene.kill_daemon();
+        let refused = retried(&scene, "delete", || match caller.delete(&id) {
+            Err(status) if status.code() == Code::FailedPrecondition => Ok(status),
+            Ok(()) => Err(Status::internal("it was deleted")),
+            Err(status) => Err(status),
+        });
+        assert!(refused.message().contains("is still staged at"), "{refused:?}");
+        open.write_all(b"still written").unwrap();
+    }
+    drop(open);
+    caller.unstage(&id).unwrap();
+    caller.delete(&id).unwrap();
+    scene.assert_nothing_left();
+}
+
+/// As kubelet leaves it that was restarted between NodeUnpublishVolume and NodeUnstageVolume.
+#[test]
+fn a_volume_that_is_unmounted_by_hand_where_it_is_staged_can_be_deleted() {
+    for flags in [Flags::process(), crate::keepers::with_keeper()] {
+        let scene = Scene::start(flags);
+        let caller = scene.caller();
+        let id = create(&caller, "pvc-1", 8 * MI);
+        caller.stage(&id).unwrap();
+        let refused = caller.delete(&id).unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+        let staging = caller.staging_path(&id);
+        assert!(refused.message().contains(staging.to_str().unwrap()), "{refused:?}");
+        linux::mount::unmount(&staging, UnmountMode::Plain).unwrap();
+        eventually("it is deleted", TIMEOUT, || Ok(caller.delete(&id)?)).unwrap();
+        // Only for kubelet's directories.
+        caller.unstage(&id).unwrap();
+        scene.assert_nothing_left();
+    }
 }
 
 #[test]

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use linux::mount::{FuseConnections, FuseMountOptions, FuseName, MountFlags};
 use nix::sys::signal::Signal;
-use tests::csi::scene::{Flags, Scene, TIMEOUT, mounted};
+use proto::csi::VolumeUsage;
+use proto::csi::volume_usage::Unit;
+use tests::csi::scene::{Flags, GI, Scene, TIMEOUT, mounted};
 use tests::{Daemon, eventually};
 use tonic::Code;
 
@@ -38,6 +40,12 @@ fn assert_no_connection(minor: u32) {
     .unwrap();
 }
 
+/// kubelet reads the condition only beside a usage.
+pub(crate) fn assert_unmeasured(usage: &[VolumeUsage], capacity: i64) {
+    let size = VolumeUsage { total: capacity, unit: Unit::Bytes.into(), ..VolumeUsage::default() };
+    assert_eq!(usage, [size]);
+}
+
 #[test]
 fn statistics_of_a_stopped_daemon_are_abnormal_within_seconds() {
     let scene = Scene::start(Flags::process());
@@ -49,7 +57,7 @@ fn statistics_of_a_stopped_daemon_are_abnormal_within_seconds() {
         let stats = within(Duration::from_secs(12), || caller.stats(&id, &target)).unwrap();
         let condition = stats.volume_condition.unwrap();
         assert!(condition.abnormal && condition.message.contains("does not answer"), "{condition:?}");
-        assert_eq!(stats.usage, []);
+        assert_unmeasured(&stats.usage, GI);
     }
     within(BOUND, || caller.publish(&id, "two")).expect("a bind mount asks no daemon");
     scene.signal_daemon(Signal::SIGCONT);
@@ -112,8 +120,8 @@ fn statistics_asked_for_at_once_are_all_answered() {
                     let stats = caller.stats(id, path).unwrap();
                     let condition = stats.volume_condition.unwrap();
                     assert_eq!(
-                        (condition.abnormal, stats.usage.is_empty()),
-                        (abnormal, abnormal),
+                        (condition.abnormal, stats.usage.len()),
+                        (abnormal, if abnormal { 1 } else { 2 }),
                         "{condition:?}"
                     );
                 });
@@ -148,7 +156,7 @@ fn statistics_of_an_unmounted_target_are_not_those_of_the_disk_beneath() {
     let stats = caller.stats(&id, &target).unwrap();
     let condition = stats.volume_condition.unwrap();
     assert!(condition.abnormal && condition.message.contains("not mounted"), "{condition:?}");
-    assert_eq!(stats.usage, []);
+    assert_unmeasured(&stats.usage, GI);
     assert!(!caller.stats(&id, &caller.staging_path(&id)).unwrap().volume_condition.unwrap().abnormal);
     caller.take_down(&id, &["one"]).unwrap();
     scene.assert_nothing_left();

@@ -4,8 +4,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use keeper::wire::{Call, ReplyHeader, Request, Status};
+use linux::fd_passing::PacketListener;
 use nix::sys::signal::Signal;
 use tests::csi::programs::install;
 use tests::csi::scene::{NODE, Scene, TIMEOUT, volume_binary};
@@ -171,7 +174,54 @@ fn a_driver_adopts_the_daemon_that_a_keeper_gave_a_volume_also_while_no_keeper_a
     used.warm.scene.flags = earlier;
     used.warm.scene.start_driver();
     assert_eq!(used.warm.serving(), next, "still adopted\n{}", used.warm.scene.log());
+    crate::keepers::wait_until_held(&used.warm.scene, 0);
     used.finish();
+}
+
+#[test]
+fn a_driver_adopts_the_daemon_that_a_keeper_gave_a_volume_though_the_next_keeper_ends_before_it_lists_any() {
+    let mut used = Used::start(1);
+    used.warm.scene.kill_driver();
+    let next = used.kill_without_driver();
+    kill_keeper(&used.warm.scene);
+    let keeper = keeper_that_ends_when_it_is_asked_for_takeovers(&used.warm.scene);
+    let earlier = used.warm.scene.flags.clone();
+    used.warm.scene.flags = earlier.clone().with(&["--keeper-binary", "service"].map(str::to_owned));
+    used.warm.scene.start_driver();
+    assert!(keeper.join().unwrap(), "it was asked\n{}", used.warm.scene.log());
+    assert_eq!(used.warm.serving(), next, "adopted\n{}", used.warm.scene.log());
+    used.progress();
+    used.warm.scene.kill_driver();
+    used.warm.scene.flags = earlier;
+    used.warm.scene.start_driver();
+    assert_eq!(used.warm.serving(), next, "still adopted\n{}", used.warm.scene.log());
+    crate::keepers::wait_until_held(&used.warm.scene, 0);
+    used.finish();
+}
+
+/// Whether it was asked for them.
+fn keeper_that_ends_when_it_is_asked_for_takeovers(scene: &Scene) -> JoinHandle<bool> {
+    let path = scene.sandbox.path("run/keeper/keeper.sock");
+    fs::remove_file(&path).unwrap();
+    let listener = PacketListener::bind(&path).unwrap();
+    thread::spawn(move || {
+        let socket = listener.accept().unwrap();
+        drop(listener);
+        while let Ok(Some(packet)) = socket.receive() {
+            let request = Request::decode(&packet).unwrap();
+            if matches!(request.call, Call::Takeovers) {
+                return true;
+            }
+            let header = ReplyHeader {
+                version: request.call.version(),
+                number: request.number,
+                status: Status::Done,
+                count: 0,
+            };
+            socket.send(&header.encode(), &[]).unwrap();
+        }
+        false
+    })
 }
 
 /// It has given the volume to a daemon, and is killed before it journals that the daemon serves.
@@ -224,6 +274,7 @@ fn adopts_with_a_replaced_program(meanwhile: impl FnOnce(&Scene)) {
     assert_eq!(published(&used.warm.scene)["daemon_pid"].as_i64(), Some(next.into()));
     used.progress();
     assert_eq!(used.takeovers(), 1);
+    crate::keepers::wait_until_held(&used.warm.scene, 0);
     used.finish();
 }
 

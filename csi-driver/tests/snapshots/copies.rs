@@ -229,11 +229,12 @@ fn a_copy_whose_driver_stood_still_for_longer_than_the_pause_is_no_snapshot() {
         fs::write(&file, "after the lease").unwrap();
         let waited = begun.elapsed();
         signal(Signal::SIGCONT);
-        if waited > Duration::from_secs(5) {
+        // Until the lease ended, at the earliest from the last renewal on.
+        if waited > Duration::from_secs(9) {
             break made;
         }
         // The copy was over before the stop.
-        delete_snapshot(&caller, &made.snapshot_id).unwrap();
+        retried(&scene, "delete", || delete_snapshot(&caller, &made.snapshot_id));
         assert!(attempts.next().is_some(), "no copy was under way long enough");
     };
     eventually("the copy has failed", TIMEOUT, || match get_snapshot(&caller, &made.snapshot_id) {
@@ -241,7 +242,7 @@ fn a_copy_whose_driver_stood_still_for_longer_than_the_pause_is_no_snapshot() {
         other => anyhow::bail!("{other:?}"),
     })
     .unwrap();
-    delete_snapshot(&caller, &made.snapshot_id).unwrap();
+    retried(&scene, "delete", || delete_snapshot(&caller, &made.snapshot_id));
     caller.take_down(&volume, &["one"]).unwrap();
     scene.assert_nothing_left();
 }

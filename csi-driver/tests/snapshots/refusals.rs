@@ -72,6 +72,27 @@ fn the_same_name_of_another_source_is_taken() {
     scene.assert_nothing_left();
 }
 
+/// A code that is final makes external-snapshotter forget the snapshot, whose data would stay.
+#[test]
+fn what_an_earlier_call_left_and_cannot_be_removed_yet_is_aborted() {
+    let scene = scene_on(REFLINKING[0]);
+    let caller = scene.caller();
+    let volume = caller.create_named("pvc-1").unwrap();
+    let made = snapshot(&caller, "s", &volume).unwrap().snapshot_id;
+    let (trash, away) = (scene.sandbox.path("pool/trash"), scene.sandbox.path("pool/elsewhere"));
+    fs::rename(&trash, &away).unwrap();
+    fs::write(&trash, "no directory").unwrap();
+    assert_refused(delete_snapshot(&caller, &made), Code::Internal, "os error");
+    let left = format!("snapshot {made}: what an earlier call left is still there: ");
+    assert_refused(snapshot(&caller, "s", &volume), Code::Aborted, &left);
+    fs::remove_file(&trash).unwrap();
+    fs::rename(&away, &trash).unwrap();
+    assert_eq!(snapshot(&caller, "s", &volume).unwrap().snapshot_id, made);
+    delete_snapshot(&caller, &made).unwrap();
+    caller.delete(&volume).unwrap();
+    scene.assert_nothing_left();
+}
+
 #[test]
 fn restoring_into_less_room_is_out_of_range_and_into_none_given_takes_the_sources() {
     let scene = scene_on(REFLINKING[0]);

@@ -270,8 +270,11 @@ fn of_stats(stats: &NodeGetVolumeStatsResponse) -> (Space, Option<bool>) {
         match usage.unit() {
             Unit::Bytes => {
                 space.capacity = amount(usage.total);
-                space.available = amount(usage.available);
-                space.used = amount(usage.used);
+                // Otherwise the driver knows only the size: it cannot ask the volume.
+                if usage.available != 0 || usage.used != 0 {
+                    space.available = amount(usage.available);
+                    space.used = amount(usage.used);
+                }
             }
             Unit::Inodes => {
                 space.inodes = amount(usage.total);
@@ -316,6 +319,9 @@ mod tests {
         };
         assert_eq!(of_stats(&stats), (expected, Some(true)));
         assert_eq!(of_stats(&NodeGetVolumeStatsResponse::default()), (Space::default(), None));
+        let stats = NodeGetVolumeStatsResponse { usage: vec![usage(Unit::Bytes, 4096, 0, 0)], ..stats };
+        let size_alone = Space { capacity: Some(4096), ..Space::default() };
+        assert_eq!(of_stats(&stats), (size_alone, Some(true)), "of a volume that was not measured");
     }
 
     fn pod(name: &str) -> String {

@@ -196,10 +196,11 @@ pub(crate) fn grow(suite: &mut Suite, volume: &Volume, first: i64) {
             ControllerExpandVolumeRequest { volume_id: id.clone(), capacity_range, ..Default::default() };
         let grown = caller.controller(async |mut c| c.controller_expand_volume(request).await)?.into_inner();
         assert_eq!(grown.capacity_bytes, bytes);
-        let usage = caller.stats(&id, &path)?.usage;
-        if usage.is_empty() {
+        let stats = caller.stats(&id, &path)?;
+        if stats.volume_condition.is_none_or(|condition| condition.abnormal) {
             return Err(Status::unavailable("the driver has not asked a daemon"));
         }
+        let usage = stats.usage;
         assert!(usage.iter().any(|usage| usage.total == bytes), "{usage:?}, not {bytes}");
         Ok(())
     });

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use linux::chain;
 use linux::fd_passing::PacketSocket;
 
-use super::{Control, PassingWrites, Quiesced};
+use super::{Control, Granted, PassingWrites, Quiesced};
 use crate::daemon::notes::Hangs;
 use crate::daemon::untrusted_text::assert_is_fit;
 use crate::error::Result;
@@ -51,6 +51,7 @@ pub fn control_reply(packet: &[u8]) {
         used_inodes: 0,
         at: Timestamp::now(),
         since,
+        granted: Granted { sent: since, lease: LIMIT },
         _noted: note,
     };
     match quiesced.resume() {
