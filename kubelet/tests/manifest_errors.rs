@@ -196,10 +196,10 @@ fn a_pod_whose_log_directory_would_have_too_long_a_name_is_refused() {
             &name[..bytes]
         ))
     };
-    assert_eq!((named("", 210), named("a", 216)), (String::new(), String::new()));
-    for found in [named("", 211), named("a", 217)] {
+    assert_eq!((named("", 214), named("a", 220)), (String::new(), String::new()));
+    for found in [named("", 215), named("a", 221)] {
         let expected =
-            "metadata.name: Too long: may not be more than 217 bytes together with the namespace, has 218";
+            "metadata.name: Too long: may not be more than 221 bytes together with the namespace, has 222";
         assert!(found.contains(expected), "{found}");
     }
 }

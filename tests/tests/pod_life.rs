@@ -1,6 +1,9 @@
 //! The life of a pod: init containers and sidecars, probes, hooks, deadlines, admission.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -208,6 +211,16 @@ fn probes_decide_about_readiness_and_restarts() {
     node.finish(&idle).expect("nothing is left");
 }
 
+/// Writes to a pipe once a program reads it.
+fn write_to_reader(pipe: &Path) {
+    let open = || -> Result<fs::File> {
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        Ok(fs::OpenOptions::new().write(true).custom_flags(nonblocking).open(pipe)?)
+    };
+    let mut writer = eventually("a program reads the pipe", TIMEOUT, open).expect("a reader");
+    writer.write_all(b"now").expect("written");
+}
+
 #[test]
 fn a_container_that_ends_well_after_a_failed_probe_starts_again() {
     let sandbox = Sandbox::new();
@@ -218,21 +231,22 @@ fn a_container_that_ends_well_after_a_failed_probe_starts_again() {
     // The hook lasts until the program has read the pipe and ended, with exit code 0.
     let more = ", volumeMounts: [{name: d, mountPath: /data}], lifecycle: {preStop: {exec: {command: [/demo-app, \
                 sleep, forever]}}}, livenessProbe: {exec: {command: [/demo-app, cat, /data/alive]}, \
-                periodSeconds: 1, timeoutSeconds: 20, failureThreshold: 1}";
+                periodSeconds: 1, timeoutSeconds: 20, failureThreshold: 2}";
+    // A probe that the end of the program cuts off decides nothing alone.
     let main = container("c", &["cat", "/data/end"], more);
     let volume = format!("  volumes: [{{name: d, hostPath: {{path: {}}}}}]\n", shared.display());
     put(&node, "once", &format!("  restartPolicy: OnFailure\n{volume}  containers:\n{main}"));
     node.wait_for_event("Killing", &["Container c failed liveness probe, will be restarted"])
         .expect("killed");
     fs::write(shared.join("alive"), "").expect("written");
-    fs::write(shared.join("end"), "now").expect("written");
+    write_to_reader(&shared.join("end"));
     let again = wait_for(&node, "once", "it runs again", |status| {
         assert_ne!(status["phase"], "Succeeded", "{status}");
         status["containerStatuses"][0]["restartCount"].as_u64() > Some(0) && is_ready(status)
     });
     let last = &again["status"]["containerStatuses"][0]["lastState"]["terminated"];
     assert_eq!((&last["exitCode"], &again["status"]["phase"]), (&0.into(), &"Running".into()), "{last}");
-    fs::write(shared.join("end"), "now").expect("written");
+    write_to_reader(&shared.join("end"));
     node.wait_for_phase("once", "Succeeded").expect("it ends by itself");
     fs::remove_file(shared.join("alive")).expect("removed");
     node.finish(&idle).expect("nothing is left");
@@ -474,9 +488,11 @@ fn a_hook_has_its_address_and_its_time_however_the_pod_ends() {
 
     // A deletion while a pod ends at its deadline: the hook runs again.
     let file = sandbox.path("ends-applied.yaml");
-    let main = container("c", &["sleep", "forever"], ", lifecycle: {preStop: {sleep: {seconds: 6}}}");
+    let main = container("c", &["sleep", "forever"], ", lifecycle: {preStop: {sleep: {seconds: 12}}}");
     for deadline in [600, 1] {
-        let rest = format!("  activeDeadlineSeconds: {deadline}\n  containers:\n{main}");
+        let rest = format!(
+            "  terminationGracePeriodSeconds: 60\n  activeDeadlineSeconds: {deadline}\n  containers:\n{main}"
+        );
         fs::write(&file, pod("ends", &rest)).expect("written");
         node.client(&["apply", "-f", &file.display().to_string()]).expect("applied");
         if deadline == 600 {
@@ -486,7 +502,7 @@ fn a_hook_has_its_address_and_its_time_however_the_pod_ends() {
     fs::remove_file(&file).expect("removed");
     wait_for(&node, "ends", "it is failed", |status| status["phase"] == "Failed");
     let took = timed(&node, &["delete", "pod", "ends"]).expect("deleted");
-    assert!((6..30).contains(&took.as_secs()), "{took:?}");
+    assert!((12..30).contains(&took.as_secs()), "{took:?}");
     node.finish(&idle).expect("nothing is left");
 }
 

@@ -350,8 +350,8 @@ fn next(newest: Option<&ContainerStatus>, situation: &Situation<'_>, container: 
 pub(crate) fn restarts(policy: RestartPolicy, ended: &ContainerStatus, probes: &ProbeResults) -> bool {
     match policy {
         RestartPolicy::Never => false,
-        // After a failed probe, the exit code only says how the program takes SIGTERM.
-        RestartPolicy::OnFailure => ended.exit_code != 0 || probes.failed(&ended.id).is_some(),
+        // After a kill for a failed probe, the exit code only says how the program takes SIGTERM.
+        RestartPolicy::OnFailure => ended.exit_code != 0 || probes.was_killed(&ended.id),
         RestartPolicy::Always => true,
     }
 }

@@ -4,24 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::objects::{Container, ProbeKind};
 
-/// An absent entry means that the probe has not decided yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct ProbeResults(BTreeMap<String, BTreeMap<ProbeKind, bool>>);
+pub(crate) struct ProbeResults {
+    /// An absent entry means that the probe has not decided yet.
+    decisions: BTreeMap<String, BTreeMap<ProbeKind, bool>>,
+    /// The containers whose stop for a failed probe has begun.
+    killed: BTreeSet<String>,
+}
 
 impl ProbeResults {
     /// Returns whether this changes anything.
     pub(crate) fn set(&mut self, id: &str, kind: ProbeKind, success: bool) -> bool {
-        let of_container = self.0.entry(id.to_owned()).or_default();
+        let of_container = self.decisions.entry(id.to_owned()).or_default();
         of_container.insert(kind, success) != Some(success)
     }
 
     /// Forgets every other container.
     pub(crate) fn retain(&mut self, ids: &BTreeSet<&str>) {
-        self.0.retain(|id, _| ids.contains(id.as_str()));
+        self.decisions.retain(|id, _| ids.contains(id.as_str()));
+        self.killed.retain(|id| ids.contains(id.as_str()));
     }
 
     fn get(&self, id: &str, kind: ProbeKind) -> Option<bool> {
-        self.0.get(id)?.get(&kind).copied()
+        self.decisions.get(id)?.get(&kind).copied()
     }
 
     /// Whether a running container has started: at once without a startup probe.
@@ -33,6 +38,17 @@ impl ProbeResults {
     pub(crate) fn is_ready(&self, container: &Container, id: &str) -> bool {
         self.is_started(container, id)
             && (container.readiness_probe.is_none() || self.get(id, ProbeKind::Readiness) == Some(true))
+    }
+
+    /// The worker begins to stop a container for a failed probe.
+    pub(crate) fn note_kill(&mut self, id: &str) {
+        self.killed.insert(id.to_owned());
+    }
+
+    /// Whether the worker has begun to stop the container for a failed probe. A failure alone may also be a check
+    /// that the end of the container has cut off.
+    pub(crate) fn was_killed(&self, id: &str) -> bool {
+        self.killed.contains(id)
     }
 
     /// The probe that ends the container.
@@ -106,5 +122,18 @@ mod tests {
         results.set("x", ProbeKind::Liveness, false);
         assert_eq!(results.failed("x"), Some(ProbeKind::Liveness));
         assert_eq!(results.failed("y"), None);
+    }
+
+    #[test]
+    fn a_failed_probe_kills_nothing_until_the_kill_is_noted() {
+        let mut results = ProbeResults::default();
+        results.set("x", ProbeKind::Liveness, false);
+        assert!(!results.was_killed("x"));
+        results.note_kill("x");
+        assert!(results.was_killed("x") && !results.was_killed("y"));
+        results.retain(&BTreeSet::from(["x"]));
+        assert!(results.was_killed("x"));
+        results.retain(&BTreeSet::from(["y"]));
+        assert_eq!(results, ProbeResults::default(), "another container has another id");
     }
 }

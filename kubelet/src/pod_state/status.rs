@@ -95,7 +95,7 @@ impl Sources<'_> {
         containers.filter_map(|c| self.observed.newest(&c.name)).any(|c| self.replaced.contains(&c.id))
     }
 
-    /// Whether a container starts again though it has ended with exit code 0: a failed probe ended it.
+    /// Whether a container starts again though it has ended with exit code 0: it was killed for a failed probe.
     fn restarts_after_probe(&self) -> bool {
         let containers = &self.pod.spec.containers;
         let mut newest =
@@ -442,8 +442,18 @@ mod tests {
         ] {
             let mut probes = ProbeResults::default();
             probes.set("c0", kind, false);
+            if kind != Readiness {
+                probes.note_kill("c0");
+            }
             assert_eq!(phase_at_the_end(policy, &probes, &[]), phase, "{kind:?} {policy}");
         }
+    }
+
+    #[test]
+    fn a_container_that_ends_with_0_during_a_probe_ends_its_pod_though_the_probe_fails() {
+        let mut probes = ProbeResults::default();
+        probes.set("c0", crate::objects::ProbeKind::Liveness, false);
+        assert_eq!(phase_at_the_end("OnFailure", &probes, &[]), PodPhase::Succeeded);
     }
 
     #[test]

@@ -127,18 +127,20 @@ impl Probes {
         }
     }
 
-    /// Writes which containers are stopped for a failed probe, before they are. Blocks.
+    /// Notes and writes which containers are stopped for a failed probe, before they are. Blocks.
     pub(crate) fn note_kills(&self, targets: &[Target]) {
         for target in targets {
-            match target.cause {
-                Cause::Probe(ProbeKind::Startup) => self.shared.kept.failed_startup.set(&target.id, true),
-                Cause::Probe(ProbeKind::Liveness) => self.shared.kept.failed_liveness.set(&target.id, true),
+            let kept = match target.cause {
+                Cause::Probe(ProbeKind::Startup) => &self.shared.kept.failed_startup,
+                Cause::Probe(ProbeKind::Liveness) => &self.shared.kept.failed_liveness,
                 Cause::Probe(ProbeKind::Readiness)
                 | Cause::End
                 | Cause::Changed
                 | Cause::Resized
-                | Cause::SandboxLost => {}
-            }
+                | Cause::SandboxLost => continue,
+            };
+            self.shared.results().note_kill(&target.id);
+            kept.set(&target.id, true);
         }
     }
 
@@ -321,6 +323,7 @@ mod tests {
         }
         assert_eq!(tasks[..2], [1, 3], "first the startup probe alone");
         assert_eq!(probes.results().failed("x"), Some(ProbeKind::Liveness));
+        assert!(!probes.results().was_killed("x"), "the worker has not begun to stop it");
         // The next kubelet does not probe the start again.
         let startup = probes.tasks.get_mut(&("x".to_owned(), ProbeKind::Startup)).expect("it stays");
         let ended = tokio::time::timeout(Duration::from_secs(10), &mut startup.0).await;
@@ -337,7 +340,9 @@ mod tests {
             cause: Cause::Probe(ProbeKind::Liveness),
             grace: None,
         }]);
+        assert!(probes.results().was_killed("x"));
         let mut next = new();
+        assert!(next.results().was_killed("x"));
         next.follow(&pod, &observed, "127.0.0.1");
         assert_eq!(next.tasks.keys().map(|(_, kind)| *kind).collect::<Vec<_>>(), [ProbeKind::Readiness]);
         probes.follow(&pod, &Observed::default(), "127.0.0.1");

@@ -1,8 +1,10 @@
 //! CNI as libcni does it, with recording plugins: what they are told, in which
 //! order, and what happens when one fails.
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use proto::cri::{
     ListPodSandboxRequest, PodSandboxState, PodSandboxStatusRequest, PortMapping, RemovePodSandboxRequest,
@@ -14,6 +16,7 @@ use tests::cri::{Cri, Host, IMAGE, container, eventually};
 use tonic::Code;
 
 use super::containers::container_pid;
+use super::restart::{groups_gone, released};
 
 const RESULT: &str = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.0.2/24","interface":0},{"address":"fd00:9::2/64","interface":0}]}"#;
 
@@ -377,12 +380,7 @@ async fn a_plugin_that_hangs_does_not_keep_the_next_runtime_from_serving() {
     kill(eventually("DEL hangs", || pids().get(1).copied()).await);
     cri.remove_pod(&half_made.id).await;
     // Where the runtime's own removal was first, it gives the groups back a moment later.
-    let groups = linux::cgroup::Hierarchies::detect().unwrap();
-    let own = host.cgroup.trim_start_matches('/').to_owned();
-    eventually("the groups are gone", || {
-        (!groups.names_below(Path::new("/")).unwrap().contains(&own)).then_some(())
-    })
-    .await;
+    groups_gone(&host).await;
     host.assert_clean();
 }
 
@@ -390,6 +388,21 @@ async fn a_plugin_that_hangs_does_not_keep_the_next_runtime_from_serving() {
 async fn unreadable_records(cri: &mut Cri) -> String {
     let status = cri.runtime.status(StatusRequest { verbose: true }).await.unwrap().into_inner();
     status.info.get("unreadableRecords").cloned().unwrap_or_default()
+}
+
+/// A pipe whose reader must not outlive a test that fails.
+struct Waiting(PathBuf);
+
+impl Drop for Waiting {
+    /// With both ends, the pipe opens whether or not a program waits for it. The directory may be gone already.
+    fn drop(&mut self) {
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let pipe = OpenOptions::new().read(true).write(true).custom_flags(nonblocking).open(&self.0);
+        if let Ok(mut pipe) = pipe {
+            // A full pipe has a line already.
+            let _written_or_full = pipe.write_all(b"x\n");
+        }
+    }
 }
 
 /// The same for a pod whose record a power cut has torn.
@@ -411,6 +424,7 @@ async fn a_plugin_that_hangs_and_a_torn_record_do_not_keep_the_next_runtime_from
     // DEL hangs until the pipe is written to.
     let pipe = host.path("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let _freed = Waiting(pipe.clone());
     let script = format!("#!/bin/sh\nread x < {}\n", pipe.display());
     std::fs::write(host.path("bin/slow"), script).unwrap();
 
@@ -425,14 +439,8 @@ async fn a_plugin_that_hangs_and_a_torn_record_do_not_keep_the_next_runtime_from
     assert!(dir.exists(), "the next start would continue");
 
     std::fs::write(&pipe, "x\n").unwrap();
-    eventually("the sandbox is removed", || (!dir.exists()).then_some(())).await;
+    released(&host, &pod).await;
     assert!(host.path(&format!("root/unreadable/sandbox-{pod}.json")).exists());
-    let groups = linux::cgroup::Hierarchies::detect().unwrap();
-    let own = host.cgroup.trim_start_matches('/').to_owned();
-    eventually("the groups are gone", || {
-        (!groups.names_below(Path::new("/")).unwrap().contains(&own)).then_some(())
-    })
-    .await;
     host.assert_clean();
 }
 

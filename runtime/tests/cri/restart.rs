@@ -22,6 +22,24 @@ async fn start_container(host: &mut Host) -> (Cri, String, String) {
     (cri, pod, id)
 }
 
+/// Waits until the runtime has released a pod whose record is damaged. It serves before that if the release lasts
+/// longer than 3 s.
+pub(crate) async fn released(host: &Host, pod: &str) {
+    let dir = host.path("root/sandboxes").join(pod);
+    eventually("the sandbox is removed", || (!dir.exists()).then_some(())).await;
+    groups_gone(host).await;
+}
+
+/// Waits until the runtime has removed its control groups, which it does last.
+pub(crate) async fn groups_gone(host: &Host) {
+    let groups = linux::cgroup::Hierarchies::detect().unwrap();
+    let own = host.cgroup.trim_start_matches('/').to_owned();
+    eventually("the groups are gone", || {
+        (!groups.names_below(Path::new("/")).unwrap().contains(&own)).then_some(())
+    })
+    .await;
+}
+
 pub(crate) fn container_dir(host: &Host, pod: &str, id: &str) -> PathBuf {
     host.path("root/sandboxes").join(pod).join("containers").join(id)
 }
@@ -201,6 +219,7 @@ async fn what_a_damaged_record_describes_is_ended_and_the_rest_of_its_pod_runs_o
     std::fs::write(host.path("root/sandboxes").join(&pod).join("sandbox.json"), "").unwrap();
     let _cri = host.start().await;
     assert!(!runs(pid_of_other));
+    released(&host, &pod).await;
     host.assert_clean();
 }
 
@@ -241,6 +260,7 @@ async fn what_is_no_file_in_the_place_of_a_record_is_a_damaged_record() {
     std::os::unix::fs::symlink(&sandbox, &sandbox).unwrap();
     let _cri = host.start().await;
     assert!(!Path::new(&format!("/proc/{pid}/ns/pid")).exists());
+    released(&host, &pod).await;
     assert!(host.path(&format!("root/unreadable/sandbox-{pod}.json")).is_symlink());
     host.assert_clean();
 }

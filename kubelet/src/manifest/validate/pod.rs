@@ -15,8 +15,9 @@ use crate::pod::huge_pages;
 /// A kubelet's usual 110 pods cannot take all mounts of the node then (fs.mount-max: 100,000).
 const MOST_VOLUMES: usize = 500;
 
-/// NAME_MAX of the directory of a pod's logs, `<namespace>_<name>_<uid>`, without its uid.
-const MOST_NAME_BYTES: usize = 255 - "__".len() - "12345678-1234-1234-1234-123456789012".len();
+/// NAME_MAX of the directory of a pod's logs, `<namespace>_<name>_<uid>`, without the 32 digits of the uid of a
+/// pod from a file. `apply` allows fewer bytes: there the uid has hyphens too.
+const MOST_NAME_BYTES: usize = 255 - "__".len() - 32;
 
 pub(super) fn check(pod: &Pod, findings: &mut Findings) {
     check_log_directory(pod, findings);

@@ -337,13 +337,15 @@ fn a_container_that_runs_in_the_ready_sandbox_is_never_removed() {
 
 #[test]
 fn a_failed_probe_ends_its_container_and_another_starts() {
-    let liveness = probed(&[("a4", ProbeKind::Liveness, false)]);
+    let mut liveness = probed(&[("a4", ProbeKind::Liveness, false)]);
     let of = |policy, containers: &[ContainerStatus], probes: &ProbeResults| {
         words(&plan_of(&pod(policy), &observed(sandbox(Ready), containers), probes))
     };
     let b = container("b", Running, 0);
     assert_eq!(of("Never", &[container("a", Running, 0), b.clone()], &liveness), "kill:a4:30s");
     let ended = [container("a", Exited, 0), b];
+    assert_eq!(of("OnFailure", &ended, &liveness), "", "its end has cut the probe off");
+    liveness.note_kill("a4");
     assert_eq!(of("OnFailure", &ended, &liveness), "prepare mount enter:s:3 pull:0 start:0:5");
     assert_eq!(of("Never", &ended, &liveness), "");
     let startup = probed(&[("s4", ProbeKind::Startup, false)]);

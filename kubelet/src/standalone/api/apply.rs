@@ -7,7 +7,10 @@ use proto::kubelet::{ApplyRequest, ApplyResponse, ObjectKey, apply_response};
 use super::Error;
 use crate::manifest::{self, Manifest, Reading, UnknownFields};
 use crate::objects::EventType;
-use crate::store::{Outcome, Source, Store};
+use crate::store::{AnyObject, Outcome, Source, Store};
+
+/// NAME_MAX of the directory of a pod's logs, `<namespace>_<name>_<uid>`, without its uid.
+const MOST_NAME_BYTES: usize = 255 - "__".len() - "12345678-1234-1234-1234-123456789012".len();
 
 /// Each object on its own: one that is refused does not keep the others from being applied.
 pub(super) fn apply(store: &Store, request: &ApplyRequest) -> Result<ApplyResponse, Error> {
@@ -35,6 +38,7 @@ pub(super) fn apply(store: &Store, request: &ApplyRequest) -> Result<ApplyRespon
 
 fn apply_one(store: &Store, manifest: Manifest) -> Result<apply_response::Result, Error> {
     let reference = manifest.object.reference();
+    check_log_directory(&manifest.object)?;
     let outcome = store.apply(manifest.described(), Source::Api)?;
     for warning in &manifest.warnings {
         store.record(&reference, EventType::Warning, "UnsupportedField", warning);
@@ -49,4 +53,49 @@ fn apply_one(store: &Store, manifest: Manifest) -> Result<apply_response::Result
         outcome: outcome.into(),
         warnings: manifest.warnings,
     })
+}
+
+/// Like the rule for all manifests. The pod's uid is longer here than that of a pod from a file.
+fn check_log_directory(object: &AnyObject) -> Result<(), Error> {
+    let AnyObject::Pod(pod) = object else { return Ok(()) };
+    let name = &pod.metadata.name;
+    let bytes = pod.metadata.namespace.len() + name.len();
+    if bytes <= MOST_NAME_BYTES {
+        return Ok(());
+    }
+    let mistake = format!(
+        "Pod {name:?} is invalid: metadata.name: Too long: may not be more than {MOST_NAME_BYTES} bytes together \
+         with the namespace, has {bytes}: both are in the name of the directory of the pod's logs"
+    );
+    Err(Error::Invalid { mistakes: vec![mistake] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_applied_pod_has_a_log_directory_whose_name_is_not_too_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), "node").unwrap();
+        let name = vec!["x".repeat(60); 5].join(".");
+        let applied = |bytes: usize| {
+            let name = &name[..bytes];
+            let text = format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\n\
+                 spec:\n  containers:\n  - {{name: c, image: \"demo:1\"}}\n"
+            );
+            let request = ApplyRequest { documents: text.into_bytes(), ..ApplyRequest::default() };
+            let failures = apply(&store, &request).unwrap().failures;
+            (failures, store.pod("default", name))
+        };
+        let (failures, pod) = applied(210);
+        let directory = crate::logs::log_directory(dir.path(), &pod.unwrap().metadata);
+        assert_eq!((failures, directory.file_name().unwrap().len()), (Vec::new(), 255));
+        let (failures, pod) = applied(211);
+        let expected =
+            "metadata.name: Too long: may not be more than 217 bytes together with the namespace, has 218";
+        assert!(failures.len() == 1 && failures[0].contains(expected), "{failures:?}");
+        assert_eq!(pod, None);
+    }
 }

@@ -39,14 +39,12 @@ impl KeptDecisions {
 
     pub(super) fn results(&self) -> ProbeResults {
         let mut results = ProbeResults::default();
-        for (kept, kind, success) in [
-            (&self.started, ProbeKind::Startup, true),
-            (&self.ready, ProbeKind::Readiness, true),
-            (&self.failed_startup, ProbeKind::Startup, false),
-            (&self.failed_liveness, ProbeKind::Liveness, false),
-        ] {
+        for (kept, kind, success) in self.all() {
             for id in kept.ids() {
                 results.set(&id, kind, success);
+                if !success {
+                    results.note_kill(&id);
+                }
             }
         }
         results
@@ -54,9 +52,17 @@ impl KeptDecisions {
 
     /// Drops all other containers.
     pub(super) fn retain(&self, known: &BTreeSet<&str>) {
-        for kept in [&self.started, &self.ready, &self.failed_startup, &self.failed_liveness] {
-            kept.retain(known);
-        }
+        self.all().iter().for_each(|(kept, ..)| kept.retain(known));
+    }
+
+    /// Each with the probe and the result that it stands for.
+    fn all(&self) -> [(&Kept, ProbeKind, bool); 4] {
+        [
+            (&self.started, ProbeKind::Startup, true),
+            (&self.ready, ProbeKind::Readiness, true),
+            (&self.failed_startup, ProbeKind::Startup, false),
+            (&self.failed_liveness, ProbeKind::Liveness, false),
+        ]
     }
 }
 
@@ -115,10 +121,12 @@ mod tests {
         assert_eq!(first.results(), ProbeResults::default());
         first.failed_startup.set("a", true);
         first.failed_liveness.set("b", true);
+        first.ready.set("c", true);
         let next = KeptDecisions::read(dir.path()).results();
         assert_eq!(next.failed("a"), Some(ProbeKind::Startup));
         assert_eq!(next.failed("b"), Some(ProbeKind::Liveness));
         assert_eq!(next.failed("c"), None);
+        assert_eq!(["a", "b", "c"].map(|id| next.was_killed(id)), [true, true, false]);
     }
 
     #[test]
