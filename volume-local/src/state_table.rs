@@ -53,6 +53,9 @@ const MOST_CHUNKS: usize = 1 + MOST_NAME_BYTES.div_ceil(8 * CHUNK_WORDS);
 /// With this many released chunks, their memory is returned.
 const WORTH_RETURNING: usize = 16 * 1024;
 
+/// Neighbours are merged once one record was released for so many that are free.
+const RELEASED_PER_MERGE: usize = 64;
+
 /// Kinds of records.
 const RELEASED: u64 = 1;
 /// Released chunks, counted by the second word.
@@ -142,6 +145,9 @@ struct Space {
     runs: Vec<(u32, u32)>,
     /// Chunks of all runs.
     in_runs: usize,
+    /// Records released since the last merge of neighbours.
+    unmerged: usize,
+    has_warned: bool,
     /// This chunk and all behind it were never used.
     fresh: u32,
     most: u32,
@@ -206,6 +212,11 @@ impl StateTable {
             words[3].store(directory, Ordering::Relaxed);
             store_bytes(&words[CHUNK_WORDS..], name);
             words[0].store(head, Ordering::Release);
+        } else if !std::mem::replace(&mut space.has_warned, true) {
+            tracing::warn!(
+                node = node.id,
+                "the state table has no room for a node: a successor does not find it (logged once)"
+            );
         }
         if let Some(earlier) = earlier {
             self.release(&mut space, earlier);
@@ -275,10 +286,7 @@ impl StateTable {
     /// As [`Self::give_back`], if at least this many chunks are released.
     fn give_back_from(&self, least: usize) {
         let mut space = self.space();
-        for (start, chunks) in space.gather(least) {
-            let words = self.chunk(start);
-            words[1].store(u64::from(chunks), Ordering::Relaxed);
-            words[0].store(RUN, Ordering::Release);
+        for (start, chunks) in space.gather(&self.region, least) {
             // The first chunk stays: it says how long the run is.
             let word = |chunk: u32| RECORDS_AT + chunk as usize * CHUNK_WORDS;
             self.region.give_back(word(start + 1)..word(start + chunks));
@@ -289,7 +297,7 @@ impl StateTable {
         let head = &self.chunk(at)[0];
         let chunks = head.load(Ordering::Relaxed) >> 8 & 0xff;
         head.store(RELEASED | chunks << 8, Ordering::Release);
-        space.released[chunks as usize].push(at);
+        space.add_released(chunks as usize, at);
     }
 
     fn scan(&self) -> Result<Recovered, Damaged> {
@@ -313,7 +321,7 @@ impl StateTable {
             match head & 0xff {
                 RUN => space.add_run(at, chunks),
                 _ if is_long => return Err(damaged("a record that is too long")),
-                RELEASED => space.released[chunks as usize].push(at),
+                RELEASED => space.add_released(chunks as usize, at),
                 NODE => {
                     let record = self.read_node(at, head, chunks).map_err(damaged)?;
                     let sequence = head >> 40;
@@ -412,16 +420,28 @@ impl Space {
             released: std::array::from_fn(|_| Vec::new()),
             runs: Vec::new(),
             in_runs: 0,
+            unmerged: 0,
+            has_warned: false,
             fresh: 0,
             most: u32::try_from(chunks).unwrap_or(u32::MAX),
             sequence: 0,
         }
     }
 
-    /// At least so many records of one chunk fit.
+    /// So many records of one chunk fit: [`Self::take`] splits longer ones.
     fn free(&self) -> usize {
         let fresh = usize::try_from(self.most - self.fresh).unwrap_or(usize::MAX);
-        fresh.saturating_add(self.released[1].len() + self.in_runs)
+        fresh.saturating_add(self.in_released() + self.in_runs)
+    }
+
+    /// Chunks of all records in [`Self::released`].
+    fn in_released(&self) -> usize {
+        self.released.iter().enumerate().map(|(chunks, all)| chunks * all.len()).sum()
+    }
+
+    fn add_released(&mut self, chunks: usize, at: u32) {
+        self.released[chunks].push(at);
+        self.unmerged += 1;
     }
 
     fn add_run(&mut self, start: u32, length: u32) {
@@ -443,6 +463,36 @@ impl Space {
 
     /// Chunks whose first word has the kind [`RELEASED`] and this length.
     fn take(&mut self, region: &Region, chunks: usize) -> Option<RecordId> {
+        let unused = self.take_unused(region, chunks).or_else(|| self.split(region, chunks));
+        if unused.is_some() || !self.is_worth_merging() {
+            return unused;
+        }
+        self.gather(region, 1);
+        self.take_unused(region, chunks)
+    }
+
+    /// A merge goes through all released records. In a full table, it must not do so for each request.
+    fn is_worth_merging(&self) -> bool {
+        let rows = self.runs.len() + self.released.iter().map(Vec::len).sum::<usize>();
+        self.unmerged > 0 && self.unmerged >= rows / RELEASED_PER_MERGE
+    }
+
+    /// The end of a longer released record.
+    fn split(&mut self, region: &Region, chunks: usize) -> Option<RecordId> {
+        let longer = (chunks + 1..=MOST_CHUNKS).find(|longer| !self.released[*longer].is_empty())?;
+        let (wanted, left) = (u32::try_from(chunks).ok()?, u32::try_from(longer - chunks).ok()?);
+        let start = self.released[longer].pop()?;
+        // The end first, so that a reader never finds a record without a length.
+        for (at, length) in [(start + left, wanted), (start, left)] {
+            let head = &region[RECORDS_AT + at as usize * CHUNK_WORDS];
+            head.store(RELEASED | u64::from(length) << 8, Ordering::Release);
+        }
+        self.released[longer - chunks].push(start);
+        Some(RecordId(start + left))
+    }
+
+    /// As [`Self::take`], from records of this length, runs, and chunks that were never used.
+    fn take_unused(&mut self, region: &Region, chunks: usize) -> Option<RecordId> {
         if let Some(at) = self.released[chunks].pop() {
             return Some(RecordId(at));
         }
@@ -475,11 +525,11 @@ impl Space {
     }
 
     /// Rows of neighbouring released chunks. They leave the lists of released ones for [`Self::runs`].
-    fn gather(&mut self, least: usize) -> Vec<(u32, u32)> {
-        let released: usize = self.released.iter().enumerate().map(|(chunks, all)| chunks * all.len()).sum();
-        if released < least {
+    fn gather(&mut self, region: &Region, least: usize) -> Vec<(u32, u32)> {
+        if self.in_released() < least {
             return Vec::new();
         }
+        self.unmerged = 0;
         let mut rows: Vec<(u32, u32)> = std::mem::take(&mut self.runs);
         for (chunks, all) in (0..).zip(&mut self.released) {
             rows.extend(std::mem::take(all).into_iter().map(|start| (start, chunks)));
@@ -491,6 +541,11 @@ impl Space {
                 Some((at, length)) if *at + *length == start => *length += chunks,
                 _ => runs.push((start, chunks)),
             }
+        }
+        for (start, chunks) in &runs {
+            let words = &region[RECORDS_AT + *start as usize * CHUNK_WORDS..];
+            words[1].store(u64::from(*chunks), Ordering::Relaxed);
+            words[0].store(RUN, Ordering::Release);
         }
         self.runs.clone_from(&runs);
         self.in_runs = runs.iter().map(|(_start, length)| *length as usize).sum();

@@ -25,14 +25,19 @@ use file_systems::Layers;
 pub(crate) use file_systems::image_fs;
 pub(crate) use pods::{list as list_pods, of_pod};
 
-/// Limit for one call; callers wait two minutes (kubelet's runtimeRequestTimeout).
-const CALL_TIME_LIMIT: Duration = Duration::from_secs(60);
+/// The wait of a call about one pod or container for the counts of its layers: longer than the count of one tree
+/// takes, and less than the kubelet waits before it evicts a pod for disk space.
+const POD_WAIT: Duration = Duration::from_secs(35);
+/// That of a call about the whole node. Its callers want the other figures, which must not wait for the layers of
+/// one pod.
+const NODE_WAIT: Duration = Duration::from_secs(2);
 
 /// ListContainerStats.
 pub(crate) async fn list(
     runtime: &Arc<Runtime>,
     filter: ContainerStatsFilter,
 ) -> Result<Vec<ContainerStats>> {
+    let wait = if filter == ContainerStatsFilter::default() { NODE_WAIT } else { POD_WAIT };
     let wanted = |container: &Arc<Container>| {
         let record = &container.record;
         record.id.starts_with(&filter.id)
@@ -40,14 +45,14 @@ pub(crate) async fn list(
             && selected(&record.config.labels, &filter.label_selector)
     };
     let containers: Vec<_> = runtime.containers().into_iter().filter(wanted).collect();
-    let layers = Layers::count(runtime, &containers, CALL_TIME_LIMIT).await;
+    let layers = Layers::count(runtime, &containers, wait).await;
     of_all(containers, &layers).await
 }
 
 /// ContainerStats.
 pub(crate) async fn of_container(runtime: &Arc<Runtime>, id: &str) -> Result<ContainerStats> {
     let containers = vec![runtime.container(id)?];
-    let layers = Layers::count(runtime, &containers, CALL_TIME_LIMIT).await;
+    let layers = Layers::count(runtime, &containers, POD_WAIT).await;
     Ok(of_all(containers, &layers).await?.pop().expect("one container has one answer"))
 }
 

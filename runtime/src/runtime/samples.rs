@@ -17,7 +17,8 @@ const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
 const VALIDITY: u32 = 20;
 const LONGEST_VALIDITY: Duration = Duration::from_secs(600);
 
-/// The writable layers that are measured at the same time. Further ones wait, without a thread.
+/// The writable layers that are measured at the same time, each of another pod: a pod with many slow layers must not
+/// take all turns. Further ones wait, without a thread.
 const MEASURED_AT_ONCE: usize = 4;
 
 /// The use of processors at an earlier call.
@@ -99,22 +100,50 @@ impl Tree {
         time: Duration,
         measure: impl FnOnce() -> Result<DiskUsage> + Send + 'static,
     ) -> Option<Measured> {
+        self.measured_after(time, None, measure).await
+    }
+
+    /// As [`Self::measured`]. The trees of one owner, who has one `turn`, are measured one after the other.
+    pub(crate) async fn measured_in_turn(
+        &self,
+        time: Duration,
+        turn: &Arc<Semaphore>,
+        measure: impl FnOnce() -> Result<DiskUsage> + Send + 'static,
+    ) -> Option<Measured> {
+        self.measured_after(time, Some(Arc::clone(turn)), measure).await
+    }
+
+    async fn measured_after(
+        &self,
+        time: Duration,
+        turn: Option<Arc<Semaphore>>,
+        measure: impl FnOnce() -> Result<DiskUsage> + Send + 'static,
+    ) -> Option<Measured> {
         let mut end = {
             let mut known = lock(&self.known);
             if let Some(measured) = known.last.filter(|measured| Instant::now() < measured.until) {
                 return Some(measured);
             }
-            known.under_way.get_or_insert_with(|| self.begin(measure)).clone()
+            known.under_way.get_or_insert_with(|| self.begin(turn, measure)).clone()
         };
         // An error is the end.
         let _late_or_ended = tokio::time::timeout(time, end.changed()).await;
         lock(&self.known).last
     }
 
-    fn begin(&self, measure: impl FnOnce() -> Result<DiskUsage> + Send + 'static) -> watch::Receiver<()> {
+    fn begin(
+        &self,
+        turn: Option<Arc<Semaphore>>,
+        measure: impl FnOnce() -> Result<DiskUsage> + Send + 'static,
+    ) -> watch::Receiver<()> {
         let (under_way, end) = watch::channel(());
         let (known, turns) = (Arc::clone(&self.known), self.turns);
         tokio::spawn(async move {
+            // The owner's first: one that waits for it must not take a turn of the others.
+            let _owners_turn = match &turn {
+                Some(turn) => Some(turn.acquire().await),
+                None => None,
+            };
             let _turn = turns.acquire().await;
             let began = Instant::now();
             let measured = blocking("count a tree", measure).await;
@@ -211,6 +240,31 @@ mod tests {
             assert_eq!(layer.usage(Duration::from_millis(1), hangs).await, None);
         }
         assert_eq!(Tree::of_images().usage(TIMEOUT, || Ok(usage(2))).await, Some(usage(2)));
+    }
+
+    #[tokio::test]
+    async fn a_pod_takes_one_turn_at_a_time() {
+        static TURNS: Semaphore = Semaphore::const_new(2);
+        let tree = || Tree { known: Arc::default(), turns: &TURNS };
+        let (held, wait) = mpsc::channel::<()>();
+        let wait = Arc::new(Mutex::new(wait));
+        let (pod, other) = (Arc::new(Semaphore::new(1)), Arc::new(Semaphore::new(1)));
+        let slow: Vec<Tree> = (0..3).map(|_| tree()).collect();
+        for layer in &slow {
+            let wait = Arc::clone(&wait);
+            let hangs = move || {
+                let _dropped = wait.lock().unwrap().recv();
+                Ok(usage(1))
+            };
+            let late = layer.measured_in_turn(Duration::from_millis(1), &pod, hangs).await;
+            assert!(late.is_none(), "{late:?}");
+        }
+        let measured = tree().measured_in_turn(TIMEOUT, &other, || Ok(usage(2))).await;
+        assert_eq!(measured.map(|measured| measured.usage), Some(usage(2)), "the other pod's turn");
+        drop(held);
+        for layer in &slow {
+            assert_eq!(layer.usage(TIMEOUT, || Ok(usage(3))).await, Some(usage(1)));
+        }
     }
 
     #[tokio::test]

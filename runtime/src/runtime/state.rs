@@ -13,7 +13,7 @@ use proto::cri::{
     PodSandboxState,
 };
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::cni::NetworkList;
 use crate::disk::record;
@@ -67,6 +67,8 @@ pub(crate) struct Sandbox {
     phase: watch::Sender<Phase>,
     shim: Mutex<Option<Arc<ShimClient>>>,
     pub(crate) processor: Processor,
+    /// One of the pod's layers is measured at a time.
+    pub(crate) layer_turn: Arc<Semaphore>,
     /// Held while the sandbox or a part of it is made or taken down. StopContainer does not take
     /// it, since it waits.
     pub(crate) changing: tokio::sync::Mutex<()>,
@@ -82,6 +84,7 @@ impl Sandbox {
             record: Mutex::new(record),
             shim: Mutex::new(None),
             processor: Processor::default(),
+            layer_turn: Arc::new(Semaphore::new(1)),
             changing: tokio::sync::Mutex::new(()),
         }
     }

@@ -1,10 +1,13 @@
 //! What containers, pods and the image store use.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use linux::mount::{MountFlags, UnmountMode, mount_fs, unmount};
 use proto::cri::{
     ContainerConfig, ContainerStatsFilter, ContainerStatsRequest, ImageFsInfoRequest,
     LinuxContainerResources, ListContainerStatsRequest, ListMetricDescriptorsRequest,
@@ -15,6 +18,7 @@ use tests::cri::{Cri, Host, IMAGE, container, eventually, eventually_within};
 use tonic::Code;
 
 use super::exec::{children, running};
+use super::restart::container_dir;
 
 const LIMIT: i64 = 256 << 20;
 /// A measurement of files counts for a while.
@@ -135,6 +139,38 @@ async fn the_writable_layer_is_what_the_container_has_written() {
     })
     .await;
     assert!((1 << 20..2 << 20).contains(&grown), "{grown}");
+    cri.remove_pod(&pod).await;
+    host.assert_clean();
+}
+
+/// The layer is on a file system whose daemon answers nothing.
+#[tokio::test]
+async fn a_layer_that_cannot_be_counted_keeps_no_other_figure() {
+    let mut host = Host::new();
+    let mut cri = host.start().await;
+    let (pod, id) = limited(&host, &mut cri, &["/demo-app", "sleep", "forever"]).await;
+    let slow = cri.create(&pod, container("slow", &["/demo-app"])).await.unwrap();
+    let layer = container_dir(&host, &pod, &slow).join("upper");
+    let connection = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", connection.as_raw_fd());
+    mount_fs("fuse", "unserved", &layer, MountFlags::default(), &options).unwrap();
+    let listed = tokio::time::timeout(Duration::from_secs(15), async {
+        let containers = cri.runtime.list_container_stats(ListContainerStatsRequest::default()).await;
+        let pods = cri.runtime.list_pod_sandbox_stats(ListPodSandboxStatsRequest::default()).await;
+        (containers.unwrap().into_inner().stats, pods.unwrap().into_inner().stats)
+    })
+    .await;
+    // Its end answers all requests with an error, so that the runtime can be ended.
+    unmount(&layer, UnmountMode::Detach).unwrap();
+    drop(connection);
+    let (containers, pods) = listed.expect("the lists wait for the layer");
+    assert_eq!((containers.len(), pods.len()), (2, 1));
+    for stats in containers {
+        let has_figures = stats.attributes.unwrap().id == id;
+        assert_eq!((stats.cpu.is_some(), stats.memory.is_some()), (has_figures, has_figures));
+        assert!(has_figures || stats.writable_layer.is_none(), "{:?}", stats.writable_layer);
+    }
+    assert!(pods[0].linux.as_ref().is_some_and(|linux| linux.memory.is_some()), "{pods:?}");
     cri.remove_pod(&pod).await;
     host.assert_clean();
 }

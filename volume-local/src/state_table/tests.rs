@@ -169,6 +169,47 @@ fn a_full_table_has_no_record_for_another_node_and_room_again_after_a_removal() 
     assert_eq!(table.put_node(None, &view(1000)), Some(records[5]));
 }
 
+/// Puts as many nodes with a record of this length as half the table holds, and removes them.
+fn fill_half(table: &StateTable, chunks: usize) {
+    let name = "n".repeat((chunks - 1) * 8 * CHUNK_WORDS - 8);
+    let place = place(1, &name);
+    let half = table.space().most as usize / 2;
+    let view = |id| NodeView { id, lookups: 1, place: Some(&place), removed_by: None };
+    let records: Vec<_> = (2..).take(half / chunks).map_while(|id| table.put_node(None, &view(id))).collect();
+    assert_eq!(records.len(), half / chunks, "nodes with {chunks} chunks");
+    assert!(table.has_room(), "beside nodes with {chunks} chunks");
+    records.into_iter().for_each(|record| table.remove(record));
+    assert!(table.has_room(), "after nodes with {chunks} chunks");
+}
+
+#[test]
+fn released_records_of_one_length_serve_for_each_other_length() {
+    let memfd = linux::shared_memory::create("test", 4096 + 8 * (RECORDS_AT as u64 + 64 * 1024)).unwrap();
+    let table = StateTable::new(region(&memfd));
+    (2..=MOST_CHUNKS).rev().chain(2..=MOST_CHUNKS).for_each(|chunks| fill_half(&table, chunks));
+    // A successor finds the same space.
+    let (successor, recovered) = StateTable::recover(region(&memfd)).unwrap();
+    assert_eq!(recovered.nodes, []);
+    (2..=MOST_CHUNKS).for_each(|chunks| fill_half(&successor, chunks));
+}
+
+#[test]
+fn every_free_chunk_of_a_full_table_serves_for_a_handle() {
+    let memfd = linux::shared_memory::create("test", 4096 + 8 * (RECORDS_AT as u64 + 4096)).unwrap();
+    let table = StateTable::new(region(&memfd));
+    let place = place(1, "name");
+    let view = |id| NodeView { id, lookups: 1, place: Some(&place), removed_by: None };
+    let records: Vec<_> = (2..).map_while(|id| table.put_node(None, &view(id))).collect();
+    records.into_iter().step_by(2).for_each(|record| table.remove(record));
+    let free = table.space().free();
+    let handle = |handle| HandleRecord { kind: Opened::File, handle, node: 2, flags: 0, request: 0 };
+    let handles = (1..).map_while(|number| table.put_handle(&handle(number))).count();
+    assert_eq!(handles, free);
+    assert!(!table.has_room(), "it is full");
+    let (_successor, recovered) = StateTable::recover(region(&memfd)).unwrap();
+    assert_eq!(recovered.handles.len(), free);
+}
+
 #[test]
 fn a_successor_reads_each_note_and_takes_it_once() {
     let memfd = memory();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use proto::cri::{Container, ContainerState};
 use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::disk::Space;
@@ -25,6 +25,9 @@ use crate::worker::Tools;
 const IMAGE_SCAN_PERIOD: Duration = Duration::from_secs(60);
 /// How often an event says that the images that may go do not suffice (kubelet's ImageGCPeriod).
 const REPORT_PERIOD: Duration = Duration::from_secs(5 * 60);
+/// For the removal of dead containers, and for that of images: a pod determines how long its layer takes, and the
+/// next step must not wait for that.
+const REMOVAL_TIME: Duration = Duration::from_secs(10);
 
 /// `--image-gc-high-threshold`, `--image-gc-low-threshold`, `--minimum-image-ttl-duration`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,18 +45,41 @@ pub struct ImageGc {
 pub(super) struct Garbage {
     limits: ImageGc,
     images: Mutex<Images>,
+    /// Held while dead containers are removed.
+    removing: Arc<Mutex<()>>,
     pub(super) directories: ImageDirectories,
 }
 
 impl Garbage {
     pub(super) fn new(limits: ImageGc) -> Self {
-        Self { limits, images: Mutex::default(), directories: ImageDirectories::new() }
+        let directories = ImageDirectories::new();
+        Self { limits, images: Mutex::default(), removing: Arc::default(), directories }
     }
 
-    /// Removes every unused image that may go.
+    /// Removes every dead container that may go. Returns at the end of [`REMOVAL_TIME`] at the latest; the removal
+    /// goes on, once at a time.
+    pub(super) async fn remove_dead_containers(&self, tools: &Arc<Tools>) {
+        let removed = async {
+            let turn = Arc::clone(&self.removing).lock_owned().await;
+            let tools = Arc::clone(tools);
+            let removal = async move {
+                remove_dead_containers(&tools).await;
+                drop(turn);
+            };
+            // A panic is reported by its hook.
+            drop(tokio::spawn(removal).await);
+        };
+        if timeout(REMOVAL_TIME, removed).await.is_err() {
+            warn!("dead containers are still being removed after {} s", REMOVAL_TIME.as_secs());
+        }
+    }
+
+    /// Removes every unused image that may go, within [`REMOVAL_TIME`].
     pub(super) async fn remove_images(&self, tools: &Tools) {
-        if let Err(error) = self.remove_unused_images(tools).await {
-            warn!(%error, "unused images not removed");
+        match timeout(REMOVAL_TIME, self.remove_unused_images(tools)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(%error, "unused images not removed"),
+            Err(_late) => warn!("unused images not all removed within {} s", REMOVAL_TIME.as_secs()),
         }
     }
 
@@ -83,7 +109,7 @@ pub(super) async fn collect_forever(tools: Arc<Tools>, garbage: Arc<Garbage>, pe
         let has_full_images = directories.iter().any(is_full);
         let has_full_disk = has_full_images || [&tools.root_dir, &tools.log_dir].into_iter().any(is_full);
         if has_full_disk {
-            remove_dead_containers(&tools).await;
+            garbage.remove_dead_containers(&tools).await;
         }
         if !has_full_disk && scanned_at.is_some_and(|at| at.elapsed() < IMAGE_SCAN_PERIOD) {
             continue;
@@ -148,8 +174,7 @@ async fn collect_images(
     Ok(too_full)
 }
 
-/// Removes every dead container that may go.
-pub(super) async fn remove_dead_containers(tools: &Tools) {
+async fn remove_dead_containers(tools: &Tools) {
     let containers = match tools.cri.list_containers(None).await {
         Ok(containers) => containers,
         Err(error) => return warn!(%error, "dead containers not removed"),

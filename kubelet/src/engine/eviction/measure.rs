@@ -1,14 +1,16 @@
 //! Measures a pod's disk usage: emptyDirs and logs by path, since both are the kubelet's own
 //! directories; writable layers as the runtime reports them (CRI).
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linux::disk_usage::{self, Bounds, DiskUsage, TimeShares};
+use tokio::time::timeout;
 
 use super::limits::{self, Usage};
-use crate::clients::cri::CONTAINER_NAME_LABEL;
+use crate::clients::cri::{CONTAINER_NAME_LABEL, Layer};
 use crate::logs::log_directory;
 use crate::objects::Pod;
 use crate::worker::Tools;
@@ -17,6 +19,9 @@ use crate::worker::Tools;
 const MAX_ENTRIES: u64 = 5_000_000;
 /// For all directories of a pod.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// For the runtime's count of a pod's layers, without which the node's pressure is judged: the embedded runtime
+/// answers after 35 s.
+pub(super) const LAYERS_TIME: Duration = Duration::from_secs(40);
 /// A pod that moves directories during a count makes it incomplete: use the largest of this many
 /// counts.
 const TRIES: u32 = 5;
@@ -49,11 +54,33 @@ pub(super) async fn of_pod(tools: &Arc<Tools>, pod: &Pod, scope: Scope) -> Resul
     if has_containers {
         usage.containers = pod.spec.all_containers().map(|c| (c.name.clone(), 0)).collect();
     }
-    if scope != Scope::Layers {
-        add_directories(tools, pod, &mut usage).await?;
-    }
-    if has_containers && scope != Scope::WithoutLayers {
-        add_layers(tools, &pod.metadata.uid, &mut usage).await?;
+    let directories = async {
+        match scope {
+            Scope::Layers => Ok(()),
+            Scope::Limited | Scope::Whole | Scope::WithoutLayers => {
+                add_directories(tools, pod, &mut usage).await
+            }
+        }
+    };
+    let layers = async {
+        let layers = layers(tools, &pod.metadata.uid);
+        match scope {
+            Scope::Limited if !has_containers => Ok(Layers::new()),
+            Scope::Limited => layers.await,
+            Scope::WithoutLayers => Ok(Layers::new()),
+            // The pod is not the cause if the runtime does not answer.
+            Scope::Whole | Scope::Layers => {
+                Ok(timeout(LAYERS_TIME, layers).await.ok().and_then(Result::ok).unwrap_or_default())
+            }
+        }
+    };
+    let (directories, layers) = tokio::join!(directories, layers);
+    directories?;
+    for (name, layer) in layers? {
+        if let Some(used) = usage.containers.get_mut(&name) {
+            *used = used.saturating_add(layer.bytes);
+            usage.inodes = usage.inodes.saturating_add(layer.inodes);
+        }
     }
     Ok(usage)
 }
@@ -80,17 +107,17 @@ async fn add_directories(tools: &Arc<Tools>, pod: &Pod, usage: &mut Usage) -> Re
     Ok(())
 }
 
-/// Adds the writable layers of the containers that `usage` has.
-async fn add_layers(tools: &Tools, uid: &str, usage: &mut Usage) -> Result<(), Error> {
-    let layers = tools.cri.writable_layers(uid).await?;
-    for container in tools.cri.list_containers(Some(uid)).await? {
+/// Writable layers by the name of their container, of all its instances.
+type Layers = Vec<(String, Layer)>;
+
+async fn layers(tools: &Tools, uid: &str) -> Result<Layers, Error> {
+    let mut by_id: HashMap<String, Layer> = tools.cri.writable_layers(uid).await?;
+    let containers = tools.cri.list_containers(Some(uid)).await?.into_iter();
+    let layers = containers.filter_map(|container| {
         let name = container.labels.get(CONTAINER_NAME_LABEL).cloned().unwrap_or_default();
-        if let (Some(used), Some(layer)) = (usage.containers.get_mut(&name), layers.get(&container.id)) {
-            *used = used.saturating_add(layer.bytes);
-            usage.inodes = usage.inodes.saturating_add(layer.inodes);
-        }
-    }
-    Ok(())
+        Some((name, by_id.remove(&container.id)?))
+    });
+    Ok(layers.collect())
 }
 
 async fn of_directory(dir: PathBuf, shares: &mut TimeShares) -> Result<DiskUsage, Error> {

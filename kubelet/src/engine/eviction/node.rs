@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use super::garbage::{Garbage, remove_dead_containers};
+use super::garbage::Garbage;
 use super::monitor::{Left, Monitor, scarcest};
 use super::observe::{self, PodUsage};
 use super::rank::{self, Candidate};
@@ -92,7 +92,7 @@ async fn reclaim(
     let message = format!("Attempting to reclaim {}", signal.resource());
     tools.sinks.record(&node, EventType::Warning, "EvictionThresholdMet", &message);
     if signal.condition() == Condition::Disk {
-        remove_dead_containers(tools).await;
+        garbage.remove_dead_containers(tools).await;
         // Images do not fill the kubelet's disk if they are on another one.
         if signal.is_of_images() || !garbage.directories.are_apart_from(&tools.root_dir) {
             garbage.remove_images(tools).await;
@@ -178,6 +178,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn memory_is_reclaimed_while_the_runtime_does_not_answer() {
+        evicts_within("memory.available<1000Ti", 2 * RUNTIME_ANSWERS).await;
+    }
+
+    /// With a runtime that does not answer.
+    async fn evicts_within(thresholds: &str, time: Duration) {
         let root = tempfile::tempdir().unwrap();
         let socket = root.path().join("cri.sock");
         let _silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -189,7 +194,7 @@ mod tests {
         }
         let tools = Arc::new(Tools::of_test(root.path(), &socket, store.clone()));
         let image_gc = ImageGc { high_percent: 85, low_percent: 80, min_age: Duration::ZERO };
-        let thresholds = Thresholds::parse("memory.available<1000Ti").unwrap();
+        let thresholds = Thresholds::parse(thresholds).unwrap();
         let limits = PressureLimits { thresholds, transition: Duration::ZERO };
         let watching = super::super::watch_node(tools, image_gc, limits, NodePressure::default());
         let mut changes = store.subscribe();
@@ -201,8 +206,13 @@ mod tests {
         };
         tokio::select! {
             () = watching => {}
-            evicted = tokio::time::timeout(2 * RUNTIME_ANSWERS, evicted) => evicted.expect("within a round"),
+            evicted = tokio::time::timeout(time, evicted) => evicted.expect("within a round"),
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_is_evicted_from_a_full_disk_though_the_runtime_removes_nothing() {
+        evicts_within("nodefs.available<1000Ti", Duration::from_secs(90)).await;
     }
 
     #[test]

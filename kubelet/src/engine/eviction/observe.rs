@@ -1,8 +1,8 @@
 //! What is left of the node's memory, disks and processes, and what pods use of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::sys::statvfs::statvfs;
@@ -19,8 +19,11 @@ use crate::node::machine;
 use crate::objects::{Container, Pod};
 use crate::worker::Tools;
 
-/// For the disk usage of all pods: one whose measurement has begun and takes longer counts as most.
+/// For the disk usage of all pods.
 const DISK_TIME: Duration = Duration::from_secs(60);
+/// Longer than the measurement of any pod whose files can be read. One that has had this time holds a lock that
+/// keeps it from being measured, and counts as most.
+const POD_TIME: Duration = measure::LAYERS_TIME.saturating_add(Duration::from_secs(5));
 const AT_A_TIME: usize = 4;
 
 /// What one pod uses of a resource.
@@ -31,7 +34,7 @@ pub(super) struct PodUsage {
     pub(super) containers: BTreeMap<String, u64>,
 }
 
-/// By uid; a pod whose measurement failed or took too long is not there.
+/// By uid; a pod whose measurement failed, or took longer than [`POD_TIME`], is not there.
 pub(super) type Usages = BTreeMap<String, PodUsage>;
 
 pub(super) fn node(tools: &Tools, images: &ImageDirectories) -> Observations {
@@ -171,24 +174,27 @@ async fn disk_of_pods(
     measured(measurements, DISK_TIME).await
 }
 
-/// Pods whose measurement has not begun within the time say nothing about their usage, so they count as
-/// using nothing; each that is slow or fails is left out.
+/// A pod that is not measured because others are slow counts as using nothing, whether its measurement has begun or
+/// not: those that cause the delay have figures, or are left out. One is left out if it is slow though it had
+/// [`POD_TIME`], or if it fails.
 async fn measured<F>(measurements: impl Iterator<Item = (String, F)>, time: Duration) -> Usages
 where
     F: Future<Output = Option<PodUsage>> + Send + 'static,
 {
     let permits = Arc::new(Semaphore::new(AT_A_TIME));
-    let waiting = Arc::new(Mutex::new(BTreeSet::new()));
-    let not_begun = || waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    // When each has begun, until it ends.
+    let unmeasured = Arc::new(Mutex::new(BTreeMap::new()));
     let mut tasks = JoinSet::new();
     for (uid, measurement) in measurements {
-        not_begun().insert(uid.clone());
-        let (permits, waiting) = (Arc::clone(&permits), Arc::clone(&waiting));
+        lock(&unmeasured).insert(uid.clone(), None);
+        let (permits, unmeasured) = (Arc::clone(&permits), Arc::clone(&unmeasured));
         tasks.spawn(async move {
             // The semaphore is never closed.
             let _permit = permits.acquire().await;
-            waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&uid);
-            measurement.await.map(|usage| (uid, usage))
+            lock(&unmeasured).insert(uid.clone(), Some(Instant::now()));
+            let usage = measurement.await;
+            lock(&unmeasured).remove(&uid);
+            usage.map(|usage| (uid, usage))
         });
     }
     let deadline = Instant::now() + time;
@@ -196,8 +202,17 @@ where
     while let Ok(Some(measured)) = timeout_at(deadline, tasks.join_next()).await {
         usages.extend(measured.ok().flatten());
     }
-    usages.extend(not_begun().iter().map(|uid| (uid.clone(), PodUsage::default())));
+    let had_its_time = |begun: &Option<Instant>| begun.is_some_and(|begun| begun + POD_TIME <= deadline);
+    for (uid, _) in lock(&unmeasured).iter().filter(|(_, begun)| !had_its_time(begun)) {
+        usages.entry(uid.clone()).or_default();
+    }
     usages
+}
+
+type Unmeasured = BTreeMap<String, Option<Instant>>;
+
+fn lock(unmeasured: &Mutex<Unmeasured>) -> MutexGuard<'_, Unmeasured> {
+    unmeasured.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -290,5 +305,25 @@ mod tests {
             (0..10).map(|number| number.to_string()).filter(|uid| !usages.contains_key(uid)).collect();
         assert_eq!(unknown, ["1", "2", "3", "4", "5"]);
         assert_eq!(usages["6"], PodUsage::default());
+    }
+
+    /// As when slow pods have all of the runtime's turns.
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_began_too_late_to_be_measured_is_as_one_that_has_not_begun() {
+        let measurements = (0..2 * AT_A_TIME + 1).map(|number| {
+            let measurement = async move {
+                if number < AT_A_TIME {
+                    tokio::time::sleep(DISK_TIME / 2).await;
+                    return Some(PodUsage { total: 7, containers: BTreeMap::new() });
+                }
+                std::future::pending().await
+            };
+            (number.to_string(), measurement)
+        });
+        let usages = measured(measurements, DISK_TIME).await;
+        let totals: Vec<_> =
+            (0..2 * AT_A_TIME + 1).map(|number| usages.get(&number.to_string()).map(|u| u.total)).collect();
+        let zero = Some(0);
+        assert_eq!(totals, [Some(7), Some(7), Some(7), Some(7), zero, zero, zero, zero, zero]);
     }
 }

@@ -10,7 +10,8 @@ use crate::capacity::pressure::Signal;
 pub(super) struct Candidate {
     pub(super) uid: String,
     pub(super) priority: i32,
-    /// Of the scarce resource; `None`: its measurement failed or was too slow, so the pod comes first.
+    /// Of the scarce resource; `None`: its measurement failed, or the pod itself keeps it from its end, so the
+    /// pod comes first.
     pub(super) usage: Option<u64>,
     pub(super) request: u64,
 }

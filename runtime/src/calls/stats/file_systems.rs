@@ -68,7 +68,8 @@ async fn writable_layer(
     let sandbox = runtime.find_sandbox(&container.record.sandbox_id)?;
     let upper = sandbox.container_dir(&container.id).join("upper");
     let measure = move || Ok(disk_usage::measure(&upper, BOUNDS)?);
-    let Measured { mut usage, taken_at, .. } = container.samples.layer.measured(time, measure).await?;
+    let Measured { mut usage, taken_at, .. } =
+        container.samples.layer.measured_in_turn(time, &sandbox.layer_turn, measure).await?;
     // Every container of the pod may write these files. They count once, for the first container.
     let first = runtime.containers_of(&sandbox.id).into_iter().min_by_key(|c| c.record.created_at);
     if first.is_some_and(|first| first.id == container.id) {

@@ -8,7 +8,7 @@ use proto::cri::{
     LinuxPodSandboxStats, PodSandboxAttributes, PodSandboxStats, PodSandboxStatsFilter, ProcessUsage,
 };
 
-use super::{CALL_TIME_LIMIT, Figures, Layers, network, of_all, usages, value};
+use super::{Figures, Layers, NODE_WAIT, POD_WAIT, network, of_all, usages, value};
 use crate::blocking::blocking;
 use crate::error::Result;
 use crate::runtime::Runtime;
@@ -20,6 +20,7 @@ pub(crate) async fn list(
     runtime: &Arc<Runtime>,
     filter: PodSandboxStatsFilter,
 ) -> Result<Vec<PodSandboxStats>> {
+    let wait = if filter == PodSandboxStatsFilter::default() { NODE_WAIT } else { POD_WAIT };
     let wanted = |sandbox: &Arc<Sandbox>| {
         sandbox.id.starts_with(&filter.id)
             && sandbox.has_labels(&filter.label_selector)
@@ -28,7 +29,7 @@ pub(crate) async fn list(
     let sandboxes: Vec<Arc<Sandbox>> = runtime.sandboxes().into_iter().filter(wanted).collect();
     let containers: Vec<_> =
         sandboxes.iter().flat_map(|sandbox| runtime.containers_of(&sandbox.id)).collect();
-    let layers = Layers::count(runtime, &containers, CALL_TIME_LIMIT).await;
+    let layers = Layers::count(runtime, &containers, wait).await;
     let mut stats = Vec::with_capacity(sandboxes.len());
     for sandbox in sandboxes {
         stats.push(of(runtime, &sandbox, &layers).await?);
@@ -39,7 +40,7 @@ pub(crate) async fn list(
 /// PodSandboxStats. A pod that was stopped has attributes alone.
 pub(crate) async fn of_pod(runtime: &Arc<Runtime>, id: &str) -> Result<PodSandboxStats> {
     let sandbox = runtime.sandbox(id)?;
-    let layers = Layers::count(runtime, &runtime.containers_of(&sandbox.id), CALL_TIME_LIMIT).await;
+    let layers = Layers::count(runtime, &runtime.containers_of(&sandbox.id), POD_WAIT).await;
     of(runtime, &sandbox, &layers).await
 }
 

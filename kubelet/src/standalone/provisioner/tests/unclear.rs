@@ -200,8 +200,9 @@ async fn a_claim_without_room_may_ask_for_less_or_go() {
         .await;
     fixture.store.mark_claim_deleted("default", "other").unwrap();
     fixture.until("it is gone", is_gone("other")).await;
-    fixture.driver.fail("CreateVolume", None);
+    // First: a repeated call could succeed for the larger claim.
     fixture.apply(&claim("1Gi"));
+    fixture.driver.fail("CreateVolume", None);
     let bound = fixture.claim("bound", |claim| claim.status.phase == ClaimPhase::Bound).await;
     assert_eq!(fixture.driver.of("DeleteVolume").len(), 0);
     assert!(bound.status.capacity["storage"].value() >= 1 << 30);
