@@ -43,8 +43,6 @@ mod registry_faults;
 mod registry_proxies;
 #[path = "cri/registry_server.rs"]
 mod registry_server;
-#[path = "cri/removal.rs"]
-mod removal;
 #[path = "cri/restart.rs"]
 mod restart;
 #[path = "cri/sandboxes.rs"]

@@ -12,7 +12,6 @@ use crate::blocking::blocking;
 use crate::calls::namespaces;
 use crate::disk::record;
 use crate::disk::record::new_id;
-use crate::disk::trash;
 use crate::error::{Error, Result, chain};
 use crate::images::Image;
 use crate::launcher::Overlay;
@@ -37,8 +36,6 @@ const SHIM_SIGNAL: Duration = Duration::from_secs(1);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Limit for the shim to report an exit. After that, the control group's state counts.
 const EXIT_REPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long RemoveContainer waits until the container's space is free: callers that lack space look at once.
-const FREED_WITHIN: Duration = Duration::from_secs(5);
 
 /// CreateContainer: returns the new container's id. Leaves nothing after a failure.
 pub(crate) async fn create(runtime: &Arc<Runtime>, request: CreateContainerRequest) -> Result<String> {
@@ -377,38 +374,31 @@ async fn wait_for_exit(container: &Container, timeout: Duration) -> bool {
     tokio::time::timeout(timeout, state.wait_for(|s| !s.is_running())).await.is_ok()
 }
 
-/// RemoveContainer, also of a running one. Only its log stays. A layer with many files is removed in the background:
-/// the pod's other calls must not wait for it.
+/// RemoveContainer, also of a running one. Only its log stays.
 pub(crate) async fn remove(runtime: &Arc<Runtime>, id: &str) -> Result<()> {
     let Some(container) = runtime.find_container(id) else { return Ok(()) };
     kill(runtime, &container).await?;
     let sandbox = runtime.sandbox(&container.record.sandbox_id)?;
-    let changing = sandbox.changing.lock().await;
+    let _changing = sandbox.changing.lock().await;
     // It may have been started before this call had the lock.
     kill(runtime, &container).await?;
     let dir = sandbox.container_dir(&container.id);
     let (rt, container_id, image_id) =
         (Arc::clone(runtime), container.id.clone(), container.record.image_id.clone());
     let group = container.record.cgroup_path.clone();
-    let freed = blocking("remove container", move || {
+    blocking("remove container", move || {
         group::kill(&group)?;
         linux::mount::unmount_if_mounted(&dir.join("rootfs"))?;
-        let taken = rt.trash.take(&dir)?;
+        record::remove_tree(&dir)?;
         rt.forget_container(&container_id);
-        let freed = taken.map(trash::remove_awaited);
         // If the image was removed while this container used it, its layers must be removed here.
         if rt.images.find(&image_id)?.is_none() {
             rt.images.remove_unused_layers(&|layer| rt.uses_layer(layer))?;
         }
-        Ok(freed)
+        Ok(())
     })
     .await?;
-    drop(changing);
     runtime.announce(&container.id, &sandbox.id, ContainerEventType::ContainerDeletedEvent);
-    if let Some(freed) = freed {
-        // The removal goes on if it is late.
-        drop(tokio::time::timeout(FREED_WITHIN, freed).await);
-    }
     Ok(())
 }
 

@@ -4,8 +4,6 @@
 
 use std::path::{Path, PathBuf};
 
-use tokio::sync::oneshot;
-
 use crate::disk::record;
 use crate::error::{Result, chain};
 
@@ -38,26 +36,9 @@ impl Trash {
 
 /// Removes trees that [`Trash::take`] returned.
 pub(crate) fn remove_in_background(trees: Vec<PathBuf>) {
-    linux::tree::remove_in_background(trees, |error| stays(&error));
-}
-
-/// As [`remove_in_background`], of one tree. What is returned ends with the removal, by an error.
-pub(crate) fn remove_awaited(tree: PathBuf) -> oneshot::Receiver<()> {
-    let (under_way, end) = oneshot::channel();
-    let remove = move || {
-        if let Err(error) = record::remove_tree(&tree) {
-            stays(&error);
-        }
-        drop(under_way);
-    };
-    if let Err(error) = std::thread::Builder::new().name("trash".to_owned()).spawn(remove) {
-        stays(&error);
-    }
-    end
-}
-
-fn stays(error: &dyn std::error::Error) {
-    tracing::warn!(error = %chain(error), "a tree stays in the trash until the next start");
+    linux::tree::remove_in_background(trees, |error| {
+        tracing::warn!(error = %chain(&error), "a tree stays in the trash until the next start");
+    });
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Evicts pods while the node lacks memory, disk space, inodes or processes: one at a time, in kubelet's
 //! order (kubernetes, pkg/kubelet/eviction/eviction_manager.go).
 //!
-//! Invariant: a pod is evicted only for a threshold that is met after everything else was reclaimed.
+//! Invariant: a pod is evicted only for a threshold that is met after everything else was reclaimed, or could not
+//! be reclaimed in time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

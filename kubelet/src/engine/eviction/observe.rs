@@ -182,37 +182,35 @@ where
     F: Future<Output = Option<PodUsage>> + Send + 'static,
 {
     let permits = Arc::new(Semaphore::new(AT_A_TIME));
-    // When each has begun, until it ends.
-    let unmeasured = Arc::new(Mutex::new(BTreeMap::new()));
+    let begun = Arc::new(Mutex::new(Begun::new()));
     let mut tasks = JoinSet::new();
     for (uid, measurement) in measurements {
-        lock(&unmeasured).insert(uid.clone(), None);
-        let (permits, unmeasured) = (Arc::clone(&permits), Arc::clone(&unmeasured));
+        lock(&begun).insert(uid.clone(), None);
+        let (permits, begun) = (Arc::clone(&permits), Arc::clone(&begun));
         tasks.spawn(async move {
             // The semaphore is never closed.
             let _permit = permits.acquire().await;
-            lock(&unmeasured).insert(uid.clone(), Some(Instant::now()));
-            let usage = measurement.await;
-            lock(&unmeasured).remove(&uid);
-            usage.map(|usage| (uid, usage))
+            lock(&begun).insert(uid.clone(), Some(Instant::now()));
+            (uid, measurement.await)
         });
     }
     let deadline = Instant::now() + time;
-    let mut usages = Usages::new();
+    let mut outcomes = BTreeMap::new();
     while let Ok(Some(measured)) = timeout_at(deadline, tasks.join_next()).await {
-        usages.extend(measured.ok().flatten());
+        outcomes.extend(measured.ok());
     }
     let had_its_time = |begun: &Option<Instant>| begun.is_some_and(|begun| begun + POD_TIME <= deadline);
-    for (uid, _) in lock(&unmeasured).iter().filter(|(_, begun)| !had_its_time(begun)) {
-        usages.entry(uid.clone()).or_default();
+    for (uid, _) in lock(&begun).iter().filter(|(_, begun)| !had_its_time(begun)) {
+        outcomes.entry(uid.clone()).or_insert_with(|| Some(PodUsage::default()));
     }
-    usages
+    outcomes.into_iter().filter_map(|(uid, usage)| Some((uid, usage?))).collect()
 }
 
-type Unmeasured = BTreeMap<String, Option<Instant>>;
+/// By uid: when the measurement began; `None` until then.
+type Begun = BTreeMap<String, Option<Instant>>;
 
-fn lock(unmeasured: &Mutex<Unmeasured>) -> MutexGuard<'_, Unmeasured> {
-    unmeasured.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(begun: &Mutex<Begun>) -> MutexGuard<'_, Begun> {
+    begun.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
