@@ -36,14 +36,22 @@ impl Stages {
     /// held.
     pub(crate) fn check_unused(&self, volume_id: &VolumeId, record: &mut VolumeRecord) -> Result<()> {
         // A successor must not begin to serve after its volume counted as unused.
-        self.take_over(volume_id, record)?;
-        match &record.stage {
-            Some(stage) if is_in_use(volume_id, stage)? => {
-                let path = stage.staging_path.clone();
-                Err(Error::StillStaged { volume_id: volume_id.clone(), path })
+        let followed = self.take_over(volume_id, record);
+        let Some(stage) = &record.stage else { return Ok(()) };
+        let has_users = match followed {
+            Ok(_) => is_in_use(volume_id, stage)?,
+            // It is tried only for users that wait.
+            Err(error) => {
+                let error = linux::chain(&error);
+                tracing::warn!(%volume_id, error, "no other daemon follows: the volume counts as used");
+                true
             }
-            Some(_) | None => Ok(()),
+        };
+        if has_users {
+            let path = stage.staging_path.clone();
+            return Err(Error::StillStaged { volume_id: volume_id.clone(), path });
         }
+        Ok(())
     }
 
     fn parked_control(&self, volume_id: &VolumeId) -> Option<Control> {

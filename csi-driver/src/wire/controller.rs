@@ -86,10 +86,12 @@ impl Controller for ControllerService {
         let name = "csi.CreateVolume";
         let request = request.into_inner();
         let created = request.name.clone();
-        let may_choose = request
-            .accessibility_requirements
-            .as_ref()
-            .is_some_and(|wanted| !wanted.requisite.is_empty() || !wanted.preferred.is_empty());
+        // A volume with content can be made only where its source is.
+        let may_choose = request.volume_content_source.is_none()
+            && request
+                .accessibility_requirements
+                .as_ref()
+                .is_some_and(|wanted| !wanted.requisite.is_empty() || !wanted.preferred.is_empty());
         let spec = parse_create(request, &self.0).map_err(|e| refused_creation(name, &created, &e))?;
         let id = VolumeId::for_name(&spec.name);
         let volume_id = id.clone();
@@ -236,15 +238,10 @@ impl Driver {
         sizes::bounded_map("parameters", &request.parameters)?;
         let reaches = |wanted: &Topology| self.backend.topology().reaches(&wanted.segments);
         let is_elsewhere = request.accessible_topology.as_ref().is_some_and(|wanted| !reaches(wanted));
-        // CreateVolume reports wrong parameters in the claim's events; 0 here would look like a full pool
-        // and hide that. Those that only this pool cannot have, another node's may have.
-        let keeper = self.stages.daemons.keeper.keeps_connections();
-        let wanted = Parameters::parse(&request.parameters).map(|parameters| parameters.wanted_policies());
-        let is_lacking = wanted.is_ok_and(|wanted| {
-            self.backend.policies(wanted, keeper).is_err_and(|error| is_of_this_node(&error))
-        });
+        // Parameters do not change the capacity. CreateVolume reports wrong ones, and those that this node
+        // cannot have, in the claim's events; 0 here would look like a full pool and hide that.
         let is_supported = request.volume_capabilities.iter().all(|c| Access::parse(Some(c)).is_ok());
-        if is_elsewhere || is_lacking || !is_supported {
+        if is_elsewhere || !is_supported {
             return Ok(GetCapacityResponse::default());
         }
         let room = self.backend.room()?;
