@@ -2,22 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
+mod groups;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use linux::cgroup::{Cgroup, Hierarchies};
-use linux::mountinfo;
 
 /// Directory, file and value that freeze a group `path`: of v1's freezer, or of v2.
 fn freezer(hierarchies: &Hierarchies, path: &Path) -> (PathBuf, &'static str, &'static str) {
-    if let Some(dir) = hierarchies.dir("freezer", path) {
-        return (dir, "freezer.state", "FROZEN");
-    }
-    let mounts = mountinfo::read().unwrap();
-    let found = mounts.into_iter().find(|m| m.fs_type == "cgroup2" && m.root == Path::new("/"));
-    let root = found.expect("this test needs cgroups").mount_point;
-    (root.join(path.strip_prefix("/").unwrap()), "cgroup.freeze", "1")
+    let is_v1 = hierarchies.dir("freezer", path).is_some();
+    let (file, value) = if is_v1 { ("freezer.state", "FROZEN") } else { ("cgroup.freeze", "1") };
+    (groups::directory(hierarchies, path), file, value)
 }
 
 fn start_in(group: &Path, program: &mut Command) -> Child {

@@ -3,26 +3,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking")]
 
+mod groups;
+
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::Duration;
 
 use linux::cgroup::{Cgroup, Hierarchies};
-use linux::mountinfo;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Free descriptors: enough to list the group, and fewer than it has processes.
 const FREE: usize = 12;
-
-/// Of a v1 hierarchy, where the kernel has no `cgroup.kill`; of v2 where there is no other.
-fn directory(hierarchies: &Hierarchies, path: &Path) -> PathBuf {
-    hierarchies.dir("freezer", path).unwrap_or_else(|| {
-        let mounts = mountinfo::read().unwrap();
-        let found = mounts.into_iter().find(|m| m.fs_type == "cgroup2" && m.root == Path::new("/"));
-        found.expect("this test needs cgroups").mount_point.join(path.strip_prefix("/").unwrap())
-    })
-}
 
 /// The limit with which [`FREE`] descriptors are free: the numbers in use may have gaps.
 fn limit() -> u64 {
@@ -37,7 +29,7 @@ fn limit() -> u64 {
 fn a_group_with_more_processes_than_free_descriptors_ends() {
     let hierarchies = Hierarchies::detect().unwrap();
     let path = PathBuf::from(format!("/hawser-few-descriptors-{}", std::process::id()));
-    let dir = directory(&hierarchies, &path);
+    let dir = groups::directory(&hierarchies, &path);
     std::fs::create_dir(&dir).unwrap();
     let group = Cgroup::find(&hierarchies, &path);
     let mut sleepers: Vec<Child> =
