@@ -428,16 +428,21 @@ mod tests {
         }
     }
 
+    /// Answers to Quiesce, its renewal and Resume.
+    fn renewed_once() -> Vec<reply::Kind> {
+        let quiesced = proto::control::Quiesced { waited_us: 1, used_bytes: 2, used_inodes: 3 };
+        vec![
+            reply::Kind::Quiesced(quiesced),
+            reply::Kind::Quiesced(quiesced),
+            reply::Kind::Resumed(Resumed { held: true, paused_us: 1500 }),
+        ]
+    }
+
     #[test]
     fn a_pause_is_renewed_and_its_length_reported() {
         let scene = Scene::new();
         let control = scene.connect().unwrap();
-        let quiesced = proto::control::Quiesced { waited_us: 1, used_bytes: 2, used_inodes: 3 };
-        let daemon = scene.answer(vec![
-            reply::Kind::Quiesced(quiesced),
-            reply::Kind::Quiesced(quiesced),
-            reply::Kind::Resumed(Resumed { held: true, paused_us: 1500 }),
-        ]);
+        let daemon = scene.answer(renewed_once());
         let noted =
             std::sync::Arc::new(crate::daemon::notes::Hangs::default()).holding_back(&scene.volume_id);
         let mut pause = control.quiesce(Duration::from_secs(30), PassingWrites::Refused, noted).unwrap();
@@ -453,15 +458,10 @@ mod tests {
     #[test]
     fn a_renewal_or_an_end_that_comes_after_the_lease_is_a_lost_lease() {
         let lease = Duration::from_secs(15);
-        let quiesced = proto::control::Quiesced { waited_us: 1, used_bytes: 2, used_inodes: 3 };
         for is_late in [true, false] {
             let scene = Scene::new();
             let control = scene.connect().unwrap();
-            let daemon = scene.answer(vec![
-                reply::Kind::Quiesced(quiesced),
-                reply::Kind::Quiesced(quiesced),
-                reply::Kind::Resumed(Resumed { held: true, paused_us: 1500 }),
-            ]);
+            let daemon = scene.answer(renewed_once());
             let noted =
                 std::sync::Arc::new(crate::daemon::notes::Hangs::default()).holding_back(&scene.volume_id);
             let mut pause = control.quiesce(lease, PassingWrites::Refused, noted).unwrap();

@@ -207,9 +207,14 @@ fn a_volume_that_a_pod_writes_to_is_not_detached() {
     linux::mount::unmount(&caller.staging_path(&id), linux::mount::UnmountMode::Detach).unwrap();
     assert_refused(detach(&caller, &id, NODE), Code::FailedPrecondition, "still published at");
     caller.unpublish(&id, "pod").unwrap();
-    caller.unstage(&id).unwrap();
-    detach(&caller, &id, NODE).unwrap();
-    caller.delete(&id).unwrap();
+    end(&scene, &caller, &id);
+}
+
+/// Of a volume that is staged and attached to [`NODE`].
+fn end(scene: &Scene, caller: &Caller, id: &str) {
+    caller.unstage(id).unwrap();
+    detach(caller, id, NODE).unwrap();
+    caller.delete(id).unwrap();
     scene.assert_nothing_left();
 }
 
@@ -229,10 +234,7 @@ fn a_volume_that_is_attached_read_only_is_published_read_only() {
         assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem, "{refused}");
     }
     caller.unpublish(&id, "pod").unwrap();
-    caller.unstage(&id).unwrap();
-    detach(&caller, &id, NODE).unwrap();
-    caller.delete(&id).unwrap();
-    scene.assert_nothing_left();
+    end(&scene, &caller, &id);
 }
 
 /// A node that only reads does not change the files' group.
@@ -255,10 +257,7 @@ fn a_volume_that_is_attached_read_only_keeps_its_group() {
     caller.publish_with(&id, "pod", publish).unwrap();
     assert_ne!(fs::metadata(caller.target_path("pod")).unwrap().gid(), 4242);
     caller.unpublish(&id, "pod").unwrap();
-    caller.unstage(&id).unwrap();
-    detach(&caller, &id, NODE).unwrap();
-    caller.delete(&id).unwrap();
-    scene.assert_nothing_left();
+    end(&scene, &caller, &id);
 }
 
 /// An earlier driver did not limit a publish by its attachment: kubelet repeats publishes of running
@@ -285,10 +284,7 @@ fn a_repeated_publish_of_a_target_that_an_earlier_driver_made_writable_succeeds(
     let refused = fs::write(caller.target_path("next").join("file"), "x").unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem, "{refused}");
     caller.unpublish(&id, "next").unwrap();
-    caller.unstage(&id).unwrap();
-    detach(&caller, &id, NODE).unwrap();
-    caller.delete(&id).unwrap();
-    scene.assert_nothing_left();
+    end(&scene, &caller, &id);
 }
 
 #[test]

@@ -86,15 +86,20 @@ fn a_displaced_volume_is_measured_and_expanded() {
     scene.assert_nothing_left();
 }
 
-/// Mounted nowhere in the driver's namespace, and a process still writes to it.
+/// A volume that is mounted nowhere in the driver's namespace, and a file in it.
+fn with_open_file_and_no_mount(caller: &Caller) -> (String, fs::File) {
+    let id = create(caller, "pvc-1", 8 * MI);
+    caller.stage(&id).unwrap();
+    let open = fs::File::create_new(caller.staging_path(&id).join("file")).unwrap();
+    linux::mount::unmount(&caller.staging_path(&id), UnmountMode::Detach).unwrap();
+    (id, open)
+}
+
 #[test]
 fn a_volume_with_open_files_that_is_mounted_nowhere_is_not_deleted() {
     let scene = Scene::start(Flags::process());
     let caller = scene.caller();
-    let id = create(&caller, "pvc-1", 8 * MI);
-    caller.stage(&id).unwrap();
-    let mut open = fs::File::create_new(caller.staging_path(&id).join("file")).unwrap();
-    linux::mount::unmount(&caller.staging_path(&id), UnmountMode::Detach).unwrap();
+    let (id, mut open) = with_open_file_and_no_mount(&caller);
     let refused = caller.delete(&id).unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
     assert!(refused.message().contains("is still staged at"), "{refused:?}");
@@ -113,10 +118,7 @@ fn a_volume_with_open_files_is_not_deleted_between_two_of_its_daemons() {
     let scene = Scene::start(crate::keepers::with_keeper());
     scene.sandbox.switch_fuse_guard_off();
     let caller = scene.caller();
-    let id = create(&caller, "pvc-1", 8 * MI);
-    caller.stage(&id).unwrap();
-    let mut open = fs::File::create_new(caller.staging_path(&id).join("file")).unwrap();
-    linux::mount::unmount(&caller.staging_path(&id), UnmountMode::Detach).unwrap();
+    let (id, mut open) = with_open_file_and_no_mount(&caller);
     for _ in 0..4 {
         scene.kill_daemon();
         let refused = retried(&scene, "delete", || match caller.delete(&id) {

@@ -11,7 +11,7 @@ use keeper::wire::{Call, ReplyHeader, Request, Status};
 use linux::fd_passing::PacketListener;
 use nix::sys::signal::Signal;
 use tests::csi::programs::install;
-use tests::csi::scene::{NODE, Scene, TIMEOUT, volume_binary};
+use tests::csi::scene::{Flags, NODE, Scene, TIMEOUT, volume_binary};
 use tests::eventually;
 use tests::trace_steps::{Fault, Injection, Kind, Places, Step, Trace, Tracing};
 
@@ -157,6 +157,24 @@ fn a_driver_adopts_the_daemon_that_a_keeper_which_has_ended_too_gave_a_volume() 
     used.finish();
 }
 
+/// Another program starts the keeper. Returns the flags with which the driver does.
+fn start_with_foreign_keeper(used: &mut Used) -> Flags {
+    let earlier = used.warm.scene.flags.clone();
+    used.warm.scene.flags = earlier.clone().with(&["--keeper-binary", "service"].map(str::to_owned));
+    used.warm.scene.start_driver();
+    earlier
+}
+
+fn still_adopts_with(mut used: Used, flags: Flags, daemon: i32) {
+    used.progress();
+    used.warm.scene.kill_driver();
+    used.warm.scene.flags = flags;
+    used.warm.scene.start_driver();
+    assert_eq!(used.warm.serving(), daemon, "still adopted\n{}", used.warm.scene.log());
+    crate::keepers::wait_until_held(&used.warm.scene, 0);
+    used.finish();
+}
+
 /// Another program starts the keeper, later than the driver.
 #[test]
 fn a_driver_adopts_the_daemon_that_a_keeper_gave_a_volume_also_while_no_keeper_answers() {
@@ -164,18 +182,10 @@ fn a_driver_adopts_the_daemon_that_a_keeper_gave_a_volume_also_while_no_keeper_a
     used.warm.scene.kill_driver();
     let next = used.kill_without_driver();
     kill_keeper(&used.warm.scene);
-    let earlier = used.warm.scene.flags.clone();
-    used.warm.scene.flags = earlier.clone().with(&["--keeper-binary", "service"].map(str::to_owned));
-    used.warm.scene.start_driver();
+    let earlier = start_with_foreign_keeper(&mut used);
     assert_eq!(used.warm.serving(), next, "adopted\n{}", used.warm.scene.log());
     assert_eq!(published(&used.warm.scene)["daemon_pid"].as_i64(), Some(next.into()));
-    used.progress();
-    used.warm.scene.kill_driver();
-    used.warm.scene.flags = earlier;
-    used.warm.scene.start_driver();
-    assert_eq!(used.warm.serving(), next, "still adopted\n{}", used.warm.scene.log());
-    crate::keepers::wait_until_held(&used.warm.scene, 0);
-    used.finish();
+    still_adopts_with(used, earlier, next);
 }
 
 #[test]
@@ -185,18 +195,10 @@ fn a_driver_adopts_the_daemon_that_a_keeper_gave_a_volume_though_the_next_keeper
     let next = used.kill_without_driver();
     kill_keeper(&used.warm.scene);
     let keeper = keeper_that_ends_when_it_is_asked_for_takeovers(&used.warm.scene);
-    let earlier = used.warm.scene.flags.clone();
-    used.warm.scene.flags = earlier.clone().with(&["--keeper-binary", "service"].map(str::to_owned));
-    used.warm.scene.start_driver();
+    let earlier = start_with_foreign_keeper(&mut used);
     assert!(keeper.join().unwrap(), "it was asked\n{}", used.warm.scene.log());
     assert_eq!(used.warm.serving(), next, "adopted\n{}", used.warm.scene.log());
-    used.progress();
-    used.warm.scene.kill_driver();
-    used.warm.scene.flags = earlier;
-    used.warm.scene.start_driver();
-    assert_eq!(used.warm.serving(), next, "still adopted\n{}", used.warm.scene.log());
-    crate::keepers::wait_until_held(&used.warm.scene, 0);
-    used.finish();
+    still_adopts_with(used, earlier, next);
 }
 
 /// Whether it was asked for them.

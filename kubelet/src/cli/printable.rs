@@ -6,35 +6,33 @@ use std::fmt::Write;
 /// Escapes control characters except line breaks (`^[` for ESC, `\u{9b}` beyond ASCII), and
 /// characters that reorder or hide others.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    escaped(text, |letter, shown| match u8::try_from(letter) {
+        Ok(byte) if byte.is_ascii() => shown.extend(['^', char::from(byte ^ 0x40)]),
+        _ => write!(shown, "{}", letter.escape_unicode()).expect("a String takes any text"),
+    })
+}
+
+/// Escapes such characters within the strings of JSON, where they may be as they are: it stays the same JSON.
+pub(super) fn printable_json(json: &str) -> Cow<'_, str> {
+    escaped(json, |letter, shown| {
+        for unit in letter.encode_utf16(&mut [0; 2]) {
+            write!(shown, "\\u{unit:04x}").expect("a String takes any text");
+        }
+    })
+}
+
+/// `escape` appends what is shown for a character that must not reach a terminal.
+fn escaped(text: &str, escape: impl Fn(char, &mut String)) -> Cow<'_, str> {
     let is_harmless = |letter: char| letter == '\n' || !(letter.is_control() || is_unseen(letter));
     if text.chars().all(is_harmless) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len() + 8);
     for letter in text.chars() {
-        match u8::try_from(letter) {
-            _ if is_harmless(letter) => shown.push(letter),
-            Ok(byte) if byte.is_ascii() => shown.extend(['^', char::from(byte ^ 0x40)]),
-            _ => write!(shown, "{}", letter.escape_unicode()).expect("a String takes any text"),
-        }
-    }
-    Cow::Owned(shown)
-}
-
-/// Escapes such characters within the strings of JSON, where they may be as they are: it stays the same JSON.
-pub(super) fn printable_json(json: &str) -> Cow<'_, str> {
-    let is_harmless = |letter: char| letter == '\n' || !(letter.is_control() || is_unseen(letter));
-    if json.chars().all(is_harmless) {
-        return Cow::Borrowed(json);
-    }
-    let mut shown = String::with_capacity(json.len() + 8);
-    for letter in json.chars() {
         if is_harmless(letter) {
             shown.push(letter);
-            continue;
-        }
-        for unit in letter.encode_utf16(&mut [0; 2]) {
-            write!(shown, "\\u{unit:04x}").expect("a String takes any text");
+        } else {
+            escape(letter, &mut shown);
         }
     }
     Cow::Owned(shown)
